@@ -1,0 +1,142 @@
+"""The arithmetic of a record: quantizing to 8-bit codes, and slicing and merging their planes.
+
+Per group of consecutive inputs, with s the step and z the centre, both stored rounded to bf16:
+
+    code = round((w - z) / s + 135.5)                       0..255
+    level 8:  w ~ (code - 135.5) * s + z
+    level 4:  w ~ (16 * (code >> 4) + 7.5 - 135.5) * s + z  mid-point of the codes that share 4 bits
+    level 2:  w ~ (64 * (code >> 6) + 31.5 - 135.5) * s + z
+
+With n = code >> 4 and S = 16 s, level 4 is (n - 8) * S + z: the 4-bit kernel's own form, so parameters are
+stored as (S, z). Level 8 adds (m - 8) * s + s/2 for m = code & 15, whose parameters are powers of two
+times S: exact. Level 2 is level 4's form at n = 4 * (code >> 6) + 1 and centre z + S/2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Bytes = npt.NDArray[np.uint8]
+
+_CHUNK = 1 << 14
+"""uint64 words merged at a time: four such arrays stay inside a 1 MiB L2 cache."""
+
+_LOW = np.uint64(0x3333333333333333)
+_HIGH = np.uint64(0xCCCCCCCCCCCCCCCC)
+_MIDPOINT = np.uint64(0x1111111111111111)
+_TWO = np.uint64(2)
+
+
+def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes a matrix group-wise to 8-bit codes against the bf16-rounded parameters.
+
+    The step is chosen after the centre was rounded and is itself rounded up, so no weight is clipped;
+    a constant group is legal and exact to the centre's rounding.
+
+    Args:
+        weight: [N, K] floating point, K a multiple of group; finite.
+        group: consecutive inputs per scale.
+
+    Returns:
+        codes uint8 [N, K]; parameters bf16 [K / group, N, 2] holding (16 s, z).
+    """
+    rows, cols = weight.shape
+    w = weight.to(torch.float32).view(rows, cols // group, group)
+    low, high = w.amin(-1), w.amax(-1)
+    # 135.5 steps lie below the centre and 119.5 above it: the centre that balances both ends.
+    centre = (low + (high - low) * (135.5 / 255)).to(torch.bfloat16).float()
+    step = torch.maximum((high - centre) / 119.5, (centre - low) / 135.5)
+    scale = _round_up_bf16(step * 16)
+    s = (scale.float() / 16).clamp_min(torch.finfo(torch.float32).tiny)
+    # round(x + 135.5) to even is off at the ties; floor(x + 136) is round-half-up, the same everywhere.
+    codes = ((w - centre.unsqueeze(-1)) / s.unsqueeze(-1) + 136).floor_().clamp_(0, 255)
+    parameters = torch.stack((scale, centre.to(torch.bfloat16)), -1).transpose(0, 1).contiguous()
+    return codes.to(torch.uint8).view(rows, cols), parameters
+
+
+def _round_up_bf16(x: torch.Tensor) -> torch.Tensor:
+    """Non-negative float32 to the nearest bf16 that is not smaller."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+
+
+def dequantize(codes: torch.Tensor, parameters: torch.Tensor, level: int) -> torch.Tensor:
+    """The reference: float32 [N, K] weights that `level` stands for. Slow and plain; kernels are tested against it.
+
+    Args:
+        codes: uint8 [N, K].
+        parameters: bf16 [K / group, N, 2] as quantize returns them.
+        level: 8, 4 or 2.
+    """
+    rows, cols = codes.shape
+    shift = 8 - level
+    middle = (2**shift - 1) / 2
+    value = (codes >> shift).float() * 2**shift + middle - 135.5
+    scale, centre = parameters.float().transpose(0, 1).unbind(-1)
+    grouped = value.view(rows, parameters.shape[0], -1)
+    return (grouped * (scale / 16).unsqueeze(-1) + centre.unsqueeze(-1)).view(rows, cols)
+
+
+def split(p4: Bytes) -> tuple[Bytes, Bytes]:
+    """Slices a nibble array into (top 2 bits, next 2 bits), each half as long.
+
+    Byte i of a plane serves byte i of p4's first half and byte i of its second half.
+    """
+    a, b = p4[: p4.size // 2], p4[p4.size // 2 :]
+    base = ((a >> 2) & 0x33) | (b & 0xCC)
+    d4 = (a & 0x33) | ((b & 0x33) << 2)
+    return base, d4
+
+
+def merge(p4: Bytes) -> None:
+    """Turns base | d4, lying one after another, into the nibble array they were sliced from, in place.
+
+    `p4` must be 8-byte aligned and a multiple of 16 bytes long. Releases the GIL in its inner loops.
+    """
+    words = p4.view(np.uint64)
+    half = words.size // 2
+    t, u = np.empty(min(_CHUNK, half), np.uint64), np.empty(min(_CHUNK, half), np.uint64)
+    for start in range(0, half, _CHUNK):
+        base, d4 = words[start : min(start + _CHUNK, half)], words[half + start : half + min(start + _CHUNK, half)]
+        x, y = t[: base.size], u[: base.size]
+        np.bitwise_and(base, _LOW, out=x)
+        np.left_shift(x, _TWO, out=x)
+        np.bitwise_and(d4, _LOW, out=y)
+        np.bitwise_or(x, y, out=x)
+        np.right_shift(d4, _TWO, out=y)
+        np.bitwise_and(y, _LOW, out=y)
+        np.bitwise_and(base, _HIGH, out=d4)
+        np.bitwise_or(d4, y, out=d4)
+        base[:] = x
+
+
+def midpoint(p4: Bytes) -> None:
+    """Turns a nibble array whose first half is `base` into level 2's nibbles 4 * (code >> 6) + 1, in place.
+
+    The second half's contents do not matter on entry. Alignment as for merge.
+    """
+    words = p4.view(np.uint64)
+    half = words.size // 2
+    base, rest = words[:half], words[half:]
+    np.bitwise_and(base, _HIGH, out=rest)
+    np.bitwise_or(rest, _MIDPOINT, out=rest)
+    np.bitwise_and(base, _LOW, out=base)
+    np.left_shift(base, _TWO, out=base)
+    np.bitwise_or(base, _MIDPOINT, out=base)
+
+
+def base_of(p4: Bytes, out: Bytes) -> None:
+    """Slices only the top 2 bits out of a nibble array (levels 2 and 4 alike) into `out`, half as long."""
+    words, base = p4.view(np.uint64), out.view(np.uint64)
+    half = words.size // 2
+    np.right_shift(words[:half], _TWO, out=base)
+    np.bitwise_and(base, _LOW, out=base)
+    np.bitwise_or(base, words[half:] & _HIGH, out=base)
+
+
+def truncate_to_base(p4: Bytes, out: Bytes) -> None:
+    """Level 2's nibbles from a nibble array that is complete at level 4, into `out` of the same length."""
+    np.bitwise_and(p4.view(np.uint64), _HIGH, out=out.view(np.uint64))
+    np.bitwise_or(out.view(np.uint64), _MIDPOINT, out=out.view(np.uint64))
