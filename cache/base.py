@@ -33,7 +33,10 @@ class Lease:
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """What was evicted to make room. Its blocks hold its bytes until the reservation's own are written."""
+    """What was evicted to make room, whole or in part, as it was before.
+
+    Its blocks hold its bytes until the reservation's own are written or the reservation ends.
+    """
 
     key: ExpertKey
     level: int
@@ -48,7 +51,8 @@ class Reservation:
         key: whose blocks these are.
         level: the level that will be complete on publish.
         into: the new blocks, to be filled by the reservation's owner alone.
-        held: a lease on what this tier has of the expert already (a promotion), else None.
+        held: a lease on what this tier has of the expert already (a promotion), else None. It ends with
+            the reservation; nobody else releases it.
         victims: what was evicted for it, for a slower tier to keep. Valid until `into` is written.
     """
 
@@ -81,16 +85,22 @@ class Tier(ABC):
         Only the missing blocks are reserved (promotion). Returns None, with nothing changed, while so
         much is pinned or reserved that there is no room: release something and ask again.
         At most one reservation per key at a time; a second raises ValueError, as does a level that is
-        already resident.
+        already resident, and one that is no level.
         """
 
     @abstractmethod
     def publish(self, reservation: Reservation) -> Lease:
-        """Makes the filled blocks visible in one step, and pins them for the caller."""
+        """Makes the filled blocks visible in one step, and pins them for the caller.
+
+        Ends the reservation; one that has ended already raises ValueError.
+        """
 
     @abstractmethod
     def abandon(self, reservation: Reservation) -> None:
-        """Returns the reserved blocks. What was resident before stays resident; victims do not come back."""
+        """Returns the reserved blocks. What was resident before stays resident; victims do not come back.
+
+        Ends the reservation; one that has ended already raises ValueError.
+        """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
@@ -98,7 +108,11 @@ class Tier(ABC):
 
     @abstractmethod
     def drop(self, key: ExpertKey, level: int = 0) -> None:
-        """Demotes the expert to `level` (0: forgets it). Blocks still leased are freed on their release."""
+        """Demotes the expert to `level` (0: forgets it). Blocks still leased are freed on their release.
+
+        Gives up whole blocks and changes none, so it stops at ResidentForm.demoted. Without effect on an
+        expert that is not resident above `level`.
+        """
 
     @abstractmethod
     def resident(self) -> dict[ExpertKey, int]:

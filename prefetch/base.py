@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from cache.base import Lease
 from storage.base import ExpertKey
@@ -33,6 +33,12 @@ class TransferCounts:
     """Experts asked for; level 0 is never asked for."""
     levels: dict[int, int] = field(default_factory=dict)
     """Asked level -> experts."""
+
+    def __add__(self, other: TransferCounts) -> TransferCounts:
+        """Both together."""
+        levels = {k: self.levels.get(k, 0) + other.levels.get(k, 0) for k in self.levels | other.levels}
+        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "levels"}
+        return TransferCounts(**numbers, levels=levels)
 
 
 class ExpertSource(ABC):

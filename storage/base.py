@@ -145,6 +145,19 @@ class ResidentForm(ABC):
         """Bytes that an expert resident at `level` occupies."""
         return sum(kind.size for kind in self.kinds_at(level))
 
+    def demoted(self, held: int, level: int) -> int:
+        """The lowest level, `level` or above, that an expert at `held` gets to by giving up whole blocks.
+
+        Above `level` where a block would have to change as well: one that raising the expert again would
+        rewrite has other bytes at the lower level. At most `held`.
+        """
+
+        def is_prefix(low: int) -> bool:
+            changed = self.rewritten(low, held)
+            return all(kind.name not in changed for kind in self.kinds_at(low))
+
+        return min((low for low in LEVELS if level <= low < held and is_prefix(low)), default=held)
+
 
 @dataclass(frozen=True)
 class Source:

@@ -31,7 +31,7 @@ class Layout:
     Args:
         name: as in store.json.
         block: rows packed together, 0 for row-major.
-        distance: rows that share a byte are this far apart; None: half the block.
+        paired: rows r and r + paired share a byte.
     """
 
     name: str
@@ -64,6 +64,29 @@ class Layout:
                 self._unpack_blocks(packed[cut:], max(rows - whole, 1), cols, 1),
             ]
         )
+
+    def add_to(self, packed: torch.Tensor, out: torch.Tensor) -> None:
+        """Adds the nibbles to float `out` [K, N], transposed: what a plain product wants. Blocked layouts only.
+
+        Args:
+            packed: uint8 [N * K / 2].
+            out: floating point [K, N], contiguous.
+        """
+        cols, rows = out.shape
+        whole = rows // self.block * self.block
+        cut = whole * cols // 2
+        self._add_blocks(packed[:cut], out[:, :whole], self.block, self.paired)
+        self._add_blocks(packed[cut:], out[:, whole:], rows - whole, 1)
+
+    @staticmethod
+    def _add_blocks(packed: torch.Tensor, out: torch.Tensor, rows: int, paired: int) -> None:
+        if not packed.numel():
+            return
+        cols = out.shape[0]
+        bytes_ = packed.view(-1, cols, rows // (2 * paired), paired).transpose(0, 1)
+        target = out.unflatten(1, (-1, rows // (2 * paired), 2, paired))
+        target[:, :, :, 0].add_(bytes_ & 15)
+        target[:, :, :, 1].add_(bytes_ >> 4)
 
     @staticmethod
     def _pack_blocks(blocks: torch.Tensor, paired: int) -> torch.Tensor:

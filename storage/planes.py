@@ -48,7 +48,7 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     # 135.5 steps lie below the centre and 119.5 above it: the centre that balances both ends.
     centre = (low + (high - low) * (135.5 / 255)).to(torch.bfloat16).float()
     step = torch.maximum((high - centre) / 119.5, (centre - low) / 135.5)
-    scale = _round_up_bf16(step * 16)
+    scale = round_up_bf16(step * 16)
     s = (scale.float() / 16).clamp_min(torch.finfo(torch.float32).tiny)
     # round(x + 135.5) to even is off at the ties; floor(x + 136) is round-half-up, the same everywhere.
     codes = ((w - centre.unsqueeze(-1)) / s.unsqueeze(-1) + 136).floor_().clamp_(0, 255)
@@ -56,7 +56,7 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     return codes.to(torch.uint8).view(rows, cols), parameters
 
 
-def _round_up_bf16(x: torch.Tensor) -> torch.Tensor:
+def round_up_bf16(x: torch.Tensor) -> torch.Tensor:
     """Non-negative float32 to the nearest bf16 that is not smaller."""
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)

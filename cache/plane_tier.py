@@ -1,0 +1,296 @@
+"""A tier of planes: experts as versions made of reference-counted blocks.
+
+A *version* is one complete state of an expert: a level and a block of each kind the level needs. It never
+changes. Promotion and demotion put another version in its place; blocks that both have are shared. A block
+returns to its arena when no version and no reservation refers to it any more, and a version lives as long
+as it is resident or pinned. So whoever computes from a lease sees the same bytes until its release,
+whatever happens to the expert meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
+from cache.blocks import Indices, SharedBlocks
+from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
+
+
+@dataclass(eq=False, slots=True)
+class _Version:
+    """`pins` counts its leases, and the reservations that it is a victim of."""
+
+    key: ExpertKey
+    level: int
+    indices: Indices
+    blocks: Blocks
+    pins: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """What a reservation refers to until it ends."""
+
+    reservation: Reservation
+    indices: Indices
+    victims: list[_Version]
+
+
+class PlaneTier(Tier):
+    """See Tier. One lock; every method holds it for some microseconds, `reserve` for its search as well.
+
+    Eviction is by kind: where a reservation needs a block of a kind of which none is free, the first of the
+    policy's candidates that has one nobody else refers to loses it, and with it every plane above.
+
+    Args:
+        form: how an expert lies here. A tier that experts move to must have the same.
+        capacity: block kind's name -> blocks; a kind that is absent has none.
+        policy: orders the residents for eviction. Owned by this tier from now on.
+        device: where the blocks lie, for the leases.
+        name: of the tier, for messages.
+
+    Raises:
+        ValueError: a capacity for a kind that the form does not have, or a negative one.
+        OSError: the memory is not to be had.
+    """
+
+    def __init__(
+        self,
+        form: ResidentForm,
+        capacity: Mapping[str, int],
+        policy: EvictionPolicy,
+        *,
+        device: str,
+        name: str,
+    ) -> None:
+        self.device = device
+        self.name = name
+        self._form = form
+        self._blocks = SharedBlocks(form.kinds, capacity)
+        self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
+        self._level_without = {
+            (level, kind): _level_without(form, level, kind)
+            for level in LEVELS
+            for kind in self._names[level]
+        }
+        self._policy = policy
+        self._resident: dict[ExpertKey, _Version] = {}
+        self._leases: dict[Lease, _Version] = {}
+        self._pending: dict[ExpertKey, _Pending] = {}
+        self._lock = threading.Lock()
+
+    def level_of(self, key: ExpertKey) -> int:
+        """See Tier."""
+        with self._lock:
+            version = self._resident.get(key)
+            return version.level if version else 0
+
+    def resident(self) -> dict[ExpertKey, int]:
+        """See Tier."""
+        with self._lock:
+            return {key: version.level for key, version in self._resident.items()}
+
+    def peak_blocks(self) -> dict[str, int]:
+        """Block kind's name -> the most blocks that were ever in use at once."""
+        with self._lock:
+            return self._blocks.peak()
+
+    def acquire(self, key: ExpertKey, level: int) -> Lease | None:
+        """See Tier."""
+        with self._lock:
+            version = self._resident.get(key)
+            if version is None or version.level < level:
+                return None
+            self._policy.used(key)
+            return self._lease(version)
+
+    def release(self, lease: Lease) -> None:
+        """See Tier."""
+        with self._lock:
+            self._release(lease)
+
+    def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
+        """See Tier."""
+        with self._lock:
+            held = self._resident.get(key)
+            before = held.level if held else 0
+            if key in self._pending or level not in self._names or level <= before:
+                reserved = " and reserved" if key in self._pending else ""
+                raise ValueError(f"{self.name}: {key} at {level} wanted, it is at {before}{reserved}")
+            needed = self._form.rewritten(before, level)
+            plan = self._plan(key, needed)
+            if plan is None:
+                return None
+            losers, indices = plan
+            for version, left in losers.items():
+                version.pins += 1
+                self._demote(version, left)
+            self._blocks.refer(indices)
+            indices |= {kind: self._blocks.take(kind) for kind in needed if kind not in indices}
+            reservation = Reservation(
+                key,
+                level,
+                self._blocks.views(indices),
+                self._lease(held) if held else None,
+                tuple(Victim(version.key, version.level, version.blocks) for version in losers),
+            )
+            self._pending[key] = _Pending(reservation, indices, list(losers))
+            return reservation
+
+    def publish(self, reservation: Reservation) -> Lease:
+        """See Tier."""
+        with self._lock:
+            pending = self._end(reservation)
+            key, level, held = reservation.key, reservation.level, reservation.held
+            have = (self._leases[held].indices if held else {}) | pending.indices
+            indices = {kind: have[kind] for kind in self._names[level]}
+            self._blocks.refer(indices)
+            version = _Version(key, level, indices, self._blocks.views(indices))
+            self._replace(key, version)
+            self._policy.used(key)
+            self._let_go(pending)
+            return self._lease(version)
+
+    def abandon(self, reservation: Reservation) -> None:
+        """See Tier."""
+        with self._lock:
+            self._let_go(self._end(reservation))
+
+    def drop(self, key: ExpertKey, level: int = 0) -> None:
+        """See Tier."""
+        with self._lock:
+            version = self._resident.get(key)
+            if version and level < version.level:
+                self._demote(version, self._form.demoted(version.level, level))
+
+    def close(self) -> None:
+        """Gives the memory back. Idempotent.
+
+        Raises:
+            ValueError: experts are leased or reserved.
+            BufferError: somebody still looks at a block.
+        """
+        with self._lock:
+            if self._leases or self._pending:
+                raise ValueError(
+                    f"{self.name}: {len(self._leases)} leases, {len(self._pending)} reservations"
+                )
+            self._blocks.close()
+
+    def check_integrity(self) -> None:
+        """See Tier."""
+        with self._lock:
+            pins = Counter(self._leases.values())
+            pins.update(version for pending in self._pending.values() for version in pending.victims)
+            alive = pins.keys() | set(self._resident.values())
+            for version in alive:
+                assert version.pins == pins[version]
+                assert tuple(version.indices) == tuple(version.blocks) == self._names[version.level]
+            references = [version.indices for version in alive] + [p.indices for p in self._pending.values()]
+            self._blocks.check_integrity(Counter(block for some in references for block in some.items()))
+            assert sorted(self._policy.candidates()) == sorted(self._resident)
+            assert all(key == version.key for key, version in self._resident.items())
+
+    # What follows is called with the lock held.
+
+    def _plan(self, key: ExpertKey, needed: Collection[str]) -> tuple[dict[_Version, int], Indices] | None:
+        """Who has to make room for one block of each needed kind. Changes nothing.
+
+        A reservation needs one block of a kind and an eviction only ever frees more, so the kinds are
+        independent: this finds room exactly where there is some. Lowest kinds first, because whoever
+        loses one of them frees the ones above as well.
+
+        Returns:
+            version -> the level left of it; and what of the needed comes free by it. None: no room.
+        """
+        losers: dict[_Version, int] = {}
+        yielded: Indices = {}
+        if not set(needed) <= set(self._blocks.kinds):
+            return None
+        for kind in self._blocks.kinds:
+            if kind not in needed or kind in yielded or self._blocks.available(kind):
+                continue
+            version = self._first_to_lose(kind, key)
+            if version is None:
+                return None
+            left = losers[version] = self._level_without[version.level, kind]
+            for lost in version.indices.keys() - self._names[left]:
+                if lost in needed and self._blocks.sole(lost, version.indices[lost]):
+                    yielded.setdefault(lost, version.indices[lost])
+        return losers, yielded
+
+    def _first_to_lose(self, kind: str, key: ExpertKey) -> _Version | None:
+        """The first candidate, other than `key`, whose block of a kind comes free when it loses it."""
+        for candidate in self._policy.candidates():
+            version = self._resident[candidate]
+            index = version.indices.get(kind)
+            if index is not None and not version.pins and candidate != key and self._blocks.sole(kind, index):
+                return version
+        return None
+
+    def _demote(self, version: _Version, level: int) -> None:
+        """Leaves resident of `version` what `level` needs."""
+        if level == version.level:
+            return
+        if level == 0:
+            self._replace(version.key, None)
+            return
+        indices = {kind: version.indices[kind] for kind in self._names[level]}
+        self._blocks.refer(indices)
+        self._replace(version.key, _Version(version.key, level, indices, self._blocks.views(indices)))
+
+    def _replace(self, key: ExpertKey, version: _Version | None) -> None:
+        """Makes `version`, whose blocks are referred to already, the resident one; None: none is."""
+        old = self._resident.pop(key, None)
+        if version:
+            self._resident[key] = version
+        else:
+            self._policy.forgotten(key)
+        if old and not old.pins:
+            self._blocks.forget(old.indices)
+
+    def _unpin(self, version: _Version) -> None:
+        version.pins -= 1
+        if not version.pins and self._resident.get(version.key) is not version:
+            self._blocks.forget(version.indices)
+
+    def _lease(self, version: _Version) -> Lease:
+        version.pins += 1
+        lease = Lease(version.key, version.level, version.blocks, self.device)
+        self._leases[lease] = version
+        return lease
+
+    def _release(self, lease: Lease) -> None:
+        version = self._leases.pop(lease, None)
+        if version is None:
+            raise ValueError(f"{self.name}: no such lease on {lease.key}")
+        self._unpin(version)
+
+    def _end(self, reservation: Reservation) -> _Pending:
+        pending = self._pending.get(reservation.key)
+        if pending is None or pending.reservation is not reservation:
+            raise ValueError(f"{self.name}: no such reservation of {reservation.key}")
+        return self._pending.pop(reservation.key)
+
+    def _let_go(self, pending: _Pending) -> None:
+        """Drops every reference that a reservation had."""
+        self._blocks.forget(pending.indices)
+        for version in pending.victims:
+            self._unpin(version)
+        if pending.reservation.held:
+            self._release(pending.reservation.held)
+
+
+def _level_without(form: ResidentForm, level: int, kind: str) -> int:
+    """The highest level below `level` that an expert gets to by giving up `kind` and what lies above."""
+    for low in LEVELS:
+        if (
+            low < level
+            and form.demoted(level, low) == low
+            and kind not in (k.name for k in form.kinds_at(low))
+        ):
+            return low
+    raise AssertionError("level 0 has no blocks")

@@ -1,0 +1,230 @@
+"""The command line. Heavy imports happen inside commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+
+from edgemoe.sizes import format_size, parse_size
+from storage.errors import EdgemoeError, UserError
+
+if TYPE_CHECKING:
+    from edgemoe.engine import StoreModel
+    from edgemoe.plan import MemoryPlan
+
+app = typer.Typer(
+    name="edgemoe",
+    help="Run Mixture-of-Experts models larger than memory: experts stream from SSD under a hard limit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ModelOption = Annotated[
+    Path, typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store.")
+]
+VramOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vram-limit",
+        help="Hard limit on all the model takes: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Without a GPU it is a capped arena in RAM. Default: everything resident, or what the machine has free.",
+    ),
+]
+DramOption = Annotated[
+    str | None,
+    typer.Option("--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."),
+]
+ExactOption = Annotated[
+    int | None,
+    typer.Option(
+        "--exact",
+        help="Compute every expert at exactly this many bits: 8, 4 or 2. Default: the store's highest level.",
+    ),
+]
+ContextOption = Annotated[
+    int | None, typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+
+
+@app.command(
+    epilog="Examples: edgemoe chat --model DIR | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
+    "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
+)
+def chat(
+    model: ModelOption,
+    prompt: Annotated[str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message for the conversation.")] = None,
+    vram_limit: VramOption = None,
+    dram_limit: DramOption = None,
+    exact: ExactOption = None,
+    context: ContextOption = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")] = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal."""
+    store, plan = _open(model, vram_limit, dram_limit, exact, context)
+    if not as_json:
+        print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
+    from edgemoe.chat import run_chat
+    from edgemoe.conversation import Conversation, generation_config, load_tokenizer
+    from edgemoe.engine import Engine
+    from edgemoe.generate import Sampling
+
+    with Engine(store, plan, exact=exact is not None) as engine:
+        tokenizer = load_tokenizer(store.directory)
+        sampling = Sampling.of_model(
+            generation_config(store.directory),
+            tokenizer.eos_token_id,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+        )
+        run_chat(Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+
+
+@app.command(epilog="Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8")
+def convert(
+    source: Annotated[Path, typer.Argument(help="Checkpoint directory with safetensors.")],
+    destination: Annotated[Path, typer.Argument(help="Store directory to write.")],
+    max_level: Annotated[int, typer.Option(help="Highest level stored, 8 or 4 bits.")] = 8,
+    layout: Annotated[str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-generic or cuda.")] = "auto",
+    dense_bits: Annotated[int, typer.Option(help="Bits of all weights that are not experts', 16 or 8.")] = 16,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a checkpoint to a store. Killed, it resumes; finished, it returns at once."""
+    from edgemoe.stores import convert_checkpoint
+
+    convert_checkpoint(source, destination, max_level=max_level, layout=layout, dense_bits=dense_bits)
+    inspect(destination, as_json=as_json)
+
+
+@app.command()
+def inspect(store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False) -> None:
+    """Show what a store holds: experts, planes, bits per weight, layout."""
+    from storage.verify import describe
+
+    description = describe(store)
+    if as_json:
+        print(json.dumps(description))
+        return
+    for name, value in description.items():
+        print(f"{name:>24}  {value}")
+
+
+@app.command()
+def verify(store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False) -> None:
+    """Read every plane of a store and compare checksums. Exit 4 if anything is damaged."""
+    from edgemoe.progress import ByteProgress
+    from storage.verify import verify as verify_store
+
+    with ByteProgress(f"verifying {store.name}") as progress:
+        report = verify_store(store, progress.update)
+    if as_json:
+        print(
+            json.dumps(
+                {"ok": not report.damage, "bytes": report.bytes_read, "damage": [str(d) for d in report.damage]}
+            )
+        )
+    else:
+        for damage in report.damage:
+            print(damage)
+        print(f"{format_size(report.bytes_read)} read, {len(report.damage)} planes or files damaged")
+    if report.damage:
+        raise typer.Exit(report.damage[0].exit_code)
+
+
+@app.command()
+def plan(
+    model: ModelOption,
+    vram_limit: VramOption = None,
+    dram_limit: DramOption = None,
+    exact: ExactOption = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a limit would be divided, and the smallest that works. Loads nothing."""
+    _, made = _open(model, vram_limit, dram_limit, exact, context)
+    if as_json:
+        print(json.dumps(made.as_json()))
+    else:
+        print(*made.lines(), f"smallest limit that works: {made.minimum_vram_bytes} bytes", sep="\n")
+
+
+@app.command(
+    epilog="Example: edgemoe bench --model DIR --vram-limit 3GB --exact 4 --prompt-tokens 64 --new-tokens 64 --json"
+)
+def bench(
+    model: ModelOption,
+    vram_limit: VramOption = None,
+    dram_limit: DramOption = None,
+    exact: ExactOption = None,
+    context: ContextOption = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Text to take prompts from. Default: random tokens, labelled as such.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded after it.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each arm, cold and warm in turn.")] = 3,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure TTFT and TPOT at one setting, with an empty and a warm expert cache, beside the bound by bytes."""
+    store, made = _open(model, vram_limit, dram_limit, exact, context or prompt_tokens + new_tokens)
+    from edgemoe.bench import BenchRequest, report_lines, run_bench
+
+    request = BenchRequest(prompt_file, prompt_tokens, new_tokens, runs, seed)
+    report = run_bench(store, made, request, exact=exact is not None)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        print(*report_lines(report), sep="\n")
+
+
+def _open(
+    model: Path, vram_limit: str | None, dram_limit: str | None, exact: int | None, context: int | None
+) -> tuple[StoreModel, MemoryPlan]:
+    """Checks the options that commands share, then opens the store and divides the limits."""
+    vram = parse_size(vram_limit) if vram_limit is not None else None
+    dram = parse_size(dram_limit) if dram_limit is not None else 0
+    if exact not in (None, 8, 4, 2):
+        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
+    from edgemoe.engine import StoreModel
+    from edgemoe.stores import resolve_store
+
+    store = StoreModel.open(resolve_store(model))
+    return store, store.plan(vram_limit=vram, dram_limit=dram, level=exact, context=context)
+
+
+def main() -> int:
+    """Runs the command line; returns its exit code."""
+    logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING)
+    try:
+        result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
+    except EdgemoeError as error:
+        print(f"edgemoe: {error}", file=sys.stderr)
+        return error.exit_code
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("edgemoe: interrupted", file=sys.stderr)
+        return 130
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,243 @@
+"""The engine: a store opened under limits, and steps of token rows through it.
+
+One decode step, top to bottom: `Engine.step` runs transformers' layers; each MoE layer's router ends in
+`experts.experts_forward`, which asks `prefetch.fetcher.Fetcher` for its experts; that pins the hits of
+`cache.plane_tier.PlaneTier`, reserves blocks for the misses, reads them through `storage.reader.RecordReader`
+into their `storage.forms` shape, publishes and hands out leases; `kernels.cpu` computes from each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cache.budget import Budget
+from cache.lru import LRU
+from cache.plane_tier import PlaneTier
+from edgemoe.dense import dense_bytes
+from edgemoe.experts import ExpertRunner
+from edgemoe.families import family_of
+from edgemoe.kernels.cpu import CpuExpertKernel
+from edgemoe.kv import SequenceKV, StepKV
+from edgemoe.model import build_model
+from edgemoe.plan import PREFILL_ROWS, MemoryPlan, ModelShape, make_plan
+from edgemoe.process import reset_peak, resident_bytes
+from edgemoe.step import Segment, Step
+from prefetch.base import TransferCounts
+from prefetch.fetcher import Fetcher
+from storage.base import ResidentForm
+from storage.checkpoint import bounded_config
+from storage.errors import NotFinite, UserError
+from storage.forms import CpuForm
+from storage.layout import LAYOUTS, detect
+from storage.manifest import Manifest
+from storage.reader import RecordReader
+
+
+@dataclass(frozen=True)
+class StoreModel:
+    """A store as found on disk, before anything is loaded."""
+
+    directory: Path
+    manifest: Manifest
+    config: dict[str, Any]
+    shape: ModelShape
+    form: ResidentForm
+
+    @classmethod
+    def open(cls, directory: Path) -> StoreModel:
+        """Reads store.json, config.json and the dense header.
+
+        Raises:
+            UserError, BadManifest, BadHeader, ModelRefused: naming what is wrong.
+        """
+        manifest = Manifest.load(directory)
+        config = bounded_config(json.loads((directory / "config.json").read_text()))
+        family = family_of(config)
+        heads = config["num_attention_heads"]
+        shape = ModelShape(
+            layers=config["num_hidden_layers"],
+            experts=sum(len(layer.records) for layer in manifest.layers.values()),
+            top_k=config[family.top_k_key],
+            hidden=config["hidden_size"],
+            intermediate=config[family.intermediate_key],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            vocab=config["vocab_size"],
+            dense_bytes=dense_bytes(directory / "dense.safetensors"),
+        )
+        form = CpuForm(manifest.geometry, LAYOUTS[manifest.layout], detect())
+        return cls(directory, manifest, config, shape, form)
+
+    @property
+    def dense_bytes_per_token(self) -> int:
+        """Bytes of dense weights that one decoded token reads: all but the embedding's other rows.
+
+        A tied embedding is read whole, as the head.
+        """
+        if self.config.get("tie_word_embeddings"):
+            return self.shape.dense_bytes
+        return self.shape.dense_bytes - self.shape.vocab * self.shape.hidden * self.manifest.dense_bits // 8
+
+    def default_context(self) -> int:
+        """Tokens of context where none was asked: what the model was made for, at most 4096."""
+        return min(int(self.config.get("max_position_embeddings", 4096)), 4096)
+
+    def plan(
+        self, *, vram_limit: int | None, dram_limit: int = 0, level: int | None = None, context: int | None = None
+    ) -> MemoryPlan:
+        """See plan.make_plan; level and context default to the store's and the model's own."""
+        level = level or self.manifest.max_level
+        if level > self.manifest.max_level:
+            raise UserError(
+                f"level {level} was wanted",
+                f"{self.directory} was converted with --max-level {self.manifest.max_level}",
+                "Ask for a lower level, or convert the model again with a higher one",
+            )
+        return make_plan(
+            self.shape,
+            self.manifest.geometry,
+            self.form,
+            vram_limit=vram_limit,
+            dram_limit=dram_limit,
+            level=level,
+            context=context or self.default_context(),
+        )
+
+
+class Engine:
+    """A model under limits. Used by one thread; `close` it, or use it as a context manager.
+
+    Args:
+        store: an opened store.
+        plan: made from it; every byte of it is reserved here before anything is loaded.
+        exact: compute every expert at exactly the plan's level.
+        readers: threads that read experts from disk.
+    """
+
+    def __init__(self, store: StoreModel, plan: MemoryPlan, *, exact: bool, readers: int = 4) -> None:
+        reset_peak()
+        self.resident_before = resident_bytes()
+        self.plan, self.shape = plan, store.shape
+        self.budget = Budget(plan.vram_limit_bytes)
+        form, level = store.form, plan.level
+        planes = plan.vram_experts * form.bytes_at(level)
+        for name, size in (
+            ("dense", plan.dense_bytes),
+            ("workspace", plan.workspace_bytes),
+            ("planes", planes),
+        ):
+            self.budget.reserve(name, size)
+
+        def tier(name: str, count: int) -> PlaneTier:
+            capacity = {kind.name: count for kind in form.kinds_at(level)}
+            return PlaneTier(form, capacity, LRU(), device="cpu", name=name)
+
+        self._reader = RecordReader.open(store.directory, store.manifest)
+        self.vram = tier("vram", plan.vram_experts)
+        self.dram = tier("dram", plan.dram_experts) if plan.dram_experts else None
+        self._source = Fetcher(self.vram, self.dram, form, self._reader, workers=readers)
+        runner = ExpertRunner(self._source, CpuExpertKernel(store.manifest.geometry, detect()), level, exact)
+        self._model: nn.Module = build_model(store.directory, store.directory / "dense.safetensors", runner)
+
+    def new_sequence(self) -> SequenceKV:
+        """A sequence with a KV for the plan's context, reserved from the budget."""
+        self.budget.reserve("kv", self.plan.kv_bytes)
+        shape = self.shape
+        return SequenceKV(shape.layers, shape.kv_heads, shape.head_dim, self.plan.context)
+
+    def step(self, step: Step) -> torch.Tensor:
+        """Runs the rows of a step and appends them to their sequences.
+
+        Returns:
+            float32 [segments, vocab]: the logits after each segment's last token.
+
+        Raises:
+            ContextExceeded: a sequence has no room; nothing was run.
+            NotFinite: naming the first layer whose output is not finite; no sequence has changed.
+            DamagedData: a read failed; no sequence has changed.
+        """
+        kv = StepKV(step)
+        logits = self._forward(step, kv)
+        if not bool(torch.isfinite(logits).all()):
+            raise self._not_finite(step)
+        kv.commit()
+        return logits
+
+    def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
+        """Appends a prompt of any length that the context holds; returns the last token's logits [vocab]."""
+        sequence.require(len(tokens))
+        for start in range(0, len(tokens), PREFILL_ROWS):
+            logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))
+        return logits[0]
+
+    def forget_experts(self) -> None:
+        """Empties the expert tiers: the next step finds nothing resident."""
+        for tier in (self.vram, self.dram):
+            if tier is not None:
+                for key in tier.resident():
+                    tier.drop(key)
+
+    def take_counts(self) -> TransferCounts:
+        """What moved between tiers since the last call."""
+        return self._source.take_counts()
+
+    def close(self) -> None:
+        """Stops the readers and closes the store. Idempotent."""
+        self._source.close()
+        self._reader.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _forward(self, step: Step, kv: StepKV) -> torch.Tensor:
+        ids = torch.tensor([[t for s in step.segments for t in s.tokens]])
+        spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
+        positions = torch.tensor([[position for span in spans for position in span]])
+        last = torch.tensor([row + rows - 1 for _, row, rows in kv.spans])
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=kv,
+                use_cache=True,
+                logits_to_keep=last,
+                kv=kv,
+            )
+            return output.logits[0].float()  # type: ignore[no-any-return]
+
+    def _not_finite(self, step: Step) -> NotFinite:
+        """Runs the step once more, watching every layer, to name the first that went wrong."""
+        bad: list[int] = []
+
+        def watch(layer: int) -> Any:
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                hidden = output[0] if isinstance(output, tuple) else output
+                if not bad and not bool(torch.isfinite(hidden).all()):
+                    bad.append(layer)
+
+            return hook
+
+        layers: Any = self._model.get_submodule("model.layers")
+        hooks = [layer.register_forward_hook(watch(i)) for i, layer in enumerate(layers)]
+        try:
+            self._forward(step, StepKV(step))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        where = f"layer {bad[0]}'s output is the first with NaN or infinity" if bad else "only the head's output is not"
+        return NotFinite(
+            "finite logits were wanted",
+            where,
+            "Run `edgemoe verify` on the store; if it is whole, the source checkpoint is damaged",
+        )

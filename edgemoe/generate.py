@@ -1,0 +1,242 @@
+"""From logits to text: sampling, stopping, streaming, and what each answer cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tokenizers.decoders import DecodeStream
+from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
+
+from edgemoe.engine import Engine
+from edgemoe.kv import SequenceKV
+from edgemoe.process import peak_resident_bytes
+from edgemoe.step import Segment, Step
+from prefetch.base import TransferCounts
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Args:
+        temperature: 0 for greedy.
+        top_p: smallest probability mass kept; 1 keeps all.
+        top_k: most tokens kept; 0 keeps all.
+        repetition_penalty: 1 for none.
+        seed: of the generator; the same seed, prompt and settings give the same answer.
+        max_new_tokens: most tokens of an answer.
+        stop: token ids that end it.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    seed: int
+    max_new_tokens: int
+    stop: frozenset[int]
+
+    @classmethod
+    def of_model(
+        cls,
+        config: GenerationConfig,
+        eos: int | None,
+        *,
+        temperature: float | None,
+        top_p: float | None,
+        seed: int,
+        max_new_tokens: int,
+    ) -> Sampling:
+        """The model's own generation config, with what the user asked for on top."""
+        ends = config.eos_token_id
+        stop = {ends} if isinstance(ends, int) else set(ends or ())
+        samples = bool(config.do_sample)
+        if temperature is None:
+            temperature = float(config.temperature or 1.0) if samples else 0.0
+        return cls(
+            temperature=temperature,
+            top_p=top_p if top_p is not None else float((config.top_p if samples else None) or 1.0),
+            top_k=int((config.top_k if samples else None) or 0),
+            repetition_penalty=float(config.repetition_penalty or 1.0),
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            stop=frozenset(stop | ({eos} if eos is not None else set())),
+        )
+
+
+class Sampler:
+    """Chooses tokens. Holds the random state of one conversation."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = torch.Generator().manual_seed(sampling.seed)
+        self._processors = LogitsProcessorList()
+        if sampling.repetition_penalty != 1:
+            self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        if sampling.temperature > 0:
+            if sampling.temperature != 1:
+                self._processors.append(TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_k:
+                self._processors.append(TopKLogitsWarper(sampling.top_k))
+            if sampling.top_p < 1:
+                self._processors.append(TopPLogitsWarper(sampling.top_p))
+
+    def next(self, tokens: Sequence[int], logits: torch.Tensor) -> int:
+        """The token after `tokens`, from float32 logits [vocab]."""
+        scores = self._processors(torch.tensor([tokens]), logits.unsqueeze(0))[0]
+        if self._sampling.temperature == 0:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer and what it cost. Field names are the JSON's. Seconds, bytes, tokens."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    new_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+    """None for fewer than two tokens."""
+    hit_rate: dict[str, float | None]
+    """Decode only, share of experts asked for; None where nothing was asked."""
+    ssd_bytes_per_token: float | None
+    """Decode only."""
+    levels: dict[str, int]
+    """Experts used per level, prefill and decode."""
+    peak_vram_bytes: int
+    """By the operating system's count: what the process had resident at most, less what it had before loading."""
+    peak_process_bytes: int
+    """The same, of the whole process."""
+    vram_limit_bytes: int
+    finish_reason: str
+    """stop, length, context or interrupted."""
+
+    def as_json(self) -> dict[str, object]:
+        """One JSON object."""
+        return asdict(self)
+
+
+@dataclass
+class Trace:
+    """Times of one generation: t0 is before templating, then one per token held by the host."""
+
+    start: float
+    token_times: list[float]
+    prefill: TransferCounts
+    decode: TransferCounts
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.token_times[0] - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per output token after the first; None for fewer than two."""
+        n = len(self.token_times)
+        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between consecutive tokens."""
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+def decode_tokens(
+    engine: Engine, sequence: SequenceKV, tokens: list[int], cached: int, sampler: Sampler, trace: Trace
+) -> Iterator[int]:
+    """Endless tokens after a prompt whose first `cached` tokens are in the sequence already.
+
+    `tokens` grows by every token yielded; the last one yielded is not in the sequence yet.
+    """
+    engine.take_counts()
+    logits = engine.prefill(sequence, tokens[cached:])
+    trace.prefill = engine.take_counts()
+    while True:
+        token = sampler.next(tokens, logits)
+        trace.token_times.append(time.perf_counter())
+        tokens.append(token)
+        yield token
+        logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
+        trace.decode = trace.decode + engine.take_counts()
+
+
+def generate(
+    engine: Engine,
+    tokenizer: Any,
+    sequence: SequenceKV,
+    tokens: list[int],
+    cached: int,
+    sampling: Sampling,
+    sampler: Sampler,
+    start: float,
+    on_text: Callable[[str], None],
+) -> Answer:
+    """Streams one answer.
+
+    Args:
+        engine: to run.
+        tokenizer: a fast tokenizer of transformers.
+        sequence: holds the first `cached` of `tokens`.
+        tokens: the whole prompt's ids; grows by the answer's.
+        cached: tokens reused.
+        sampling: stopping rules.
+        sampler: chooses tokens.
+        start: time.perf_counter() before templating and tokenizing.
+        on_text: called with every piece of text as it becomes complete.
+
+    Raises:
+        ContextExceeded: the prompt does not fit, before anything is run.
+        KeyboardInterrupt: after leaving sequence and tokens consistent.
+    """
+    prompt = len(tokens)
+    trace = Trace(start, [], TransferCounts(), TransferCounts())
+    stream = DecodeStream(skip_special_tokens=True)
+    answer: list[int] = []
+    reason = "length"
+    for token in decode_tokens(engine, sequence, tokens, cached, sampler, trace):
+        if token in sampling.stop:
+            reason = "stop"
+            break
+        answer.append(token)
+        if piece := stream.step(tokenizer.backend_tokenizer, token):
+            on_text(piece)
+        if len(answer) >= sampling.max_new_tokens:
+            break
+        if sequence.length >= sequence.context:
+            reason = "context"
+            break
+    text = tokenizer.decode(answer, skip_special_tokens=True)
+    return _answer(engine, text, prompt, cached, trace, reason)
+
+
+def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, reason: str) -> Answer:
+    decode, steps = trace.decode, len(trace.token_times) - 1
+    both = trace.prefill + decode
+    peak = peak_resident_bytes()
+    return Answer(
+        text=text,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        new_tokens=len(trace.token_times),
+        ttft_s=trace.ttft,
+        tpot_s=trace.tpot,
+        hit_rate={
+            "vram": decode.vram_hits / decode.requests if decode.requests else None,
+            "dram": decode.dram_hits / decode.requests if decode.requests else None,
+        },
+        ssd_bytes_per_token=decode.ssd_bytes / steps if steps > 0 else None,
+        levels={str(level): both.levels.get(level, 0) for level in (8, 4, 2, 0)},
+        peak_vram_bytes=max(peak - engine.resident_before, 0),
+        peak_process_bytes=peak,
+        vram_limit_bytes=engine.plan.vram_limit_bytes,
+        finish_reason=reason,
+    )

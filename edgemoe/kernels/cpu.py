@@ -1,0 +1,171 @@
+"""Computing an expert on a CPU, from the p4 and p0 blocks of storage.forms.CpuForm.
+
+Few tokens go through torch's 4-bit kernel, which reads the nibbles as they lie; many are cheaper with the
+weights dequantized once into a scratch matrix and multiplied as ordinary matrices. Which way is taken
+depends on the number of tokens only, never on what is resident, so an answer does not depend on limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from storage.base import Blocks
+from storage.forms import P0, P4
+from storage.layout import Layout
+from storage.planes import truncate_to_base
+from storage.record import MatrixSpec, RecordGeometry
+
+DEQUANTIZE_FROM = {8: 40, 4: 80, 2: 80}
+"""level -> tokens at one expert from which dequantizing pays (docs/decisions/0003)."""
+
+_PAD_TOKENS = 32
+"""Tokens are padded to a multiple of this before a plain product: unseen shapes cost a compilation."""
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+"""[T, 2 I] gate and up -> [T, I]: the model's own gating."""
+
+
+def fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 matrices natively; where not, float32 is several times faster."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+class CpuExpertKernel:
+    """Runs experts of one geometry. Not thread-safe: it owns scratch memory, counted by scratch_bytes.
+
+    Args:
+        geometry: of the store.
+        layout: that resident nibbles are in, torch's own on this machine.
+    """
+
+    def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
+        self._geometry, self._layout = geometry, layout
+        self._offsets = geometry.matrix_offsets()
+        self._product_dtype = torch.bfloat16 if fast_bf16() else torch.float32
+        widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
+        parameters = max(spec.parameter_bytes for spec in geometry.matrices)
+        self._weights = torch.empty(widest)
+        self._parameters = torch.empty(parameters // 2, dtype=torch.bfloat16)
+        self._nibbles = np.empty(geometry.codes_bytes, np.uint8)
+
+    @staticmethod
+    def scratch_bytes(geometry: RecordGeometry) -> int:
+        """Bytes of scratch that one kernel holds."""
+        widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
+        parameters = max(spec.parameter_bytes for spec in geometry.matrices)
+        return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
+
+    def forward(self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation) -> torch.Tensor:
+        """One expert applied to its tokens.
+
+        Args:
+            x: bf16 [T, H], T > 0.
+            blocks: the expert's resident blocks.
+            held: the level the blocks make.
+            level: the level to compute at, at most held.
+            gate: the model's gating between the two products.
+
+        Returns:
+            bf16 [T, H].
+        """
+        p4 = blocks[P4]
+        parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
+        if level == 2 and held > 2:
+            truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
+            codes = memoryview(self._nibbles)
+        low = blocks[P0] if level == 8 else None
+        (up, up_parameters, up_codes), (down, down_parameters, down_codes) = self._offsets
+        hidden = gate(self._product(x, up, parameters, up_parameters, codes, low, up_codes, level))
+        return self._product(hidden, down, parameters, down_parameters, codes, low, down_codes, level)
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        spec: MatrixSpec,
+        parameters: memoryview,
+        parameters_at: int,
+        codes: memoryview,
+        low: memoryview | None,
+        codes_at: int,
+        level: int,
+    ) -> torch.Tensor:
+        """bf16 [T, K] -> bf16 [T, N] through one quantized matrix."""
+        pair = torch.frombuffer(
+            parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
+        ).view(-1, spec.padded_rows, 2)
+        shape = (spec.padded_rows, spec.padded_cols // 2)
+        high = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(shape)
+        rest = None
+        if low is not None:
+            rest = torch.frombuffer(low, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(shape)
+        if spec.padded_cols != spec.cols:
+            x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
+        if x.shape[0] < DEQUANTIZE_FROM[level]:
+            y = self._by_nibbles(x, spec, pair, high, rest, level)
+        else:
+            y = self._by_weights(x, spec, pair, high, rest, level)
+        return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
+
+    def _by_nibbles(
+        self,
+        x: torch.Tensor,
+        spec: MatrixSpec,
+        pair: torch.Tensor,
+        high: torch.Tensor,
+        rest: torch.Tensor | None,
+        level: int,
+    ) -> torch.Tensor:
+        int4mm = torch.ops.aten._weight_int4pack_mm_for_cpu
+        x = x.contiguous()
+        if level == 4:
+            return int4mm(x, high, spec.group, pair)
+        other = self._parameters[: pair.numel()].view(pair.shape)
+        scale = pair[..., 0]
+        if level == 2:
+            other[..., 0] = scale
+            torch.add(pair[..., 1], scale, alpha=0.5, out=other[..., 1])
+            return int4mm(x, high, spec.group, other)
+        assert rest is not None
+        torch.mul(pair[..., :1], _P0_OF_SCALE, out=other)
+        return int4mm(x, high, spec.group, pair).add_(int4mm(x, rest, spec.group, other))
+
+    def _by_weights(
+        self,
+        x: torch.Tensor,
+        spec: MatrixSpec,
+        pair: torch.Tensor,
+        high: torch.Tensor,
+        rest: torch.Tensor | None,
+        level: int,
+    ) -> torch.Tensor:
+        """The same through a dequantized [K, N] matrix; products accumulate in float32."""
+        transposed = self._dequantized(spec, pair, high, rest, level)
+        tokens = x.shape[0]
+        x = torch.nn.functional.pad(x, (0, 0, 0, -tokens % _PAD_TOKENS)).to(self._product_dtype)
+        return (x @ transposed)[:tokens].to(torch.bfloat16)
+
+    def _dequantized(
+        self, spec: MatrixSpec, pair: torch.Tensor, high: torch.Tensor, rest: torch.Tensor | None, level: int
+    ) -> torch.Tensor:
+        """[padded_cols, padded_rows] from nibbles in kernel order; valid until the next call."""
+        rows, cols = spec.padded_rows, spec.padded_cols
+        weights = self._weights[: rows * cols].view(cols, rows).zero_()
+        if rest is not None:
+            self._layout.add_to(rest.view(-1), weights)
+            weights.mul_(1 / 16)
+        self._layout.add_to(high.view(-1), weights)
+        scale, centre = pair[..., 0].float(), pair[..., 1].float()
+        centre.sub_(scale, alpha=_CENTRE_CODE[level])
+        grouped = weights.view(cols // spec.group, spec.group, rows)
+        torch.addcmul(centre.unsqueeze(1), grouped, scale.unsqueeze(1), out=grouped)
+        return weights.to(self._product_dtype)
+
+
+_CENTRE_CODE = {8: 135.5 / 16, 4: 8.0, 2: 7.5}
+"""The code, in units of 16, that stands for a group's centre (storage.planes)."""
+
+_P0_OF_SCALE = torch.tensor([1 / 16, 1 / 32], dtype=torch.bfloat16)
+"""16 s -> the parameters (s, s / 2) of p0."""

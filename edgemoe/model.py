@@ -1,0 +1,118 @@
+"""transformers' model over a store: dense weights in memory, experts behind the hooks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgemoe import attention, experts
+from edgemoe.dense import DenseEmbedding, DenseLinear, load_dense
+from edgemoe.experts import ExpertLayer, ExpertRunner
+from storage.errors import MissingTensor, ModelRefused
+
+SCALE_SUFFIX = "_scale"
+"""A tensor `name` at 8 bits has its row scales in `name` + this."""
+
+
+def build_model(directory: Path, dense: Path, runner: ExpertRunner) -> nn.Module:
+    """The model of a store, ready to run, with every expert left where `runner` finds it.
+
+    Args:
+        directory: with config.json.
+        dense: the store's dense.safetensors.
+        runner: shared by all MoE layers.
+
+    Raises:
+        MissingTensor: a parameter that the config asks for is not in the store.
+        ModelRefused: the architecture has parts that are not understood.
+    """
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
+        )
+    model.set_experts_implementation(experts.NAME)
+    _bind_experts(model, runner)
+    _place_dense(model, load_dense(dense), tied=bool(config.tie_word_embeddings))
+    _place_buffers(model)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _bind_experts(model: nn.Module, runner: ExpertRunner) -> None:
+    """Attaches layer and runner to every experts module and drops its own (meta) weights."""
+    for name, module in model.named_modules():
+        if not hasattr(module, "_apply_gate"):
+            continue
+        if getattr(module, "has_bias", False) or not getattr(module, "is_concatenated", True):
+            raise ModelRefused(
+                f"the experts of {name} were wanted",
+                "they have biases or interleaved gates",
+                "This version runs experts with one gate_up and one down matrix",
+            )
+        match = re.search(r"\.layers\.(\d+)\.", name)
+        assert match, name
+        for parameter in [p for p, _ in module.named_parameters(recurse=False)]:
+            delattr(module, parameter)
+        module.edgemoe = ExpertLayer(int(match[1]), runner)  # type: ignore[assignment]
+
+
+def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:
+    """Puts every dense tensor where it belongs; nothing may be missing and nothing left over."""
+    if tied and "lm_head.weight" not in tensors:
+        for suffix in ("", SCALE_SUFFIX):
+            if (table := tensors.get("model.embed_tokens.weight" + suffix)) is not None:
+                tensors["lm_head.weight" + suffix] = table
+    missing = []
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            weight = tensors.pop(f"{name}.weight", None)
+            scale = tensors.pop(f"{name}.weight{SCALE_SUFFIX}", None)
+            if weight is None or weight.shape != module.weight.shape:
+                missing.append(f"{name}.weight")
+            elif isinstance(module, nn.Embedding):
+                model.set_submodule(name, DenseEmbedding(weight, scale))
+            else:
+                bias = tensors.pop(f"{name}.bias", None)
+                if module.bias is not None and bias is None:
+                    missing.append(f"{name}.bias")
+                model.set_submodule(name, DenseLinear(weight, scale, bias))
+            continue
+        for parameter, current in list(module.named_parameters(recurse=False)):
+            value = tensors.pop(f"{name}.{parameter}", None)
+            if value is None or value.shape != current.shape:
+                missing.append(f"{name}.{parameter}")
+            else:
+                setattr(module, parameter, nn.Parameter(value, requires_grad=False))
+    if missing:
+        raise MissingTensor(
+            f"{len(missing)} dense tensors of {type(model).__name__} were wanted, first {missing[0]}",
+            "the store has none of that name and shape",
+            "Convert the model again from a complete checkpoint",
+        )
+    if tensors:
+        raise ModelRefused(
+            f"a place for every dense tensor in {type(model).__name__} was wanted",
+            f"{len(tensors)} have none, first {min(tensors)}",
+            "Check that config.json belongs to this checkpoint",
+        )
+
+
+def _place_buffers(model: nn.Module) -> None:
+    """Computes buffers that no checkpoint holds (rotary frequencies), which the meta device left empty."""
+    for name, module in list(model.named_modules()):
+        if any(buffer.is_meta for _, buffer in module.named_buffers(recurse=False)):
+            kind: Any = type(module)
+            try:
+                fresh = kind(config=model.config)
+            except TypeError as error:
+                raise ModelRefused(
+                    f"the buffers of {name} were wanted",
+                    f"{kind.__name__} cannot be rebuilt from its config ({error})",
+                    "Choose a supported model family",
+                ) from error
+            model.set_submodule(name, fresh)

@@ -1,0 +1,165 @@
+"""Who gets how much of the limits, decided before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from edgemoe.dense import SLICE_BYTES
+from edgemoe.kernels.cpu import CpuExpertKernel
+from edgemoe.kv import SequenceKV
+from edgemoe.process import available_memory
+from edgemoe.sizes import format_size
+from storage.base import ResidentForm
+from storage.errors import DoesNotFit
+from storage.record import RecordGeometry
+
+PREFILL_ROWS = 512
+"""Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
+
+MINIMUM_EXPERTS = 2
+"""Fewest experts the fastest tier must hold: one is computed while another arrives."""
+
+PROCESS_BYTES = 500_000_000
+"""What the interpreter, torch and transformers take beside every limit, at most."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a plan needs to know of a model. Sizes in elements unless named bytes."""
+
+    layers: int
+    experts: int
+    """Over all layers."""
+    top_k: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dense_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes per purpose; they add up to at most the limit."""
+
+    vram_limit_bytes: int
+    dram_limit_bytes: int
+    dense_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    staging_bytes: int
+    plane_bytes: int
+    experts_resident: dict[str, int]
+    """level -> experts that plane_bytes holds, were all at that level."""
+    minimum_vram_bytes: int
+    level: int
+    context: int
+    vram_experts: int
+    """Experts the VRAM tier holds at `level`."""
+    dram_experts: int
+
+    def as_json(self) -> dict[str, object]:
+        """The plan as one JSON object."""
+        return asdict(self)
+
+    def lines(self) -> tuple[str, str]:
+        """The plan in two lines for people."""
+        return (
+            f"limit {format_size(self.vram_limit_bytes)}: dense {format_size(self.dense_bytes)}, "
+            f"KV {format_size(self.kv_bytes)} for {self.context} tokens, "
+            f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
+            f"{self.vram_experts} experts resident at {self.level} bits"
+            + (f", {self.dram_experts} more in DRAM" if self.dram_experts else "")
+            + ("; on a CPU level 2 saves reads, not memory" if self.level == 2 else ""),
+        )
+
+
+def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -> int:
+    """Upper estimate of what one step allocates beside weights and KV, bytes.
+
+    The largest of a layer's three parts (attention, a dense product, its experts) on top of what lives
+    through all of them; activations are bf16 with float32 copies.
+    """
+    rows = min(context, PREFILL_ROWS)
+    attention_width = shape.heads * shape.head_dim
+    through = rows * shape.hidden * (2 + 2 + 4 + 4)
+    attention = rows * attention_width * (2 + 4) * 3 + 2 * shape.kv_heads * shape.head_dim * context * (2 + 4)
+    attention += rows * context * (1 + 4)
+    widest = max(attention_width, shape.hidden)
+    product = 2 * SLICE_BYTES + rows * widest * (4 + 4 + 2)
+    expert_rows = rows * shape.top_k * shape.hidden * 2 + rows * shape.hidden * 4 * 3
+    one_expert = rows * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
+    experts = expert_rows + one_expert + CpuExpertKernel.scratch_bytes(geometry)
+    logits = shape.vocab * 4 * 4
+    return through + max(attention, product, experts) + logits
+
+
+def make_plan(
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    form: ResidentForm,
+    *,
+    vram_limit: int | None,
+    dram_limit: int,
+    level: int,
+    context: int,
+) -> MemoryPlan:
+    """Divides the limits.
+
+    Args:
+        shape: of the model.
+        geometry: of the store.
+        form: how experts lie in memory on this device.
+        vram_limit: bytes; None takes what everything resident needs, or what the machine has if less.
+        dram_limit: bytes for the DRAM tier; 0 for none.
+        level: bits that experts are asked at.
+        context: tokens of KV.
+
+    Raises:
+        DoesNotFit: with the smallest limit that works.
+    """
+    kv = SequenceKV.bytes_for(shape.layers, shape.kv_heads, shape.head_dim, context)
+    workspace = workspace_bytes(shape, geometry, context)
+    fixed = shape.dense_bytes + kv + workspace
+    each = form.bytes_at(level)
+    minimum = fixed + MINIMUM_EXPERTS * each
+    everything = fixed + shape.experts * each
+    if vram_limit is None:
+        vram_limit = min(everything, available_memory() - dram_limit - PROCESS_BYTES)
+    if vram_limit < minimum:
+        raise DoesNotFit(
+            f"a limit of {vram_limit} bytes was wanted for {context} tokens of context at level {level}",
+            f"dense weights {shape.dense_bytes}, KV {kv}, workspace {workspace} and {MINIMUM_EXPERTS} experts "
+            f"of {each} need {minimum}",
+            f"Use --vram-limit {minimum} or more, or a smaller --context",
+            minimum=minimum,
+        )
+    if 0 < dram_limit < each:
+        raise DoesNotFit(
+            f"a DRAM tier of {dram_limit} bytes was wanted",
+            f"one expert at level {level} takes {each}",
+            f"Use --dram-limit {each} or more, or leave it out",
+            minimum=each,
+        )
+    resident = min((vram_limit - fixed) // each, shape.experts)
+    return MemoryPlan(
+        vram_limit_bytes=vram_limit,
+        dram_limit_bytes=dram_limit,
+        dense_bytes=shape.dense_bytes,
+        kv_bytes=kv,
+        workspace_bytes=workspace,
+        staging_bytes=0,
+        plane_bytes=vram_limit - fixed,
+        experts_resident={
+            str(bits): min((vram_limit - fixed) // form.bytes_at(bits), shape.experts)
+            for bits in (8, 4, 2)
+            if bits <= geometry.max_level
+        },
+        minimum_vram_bytes=minimum,
+        level=level,
+        context=context,
+        vram_experts=resident,
+        dram_experts=min(dram_limit // each, shape.experts - resident),
+    )

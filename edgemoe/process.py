@@ -1,0 +1,80 @@
+"""What the operating system says of this process and machine: peak memory, disk reads, memory to be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+
+def _status(field: str) -> int:
+    """Bytes of a kB field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def resident_bytes() -> int:
+    """Memory of the whole process that is resident now, bytes."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes() -> int:
+    """The most memory the whole process has had resident since its start (or reset_peak), bytes."""
+    try:
+        return _status("VmHWM")
+    except (OSError, KeyError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if psutil.MACOS else peak * 1024
+
+
+def reset_peak() -> bool:
+    """Starts peak_resident_bytes anew from what is resident now. False where the system has no such thing."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def disk_read_bytes() -> int | None:
+    """Bytes this process has caused to be fetched from storage, by the kernel's count. None where it keeps none."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the system has free, or its memory cgroup if that is less."""
+    return min([int(psutil.virtual_memory().available), *_cgroup_room()])
+
+
+def _cgroup_room() -> list[int]:
+    """Room left in each memory cgroup this process is in, version 1 or 2."""
+    room = []
+    try:
+        entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    for _, controllers, path in entries:
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        directory = root / path.lstrip("/")
+        while directory.is_relative_to(root):
+            try:
+                limit, used = ((directory / name).read_text().strip() for name in names)
+            except OSError:
+                break
+            if limit != "max":
+                room.append(max(int(limit) - int(used), 0))
+            directory = directory.parent
+    return room

@@ -1,0 +1,80 @@
+"""One expert on its way into the fastest tier: everything a worker needs to know, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache.base import Lease, Reservation, Victim
+from storage.base import Blocks, ExpertKey, PlaneReader, ResidentForm, Source
+
+
+@dataclass(frozen=True, eq=False)
+class Spill:
+    """A victim of the fast tier, and the room for it in the slower one, which has the same form."""
+
+    victim: Victim
+    room: Reservation
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """Made and settled by the engine's thread, run by a worker between the two; never by both at once.
+
+    Args:
+        key: the expert.
+        reservation: its blocks in the fast tier.
+        below: a lease on what the slower tier has of it, if that has it.
+        spills: victims of `reservation` that the slower tier has room for.
+        spilled: the victims' bytes have been copied.
+        read: bytes read from disk, once complete; None before, and where it failed or was never started.
+        error: what it failed with.
+        done: the worker will not touch it any more.
+    """
+
+    key: ExpertKey
+    reservation: Reservation
+    below: Lease | None
+    spills: Sequence[Spill]
+    spilled: bool = False
+    read: int | None = None
+    error: BaseException | None = None
+    done: bool = False
+
+    @property
+    def source(self) -> Lease | None:
+        """What it starts from, in the one of the tiers that has something of it."""
+        return self.reservation.held or self.below
+
+    def run(self, form: ResidentForm, reader: PlaneReader) -> None:
+        """Copies the victims' bytes, then fills the reservation. In a worker; both release the GIL.
+
+        Raises:
+            DamagedData: a read failed.
+        """
+        # The reservation's blocks are the victims' own: whatever is to be kept of them is copied first.
+        for spill in self.spills:
+            _copy(spill.victim.blocks, spill.room.into)
+        self.spilled = True
+        source = self.source
+        self.read = form.fill(
+            reader,
+            self.key,
+            self.reservation.level,
+            self.reservation.into,
+            Source(source.level, source.blocks) if source else None,
+        )
+
+    @property
+    def bytes_from_below(self) -> int:
+        """Bytes of the blocks that were filled from the slower tier's."""
+        if self.below is None or self.source is not self.below:
+            return 0
+        return sum(len(block) for kind, block in self.reservation.into.items() if kind in self.below.blocks)
+
+
+def _copy(blocks: Blocks, into: Blocks) -> None:
+    for kind, block in into.items():
+        np.copyto(np.frombuffer(block, np.uint8), np.frombuffer(blocks[kind], np.uint8))

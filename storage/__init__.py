@@ -1,0 +1,1 @@
+"""How experts lie on disk and in memory: record format, conversion, readers and writers. Knows no tokens."""

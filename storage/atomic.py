@@ -1,0 +1,80 @@
+"""Files that are there whole or not at all, after a kill or a power cut at any moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage.errors import DoesNotFit
+
+PARTIAL = ".partial"
+"""What the name of a file still being written ends in."""
+
+
+@contextmanager
+def replacing(path: Path, size: int) -> Iterator[int]:
+    """A descriptor of a new file that takes `path`'s place when the block ends without an error.
+
+    The bytes reach the disk before the name does, and the name before this returns. On an error the new
+    file is removed and `path` is as it was.
+
+    Args:
+        path: its directory must exist.
+        size: bytes that will be written; asked of the filesystem first.
+
+    Raises:
+        DoesNotFit: the disk has less than `size` bytes free, or filled up meanwhile.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
+    require_free(path, size)
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        partial.replace(path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(path, size, f"the disk filled up while writing ({error.strerror})") from error
+        raise
+
+
+def require_free(path: Path, size: int) -> None:
+    """Raises DoesNotFit if fewer than `size` bytes are free on the disk of `path`'s directory."""
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise _disk_full(path, size, f"the disk has {free} bytes free")
+
+
+def write_all(fd: int, data: memoryview | bytes) -> None:
+    """Writes all of `data`, contiguous bytes, whatever number of calls the operating system takes for it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory as durable as its files."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
+    return DoesNotFit(
+        f"{size} bytes were wanted on disk for {path}",
+        found,
+        "Free some space there, or choose another disk; an unfinished conversion goes on where it stopped",
+        minimum=size,
+    )

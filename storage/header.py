@@ -1,0 +1,217 @@
+"""Headers of safetensors files, read with distrust and written so that data starts on a block.
+
+The safetensors library accepts duplicate keys, and other readers accept more; here a header either says
+exactly which tensor every byte of its file belongs to, or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from storage.base import BLOCK, ByteRange
+from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.untrusted import shortened
+
+HEADER_LIMIT = 100_000_000
+"""Bytes of JSON, as the safetensors library has it."""
+
+DTYPE_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""safetensors' name of an element type -> bits an element takes."""
+
+_MAX_DIMENSIONS = 64
+_MAX_SIZE = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies.
+
+    Args:
+        dtype: safetensors' name, a key of DTYPE_BITS.
+        shape: elements per dimension.
+        range: bytes, counted from the start of the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    range: ByteRange
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself.
+
+    Args:
+        tensors: by name, in the order of the file's JSON.
+        metadata: free text by key.
+        data_start: bytes before the first tensor.
+    """
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def read_header(path: Path) -> Header:
+    """Reads and checks a file's header, and none of its data.
+
+    Raises:
+        BadHeader: naming the file and what is wrong in it.
+        TruncatedFile: the file ends before the header's own length, or before the last tensor.
+        MissingTensor: there is no such file.
+        ReadFailed: the operating system refuses to read it.
+    """
+    try:
+        with path.open("rb") as file:
+            return _read(file, path)
+    except FileNotFoundError as error:
+        raise MissingTensor(f"tensors were wanted from {path}", "there is no such file", _ADVICE) from error
+    except RecursionError as error:  # JSON that just parses may still be too deep to be named in a message
+        raise _bad(path, "it is JSON nested too deeply") from error
+    except OSError as error:
+        raise ReadFailed(f"the header of {path} was wanted", str(error.strerror), _ADVICE) from error
+
+
+def header_bytes(
+    tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], align_data_to: int = BLOCK
+) -> bytes:
+    """The header of a file in which these tensors lie one after another, in this order.
+
+    Args:
+        tensors: name -> (dtype, a key of DTYPE_BITS; shape).
+        metadata: free text by key.
+        align_data_to: bytes; the header is padded with spaces to a multiple of it.
+    """
+    content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + tensor_bytes(dtype, shape)
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % align_data_to)
+    return len(text).to_bytes(8, "little") + text
+
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes that a tensor takes. `dtype` is a key of DTYPE_BITS."""
+    return prod(shape) * DTYPE_BITS[dtype] // 8
+
+
+def strict_json(raw: bytes) -> object:
+    """Parses UTF-8 JSON in which no object has a key twice.
+
+    Raises:
+        ValueError: saying what is wrong; nothing else, whatever the bytes.
+    """
+    try:
+        parsed: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ValueError("JSON nested too deeply") from error
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    out: dict[str, object] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"key {shortened(key)} is there twice")
+        out[key] = value
+    return out
+
+
+_ADVICE = "Download or convert the file again"
+
+
+def _bad(path: Path, found: str) -> BadHeader:
+    return BadHeader(f"a safetensors header was wanted in {path}", found, _ADVICE)
+
+
+def _read(file: BinaryIO, path: Path) -> Header:
+    size = file.seek(0, 2)
+    file.seek(0)
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise TruncatedFile(
+            f"a safetensors header was wanted in {path}", f"the file has {size} bytes", _ADVICE
+        )
+    length = int.from_bytes(prefix, "little")
+    if length > min(HEADER_LIMIT, size - 8):
+        raise _bad(
+            path, f"it claims {length} bytes of header, the file has {size} and {HEADER_LIMIT} are allowed"
+        )
+    raw = file.read(length)
+    if len(raw) < length:
+        raise TruncatedFile(
+            f"{length} bytes of header were wanted in {path}", f"{len(raw)} are there", _ADVICE
+        )
+    try:
+        content = strict_json(raw)
+    except ValueError as error:
+        raise _bad(path, f"it is not JSON as safetensors has it: {shortened(str(error))}") from error
+    if not isinstance(content, dict):
+        raise _bad(path, f"it is a {type(content).__name__}, not an object")
+    metadata = _metadata(content.pop("__metadata__", {}), path)
+    tensors = {name: _entry(name, value, 8 + length, path) for name, value in content.items()}
+    _check_cover(tensors, 8 + length, size, path)
+    return Header(tensors, metadata, 8 + length)
+
+
+def _metadata(value: object, path: Path) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _bad(path, f"its __metadata__ is {shortened(value)}, not texts by key")
+    return value
+
+
+def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry:
+    """Checks one tensor by itself: types, bounds, and that its shape takes as many bytes as it was given."""
+    label = f"tensor {shortened(name)}"
+    # json accepts an escaped half of a surrogate pair; such a name could not even be printed.
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise _bad(path, f"{label} has no valid name")
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _bad(path, f"{label} is {shortened(value)}, not dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise _bad(path, f"{label} has the unknown dtype {shortened(dtype)}")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise _bad(path, f"{label} has the shape {shortened(shape)}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _bad(path, f"{label} has the data_offsets {shortened(offsets)}")
+    begin, end = offsets
+    if prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
+        raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, cannot take {end - begin} bytes")
+    return TensorEntry(dtype, tuple(shape), ByteRange(data_start + begin, end - begin))
+
+
+def _are_sizes(value: Any) -> bool:
+    # A bool is an int to isinstance; true is no size.
+    return isinstance(value, list) and all(type(n) is int and 0 <= n <= _MAX_SIZE for n in value)
+
+
+def _check_cover(tensors: Mapping[str, TensorEntry], data_start: int, size: int, path: Path) -> None:
+    """Tensors must cover the data exactly: no byte twice, no byte left over."""
+    at = data_start
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1].range):
+        if entry.range.offset != at and entry.range.end <= size:
+            what = "overlaps the tensor before it" if entry.range.offset < at else "leaves a hole before it"
+            raise _bad(path, f"tensor {shortened(name)} at {entry.range.offset} {what}, which ends at {at}")
+        at = max(at, entry.range.end)
+    if at > size:
+        raise TruncatedFile(
+            f"{at} bytes were wanted in {path}, as its header says", f"it has {size}", _ADVICE
+        )
+    if at < size:
+        raise _bad(path, f"{size - at} bytes at the file's end belong to no tensor")

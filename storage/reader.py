@@ -1,0 +1,250 @@
+"""Planes from disk into the caller's buffers: past the page cache, in one call, and verified.
+
+Nothing is ever mapped: a file that gets shorter would kill the process instead of raising TruncatedFile.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import xxhash
+
+from storage.base import BLOCK, ByteRange, ExpertKey, Plane, PlaneReader
+from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, TruncatedFile, UserError
+from storage.lock import StoreLock
+from storage.manifest import LayerRecords, Manifest
+from storage.record import RecordGeometry
+from storage.unbuffered import bypass_cache, forget, use_cache
+
+Preadv = Callable[[int, Sequence[memoryview], int], int]
+"""os.preadv: (descriptor, buffers, offset in the file) -> bytes read."""
+
+RETRIES = 3
+"""Attempts after the first, as long as none makes progress, before a read has failed."""
+
+BACK_OFF = 0.01
+"""Seconds before the first retry; each further one waits twice as long."""
+
+_TRANSIENT = (errno.EIO, errno.EINTR, errno.EAGAIN)
+_ADVICE = "Run `edgemoe verify` on the store; convert the model again if it is damaged"
+
+_log = logging.getLogger("edgemoe")
+
+
+class RecordReader(PlaneReader):
+    """Reads the records of a store. Thread-safe but for close. A context manager; made by `open`."""
+
+    def __init__(self, geometry: RecordGeometry, preadv: Preadv, sleep: Callable[[float], None]) -> None:
+        self._geometry = geometry
+        self._preadv, self._sleep = preadv, sleep
+        self._shards: dict[int, _Shard] = {}
+        self._resources = ExitStack()
+        self._lock = threading.Lock()
+        self._bytes_read = 0
+        self._closed = self._buffered = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        preadv: Preadv | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> RecordReader:
+        """Opens every layer's file, and keeps the store from being written until close.
+
+        Args:
+            directory: of the store.
+            manifest: the store's.
+            preadv: what reads; os.preadv unless given.
+            sleep: what waits before a retry, for a number of seconds.
+
+        Raises:
+            MissingTensor, TruncatedFile: a file is not there, or shorter than the manifest says.
+            ReadFailed: a file cannot be opened.
+            StoreBusy: another process is writing the store.
+            UserError: the platform lacks what reading needs.
+        """
+        if preadv is None and not hasattr(os, "preadv"):
+            raise UserError(
+                f"experts were wanted from {directory}",
+                f"Python on {sys.platform} has no preadv",
+                "Use Linux or macOS; WSL 2 works on Windows",
+            )
+        reader = cls(manifest.geometry, preadv or os.preadv, sleep)
+        try:
+            reader._resources.enter_context(StoreLock(directory, exclusive=False))
+            for layer, records in manifest.layers.items():
+                reader._open_shard(layer, directory / records.file, records)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk since opening, by every thread."""
+        with self._lock:
+            return self._bytes_read
+
+    @property
+    def direct(self) -> bool:
+        """Whether every read so far went past the page cache."""
+        return not self._buffered
+
+    def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
+        """See PlaneReader. A transient error is retried RETRIES times.
+
+        Raises:
+            TruncatedFile, ChecksumMismatch, ReadFailed: naming layer, expert, plane, path and offset.
+            ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
+        """
+        if self._closed:
+            raise ValueError("the reader is closed")
+        shard = self._shards.get(key.layer)
+        if shard is None or not 0 <= key.expert < len(shard.records):
+            raise ValueError(f"the store has no {key}")
+        span = self._geometry.span(first, last)
+        if sum(len(buffer) for buffer in into) != span.length:
+            raise ValueError(
+                f"planes {first.label} to {last.label} are {span.length} bytes, the buffers are not"
+            )
+        wanted = (
+            f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}, were wanted"
+        )
+        self._fill(
+            shard, ByteRange(shard.records[key.expert].offset + span.offset, span.length), into, wanted
+        )
+        with self._lock:
+            self._bytes_read += span.length
+        self._verify(shard, key, first, last, into)
+        return span.length
+
+    def close(self) -> None:
+        """Closes every descriptor and lets the store be written again. Idempotent.
+
+        Reads under way in other threads must have ended.
+        """
+        self._closed = True
+        self._resources.close()
+
+    def __enter__(self) -> RecordReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
+        wanted = f"the experts of layer {layer} were wanted from {path}"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
+        except OSError as error:
+            raise ReadFailed(wanted, str(error.strerror), _ADVICE) from error
+        self._resources.callback(os.close, fd)
+        shard = self._shards[layer] = _Shard(path, fd, records)
+        end = max(record.offset for record in records.records) + self._geometry.record_bytes
+        if (size := os.fstat(fd).st_size) < end:
+            raise TruncatedFile(wanted, f"it has {size} bytes instead of {end}", _ADVICE)
+        if not bypass_cache(fd):
+            self._go_buffered(shard)
+
+    def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
+        """Reads `span` of the file, going on where a short read stopped."""
+        done = failures = 0
+        while done < span.length:
+            direct = shard.direct
+            try:
+                got = self._preadv(shard.fd, _rest(into, done), span.offset + done)
+            except OSError as error:
+                if error.errno == errno.EINVAL and direct:
+                    self._go_buffered(shard)
+                    continue
+                if error.errno not in _TRANSIENT or failures == RETRIES:
+                    found = (
+                        f"{shard.path} at offset {span.offset + done}: {error.strerror}, {failures + 1} times"
+                    )
+                    raise ReadFailed(wanted, found, _ADVICE) from error
+                got = 0
+            else:
+                self._check_end(shard, span, done + got, wanted)
+            # O_DIRECT goes on at whole blocks only: what a short read left of the last one is read again.
+            progress = (done + got) // BLOCK * BLOCK - done
+            done += progress
+            failures = 0 if progress else failures + 1
+            if failures > RETRIES:
+                raise ReadFailed(wanted, f"{shard.path} gives nothing at {span.offset + done}", _ADVICE)
+            if failures:
+                self._sleep(BACK_OFF * 2 ** (failures - 1))
+        if not shard.direct:
+            forget(shard.fd, span.offset, span.length)
+
+    @staticmethod
+    def _check_end(shard: _Shard, span: ByteRange, done: int, wanted: str) -> None:
+        """Tells a read that was cut short by the file's end from one that was merely interrupted."""
+        if done < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
+            found = f"{shard.path} ends at {size}, before offset {span.end}"
+            raise TruncatedFile(wanted, found, _ADVICE)
+
+    def _verify(
+        self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
+    ) -> None:
+        record = shard.records[key.expert]
+        start = self._geometry.planes[first].offset
+        for index in range(first, last + 1):
+            plane = self._geometry.planes[index]
+            digest = xxhash.xxh3_64()
+            for piece in _pieces(into, plane.offset - start, plane.length):
+                digest.update(piece)
+            if digest.intdigest() != record.checksums[index]:
+                raise ChecksumMismatch(
+                    f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}, was wanted"
+                    f" with checksum {record.checksums[index]:016x}",
+                    f"{shard.path} at offset {record.offset + plane.offset} has {digest.hexdigest()}",
+                    _ADVICE,
+                )
+
+    def _go_buffered(self, shard: _Shard) -> None:
+        # In this order: whoever sees False must find the descriptor changed.
+        use_cache(shard.fd)
+        shard.direct = False
+        with self._lock:
+            already, self._buffered = self._buffered, True
+        if not already:
+            _log.warning(
+                "%s: the filesystem refuses reads past the page cache; reading through it, slower", shard.path
+            )
+
+
+class _Shard:
+    """An open file of records. `direct` may turn False at any time, in any thread; never back."""
+
+    def __init__(self, path: Path, fd: int, records: LayerRecords) -> None:
+        self.path, self.fd, self.records = path, fd, records.records
+        self.direct = True
+
+
+def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[memoryview]:
+    """The bytes offset..offset + length of buffers seen as one."""
+    for buffer in into:
+        piece = buffer[max(offset, 0) : max(offset + length, 0)]
+        if len(piece):
+            yield piece
+        offset -= len(buffer)
+
+
+def _rest(into: Sequence[memoryview], done: int) -> Sequence[memoryview]:
+    return into if not done else list(_pieces(into, done, sum(map(len, into)) - done))

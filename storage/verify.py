@@ -1,0 +1,181 @@
+"""Reading a whole store to see whether it still is what was written, and saying what it holds."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from storage.base import LEVELS, ExpertKey, Plane
+from storage.errors import (
+    BadHeader,
+    ChecksumMismatch,
+    DamagedData,
+    MissingTensor,
+    ReadFailed,
+    TruncatedFile,
+)
+from storage.header import read_header
+from storage.lock import StoreLock
+from storage.manifest import FORMAT_VERSION, FileEntry, Manifest
+from storage.reader import RecordReader
+from storage.writer import DENSE_NAME, tensor_name
+
+_PIECE = 1 << 20
+_ADVICE = "Convert the model again"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What verify found.
+
+    Args:
+        bytes_read: from disk.
+        damage: one error for each plane or file that is not as it was written, in the store's order.
+    """
+
+    bytes_read: int
+    damage: tuple[DamagedData, ...]
+
+
+def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyReport:
+    """Reads every byte that the manifest knows a checksum of, and every header. Goes on after damage.
+
+    Args:
+        directory: of the store.
+        progress: called with (bytes done, bytes in all), rising to both equal.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load; there is nothing to compare with then.
+        StoreBusy: another process is writing the store.
+    """
+    manifest = Manifest.load(directory)
+    total = manifest.expert_bytes + sum(entry.size for entry in manifest.files.values())
+    damage: list[DamagedData] = []
+    done = read = 0
+    buffer = memoryview(mmap.mmap(-1, manifest.geometry.record_bytes))
+    with StoreLock(directory, exclusive=False):
+        for size, bytes_read, found in _checks(directory, manifest, buffer):
+            done += size
+            read += bytes_read
+            damage += found
+            progress(done, total)
+    return VerifyReport(read, tuple(damage))
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """What a store holds, ready for JSON. Sizes in bytes; bits are per weight of the source, as on disk.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load.
+    """
+    manifest = Manifest.load(directory)
+    geometry = manifest.geometry
+    counts = [len(layer.records) for layer in manifest.layers.values()]
+    levels = [level for level in LEVELS if 0 < level <= manifest.max_level]
+    return {
+        "format": FORMAT_VERSION,
+        "source": manifest.source,
+        "layout": manifest.layout,
+        "layers": len(counts),
+        "experts": sum(counts),
+        "experts_per_layer": sorted(set(counts)),
+        "weights_per_expert": geometry.weights,
+        "matrices": {m.name: [m.rows, m.cols] for m in geometry.matrices},
+        "groups": {m.name: m.group for m in geometry.matrices},
+        "max_level": manifest.max_level,
+        "bits_per_weight": {str(n): 8 * geometry.prefix_bytes(n) / geometry.weights for n in levels},
+        "plane_bytes": {
+            Plane(i).label: plane.length * sum(counts) for i, plane in enumerate(geometry.planes)
+        },
+        "expert_bytes": manifest.expert_bytes,
+        "dense_bits": manifest.dense_bits,
+        "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
+    }
+
+
+_Check = tuple[int, int, list[DamagedData]]
+"""(bytes of the store this was about, bytes read, damage)."""
+
+
+def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator[_Check]:
+    for layer in sorted(manifest.layers):
+        yield from _check_layer(directory, manifest, layer, buffer)
+    for name, entry in sorted(manifest.files.items()):
+        yield _check_file(directory / name, entry)
+
+
+def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
+    records = manifest.layers[layer]
+    geometry = manifest.geometry
+    header_damage = _header_damage(directory / records.file, manifest, layer)
+    if header_damage:
+        yield 0, 0, header_damage
+    try:
+        reader = RecordReader.open(directory, replace(manifest, layers={layer: records}))
+    except DamagedData as error:
+        # A file that is too short is damaged once, though its header says so too.
+        yield len(records.records) * geometry.record_bytes, 0, [] if header_damage else [error]
+        return
+    with reader:
+        for expert in range(len(records.records)):
+            before = reader.bytes_read
+            found = _record_damage(reader, ExpertKey(layer, expert), manifest, buffer)
+            yield geometry.record_bytes, reader.bytes_read - before, found
+
+
+def _header_damage(path: Path, manifest: Manifest, layer: int) -> list[DamagedData]:
+    expected = {
+        tensor_name(layer, expert): record.offset
+        for expert, record in enumerate(manifest.layers[layer].records)
+    }
+    try:
+        tensors = read_header(path).tensors
+    except DamagedData as error:
+        return [error]
+    if {name: entry.range.offset for name, entry in tensors.items()} != expected:
+        wanted = f"{len(expected)} records of layer {layer} were wanted in {path}"
+        return [BadHeader(wanted, "its header names others, or other offsets", _ADVICE)]
+    return []
+
+
+def _record_damage(
+    reader: RecordReader, key: ExpertKey, manifest: Manifest, buffer: memoryview
+) -> list[DamagedData]:
+    """Reads the record whole; plane by plane only where that finds damage, to name all of it."""
+    planes = manifest.geometry.planes
+    try:
+        reader.read(key, Plane.BASE, Plane(len(planes) - 1), [buffer])
+    except DamagedData:
+        found = []
+        for index, plane in enumerate(planes):
+            try:
+                reader.read(key, Plane(index), Plane(index), [buffer[: plane.length]])
+            except DamagedData as error:
+                found.append(error)
+        return found
+    return []
+
+
+def _check_file(path: Path, entry: FileEntry) -> _Check:
+    wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x} was wanted"
+    digest, read = xxhash.xxh3_64(), 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                read += len(piece)
+    except FileNotFoundError:
+        return entry.size, read, [MissingTensor(wanted, "there is no such file", _ADVICE)]
+    except OSError as error:
+        return entry.size, read, [ReadFailed(wanted, f"{error.strerror} after {read} bytes", _ADVICE)]
+    if read < entry.size:
+        return entry.size, read, [TruncatedFile(wanted, f"it has {read} bytes", _ADVICE)]
+    if digest.intdigest() != entry.checksum:
+        found = f"it has {read} bytes with checksum {digest.hexdigest()}"
+        return entry.size, read, [ChecksumMismatch(wanted, found, _ADVICE)]
+    return entry.size, read, []

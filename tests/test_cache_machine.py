@@ -1,0 +1,288 @@
+"""Tier and budget against models that are plain dicts of sets: any sequence of calls, checked after each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from toys import MERGED, SLICED, ToyForm
+
+from cache.base import Lease, Reservation
+from cache.budget import Budget
+from cache.lru import LRU
+from cache.plane_tier import PlaneTier
+from storage.base import LEVELS, Blocks, ExpertKey
+from storage.errors import DoesNotFit
+
+KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
+
+Serials = dict[str, int]
+"""Block kind's name -> the number that was written all over the block. No number is used twice."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the model knows of an expert: its level, and what must stand in its blocks."""
+
+    level: int
+    serials: Serials
+
+
+@dataclass(eq=False)
+class Incoming:
+    """A reservation in the model: the serials in its new blocks, and now in its victims'."""
+
+    key: ExpertKey
+    level: int
+    serials: Serials
+    held: Version | None
+    victims: list[Serials]
+
+
+def lower_levels(form: ToyForm, level: int) -> list[int]:
+    """The levels that blocks of an expert at `level` still make, written out by hand for both forms."""
+    if form is MERGED:
+        return {8: [4, 0], 4: [0], 2: [0]}[level]
+    return {8: [4, 2, 0], 4: [2, 0], 2: [0]}[level]
+
+
+class TierMachine(RuleBasedStateMachine):
+    """The model keeps versions and who holds them; which blocks are free follows from that alone."""
+
+    form: ToyForm
+    leases = Bundle("leases")
+    reservations = Bundle("reservations")
+
+    @initialize(capacity=st.lists(st.integers(0, 4), min_size=3, max_size=3))
+    def build(self, capacity: list[int]) -> None:
+        self.capacity = dict(zip((kind.name for kind in self.form.kinds), capacity, strict=False))
+        self.tier = PlaneTier(self.form, self.capacity, LRU(), device="cpu", name="machine")
+        self.resident: dict[ExpertKey, Version] = {}  # the least recently used first
+        self.leased: dict[Lease, Version] = {}
+        self.incoming: dict[Reservation, Incoming] = {}
+        self.last_serial = 0
+
+    def held(self, kind: str) -> set[int]:
+        """Serials of the blocks of a kind that cannot be had: leased, or part of a reservation."""
+        versions = [*self.leased.values(), *(i.held for i in self.incoming.values() if i.held)]
+        serials = [v.serials for v in versions]
+        for incoming in self.incoming.values():
+            serials += [incoming.serials, *incoming.victims]
+        return {some[kind] for some in serials if kind in some}
+
+    def free(self, kind: str) -> int:
+        """Blocks of a kind that nothing refers to."""
+        of_residents = {v.serials[kind] for v in self.resident.values() if kind in v.serials}
+        return self.capacity[kind] - len(self.held(kind) | of_residents)
+
+    def eviction(self, key: ExpertKey, needed: tuple[str, ...]) -> dict[ExpertKey, int] | None:
+        """Victim -> level left of it. None: not even evicting everybody would make room."""
+        victims: dict[ExpertKey, int] = {}
+        gained: set[str] = set()
+        for kind in (k.name for k in self.form.kinds if k.name in needed):
+            if kind in gained or self.free(kind):
+                continue
+            held = self.held(kind)
+            pinned = {id(v) for v in self.leased.values()}
+            able = [
+                k
+                for k, v in self.resident.items()
+                if k != key and id(v) not in pinned and kind in v.serials and v.serials[kind] not in held
+            ]
+            if not able:
+                return None
+            version = self.resident[able[0]]
+            left = next(
+                low
+                for low in lower_levels(self.form, version.level)
+                if kind not in {k.name for k in self.form.kinds_at(low)}
+            )
+            victims[able[0]] = left
+            lost = set(version.serials) - {k.name for k in self.form.kinds_at(left)}
+            gained |= {k for k in lost if version.serials[k] not in self.held(k)}
+        return victims
+
+    def lower(self, key: ExpertKey, level: int) -> None:
+        """Leaves `level` of a resident; its place in the order stays."""
+        kinds = {kind.name for kind in self.form.kinds_at(level)}
+        old = self.resident[key]
+        if level:
+            serials = {k: serial for k, serial in old.serials.items() if k in kinds}
+            self.resident[key] = Version(level, serials)
+        else:
+            del self.resident[key]
+
+    def touch(self, key: ExpertKey) -> None:
+        self.resident[key] = self.resident.pop(key)
+
+    @rule(target=leases, key=st.sampled_from(KEYS), level=st.sampled_from([2, 4, 8]))
+    def acquire(self, key: ExpertKey, level: int) -> Lease:
+        lease = self.tier.acquire(key, level)
+        version = self.resident.get(key)
+        if version is None or version.level < level:
+            assert lease is None
+            return multiple()
+        assert lease is not None
+        assert (lease.key, lease.level) == (key, version.level)
+        self.touch(key)
+        self.leased[lease] = version
+        return lease
+
+    @rule(lease=consumes(leases))
+    def release(self, lease: Lease) -> None:
+        del self.leased[lease]
+        self.tier.release(lease)
+
+    @rule(target=reservations, key=st.sampled_from(KEYS), level=st.sampled_from([2, 4, 8]))
+    def reserve(self, key: ExpertKey, level: int) -> Reservation:
+        held = self.resident.get(key)
+        before = held.level if held else 0
+        if level <= before or any(i.key == key for i in self.incoming.values()):
+            with pytest.raises(ValueError, match="wanted"):
+                self.tier.reserve(key, level)
+            return multiple()
+        needed = self.form.rewritten(before, level)
+        victims = self.eviction(key, needed)
+        reservation = self.tier.reserve(key, level)
+        if victims is None:
+            assert reservation is None
+            return multiple()
+        assert reservation is not None
+        assert [(v.key, v.level) for v in reservation.victims] == [
+            (k, self.resident[k].level) for k in victims
+        ]
+        for victim in reservation.victims:
+            assert_holds(victim.blocks, self.resident[victim.key].serials)
+        for victim_key, left in victims.items():
+            self.lower(victim_key, left)
+        serials = {}
+        for kind, block in reservation.into.items():
+            self.last_serial += 1
+            serials[kind] = self.last_serial
+            np.frombuffer(block, np.uint32)[:] = self.last_serial
+        assert set(serials) == set(needed)
+        overwritten = [{k: first_word(b) for k, b in v.blocks.items()} for v in reservation.victims]
+        self.incoming[reservation] = Incoming(key, level, serials, held, overwritten)
+        return reservation
+
+    @rule(target=leases, reservation=consumes(reservations))
+    def publish(self, reservation: Reservation) -> Lease:
+        incoming = self.incoming.pop(reservation)
+        lease = self.tier.publish(reservation)
+        kept = incoming.held.serials if incoming.held else {}
+        version = Version(incoming.level, kept | incoming.serials)
+        self.resident.pop(incoming.key, None)
+        self.resident[incoming.key] = version
+        self.leased[lease] = version
+        assert (lease.key, lease.level) == (incoming.key, incoming.level)
+        return lease
+
+    @rule(reservation=consumes(reservations))
+    def abandon(self, reservation: Reservation) -> None:
+        del self.incoming[reservation]
+        self.tier.abandon(reservation)
+
+    @rule(key=st.sampled_from(KEYS), level=st.sampled_from(LEVELS))
+    def drop(self, key: ExpertKey, level: int) -> None:
+        self.tier.drop(key, level)
+        have = self.resident[key].level if key in self.resident else 0
+        if have > level:
+            reached = min((low for low in lower_levels(self.form, have) if low >= level), default=have)
+            if reached < have:
+                self.lower(key, reached)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "tier"):
+            return
+        self.tier.check_integrity()
+        assert self.tier.resident() == {key: version.level for key, version in self.resident.items()}
+        for lease, version in self.leased.items():
+            assert_holds(lease.blocks, version.serials)
+        for reservation, incoming in self.incoming.items():
+            assert_holds(reservation.into, incoming.serials)
+            for victim, serials in zip(reservation.victims, incoming.victims, strict=True):
+                assert_holds(victim.blocks, serials)
+            if incoming.held:
+                assert reservation.held is not None
+                assert_holds(reservation.held.blocks, incoming.held.serials)
+
+
+def first_word(block: memoryview) -> int:
+    return int(np.frombuffer(block, np.uint32)[0])
+
+
+def assert_holds(blocks: Blocks, serials: Serials) -> None:
+    """Every block of an expert is there and has its serial from its first word to its last."""
+    assert blocks.keys() == serials.keys()
+    for kind, block in blocks.items():
+        assert (np.frombuffer(block, np.uint32) == serials[kind]).all()
+
+
+class MergedMachine(TierMachine):
+    form = MERGED
+
+
+class SlicedMachine(TierMachine):
+    form = SLICED
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    """The model is a dict of what each name has."""
+
+    names = st.sampled_from(["dense", "kv", "planes"])
+    sizes = st.integers(0, 60)
+
+    @initialize(limit=st.integers(0, 100))
+    def build(self, limit: int) -> None:
+        self.budget = Budget(limit)
+        self.model: dict[str, int] = {}
+
+    @rule(name=names, size=sizes)
+    def try_reserve(self, name: str, size: int) -> None:
+        fits = sum(self.model.values()) + size <= self.budget.limit
+        assert self.budget.try_reserve(name, size) == fits
+        if fits:
+            self.model[name] = self.model.get(name, 0) + size
+
+    @rule(name=names, size=sizes)
+    def reserve(self, name: str, size: int) -> None:
+        wanted = sum(self.model.values()) + size
+        if wanted <= self.budget.limit:
+            self.budget.reserve(name, size)
+            self.model[name] = self.model.get(name, 0) + size
+        else:
+            with pytest.raises(DoesNotFit) as caught:
+                self.budget.reserve(name, size)
+            assert caught.value.minimum == wanted
+
+    @rule(name=names, size=st.none() | sizes)
+    def release(self, name: str, size: int | None) -> None:
+        if name not in self.model or (size or 0) > self.model[name]:
+            with pytest.raises(ValueError, match="reserved"):
+                self.budget.release(name, size)
+        else:
+            self.budget.release(name, size)
+            left = 0 if size is None else self.model[name] - size
+            self.model |= {name: left}
+            if not left:
+                del self.model[name]
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "budget"):
+            assert self.budget.breakdown() == self.model
+            assert self.budget.used == sum(self.model.values())
+            assert self.budget.free == self.budget.limit - self.budget.used
+
+
+TestMergedTier = MergedMachine.TestCase
+TestMergedTier.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestSlicedTier = SlicedMachine.TestCase
+TestSlicedTier.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestBudget = BudgetMachine.TestCase
+TestBudget.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)

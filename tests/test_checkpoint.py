@@ -1,0 +1,294 @@
+"""Checkpoints: what is read is what safetensors reads, and what nobody should trust is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from storage.checkpoint import Checkpoint, bounded_config
+from storage.errors import BadHeader, MissingTensor, ModelRefused, TruncatedFile
+
+INDEX = "model.safetensors.index.json"
+FUSED = "model.layers.2.mlp.experts.gate_up_proj"
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint in one file, free to be damaged."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+@pytest.fixture
+def sharded(fused_checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint in several files, free to be damaged."""
+    return Path(shutil.copytree(fused_checkpoint, tmp_path / "sharded"))
+
+
+def edit(path: Path, change) -> None:
+    """Rewrites a JSON file after `change` had its way with it."""
+    parsed = json.loads(path.read_text())
+    change(parsed)
+    path.write_text(json.dumps(parsed))
+
+
+def point_shard(directory: Path, target: str) -> None:
+    """Makes the index say that one fused tensor lies in `target`."""
+    edit(directory / INDEX, lambda index: index["weight_map"].update({FUSED: target}))
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "fused_checkpoint"])
+def test_reads_what_safetensors_reads(form, request):
+    """Names, shapes, dtypes and every bit agree with the safetensors library, in one file and in shards."""
+    directory = request.getfixturevalue(form)
+    opened = Checkpoint.open(directory)
+    expected = {}
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            expected |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert opened.names() == set(expected)
+    for name, tensor in expected.items():
+        assert (opened.shape(name), opened.dtype(name)) == (tuple(tensor.shape), tensor.dtype)
+        assert opened.nbytes(name) == tensor.nbytes
+        torch.testing.assert_close(opened.read(name), tensor, rtol=0, atol=0)
+
+
+def test_a_slice_is_one_expert_of_a_fused_tensor(fused_checkpoint):
+    """read_slice(name, e) is tensor[e], and an expert that is not there is an IndexError."""
+    opened = Checkpoint.open(fused_checkpoint)
+    whole = opened.read(FUSED)
+    for expert in range(8):
+        assert torch.equal(opened.read_slice(FUSED, expert), whole[expert])
+    for outside in (-1, 8):
+        with pytest.raises(IndexError):
+            opened.read_slice(FUSED, outside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_dtype_and_rank_keeps_its_bits(copy, dtype):
+    """Scalars, empty tensors and vectors of each accepted dtype come back as they were saved."""
+    tensors = {"scalar": torch.tensor(1.5, dtype=dtype), "empty": torch.empty(0, 3, dtype=dtype)}
+    tensors["vector"] = torch.tensor([0.1, -2.0, 3.0], dtype=dtype)
+    save_file(tensors, copy / "model.safetensors")
+    opened = Checkpoint.open(copy)
+    for name, tensor in tensors.items():
+        read = opened.read(name)
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read, tensor)
+
+
+def test_quantized_tensors_are_refused_on_use(copy):
+    """A tensor of whole numbers is no weight: its name and type are in the message."""
+    save_file({"packed": torch.zeros(4, dtype=torch.int32)}, copy / "model.safetensors")
+    with pytest.raises(ModelRefused, match=r"packed.*I32"):
+        Checkpoint.open(copy).read("packed")
+
+
+def test_unknown_name_is_a_missing_tensor(checkpoint):
+    """Asking for what is not there names it."""
+    with pytest.raises(MissingTensor, match=r"model\.nowhere"):
+        Checkpoint.open(checkpoint).read("model.nowhere")
+
+
+@pytest.mark.parametrize("way", ["dots", "absolute", "link"])
+def test_a_shard_outside_the_directory_is_refused(sharded, way):
+    """A weight_map that leads out, by .., an absolute path or a link, is refused though the file is good."""
+    outside = sharded.parent / "outside.safetensors"
+    save_file({FUSED: torch.zeros(8, 64, 64)}, outside)
+    if way == "link":
+        (sharded / "link.safetensors").symlink_to(outside)
+    point_shard(
+        sharded, {"dots": "../outside.safetensors", "absolute": str(outside), "link": "link.safetensors"}[way]
+    )
+    with pytest.raises(ModelRefused, match="outside"):
+        Checkpoint.open(sharded)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_no_file_may_be_a_link_that_leads_out(copy, name):
+    """The same holds for the config, the only file of weights, and files that are only copied."""
+    (copy / name).rename(copy.parent / "elsewhere")
+    (copy / name).symlink_to(copy.parent / "elsewhere")
+    with pytest.raises(ModelRefused, match="leads outside"):
+        Checkpoint.open(copy).companions()
+
+
+def test_a_snapshot_of_the_hubs_cache_may_link_to_its_own_blobs(checkpoint, tmp_path):
+    """snapshots/REVISION/* -> ../../blobs/* is how the Hub's cache looks, and reads as the files do."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(checkpoint, blobs)
+    for path in list(blobs.iterdir()):
+        hashed = path.rename(blobs / f"hash-of-{path.name}")
+        (snapshot / path.name).symlink_to(Path("../../blobs") / hashed.name)
+    opened = Checkpoint.open(snapshot)
+    assert opened.fingerprint() == Checkpoint.open(checkpoint).fingerprint()
+    assert {path.name for path in opened.companions()} >= {"config.json", "tokenizer.json"}
+
+
+@pytest.mark.parametrize("suffix", ["bin", "pt"])
+def test_pickled_weights_alone_are_refused(copy, suffix):
+    """A checkpoint with nothing but pickled weights is refused, and the message says why."""
+    (copy / "model.safetensors").rename(copy / f"pytorch_model.{suffix}")
+    with pytest.raises(ModelRefused, match=rf"pytorch_model\.{suffix}.*pickle"):
+        Checkpoint.open(copy)
+
+
+def test_pickled_shards_are_refused(sharded):
+    """An index that names a pickle is refused before the file is opened: it does not even exist."""
+    point_shard(sharded, "pytorch_model-00001.bin")
+    with pytest.raises(ModelRefused, match="pickle"):
+        Checkpoint.open(sharded)
+
+
+def test_pickles_beside_safetensors_are_ignored(copy):
+    """Many checkpoints carry both; only the safetensors are read."""
+    (copy / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert "lm_head.weight" in Checkpoint.open(copy).names()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_remote_code_is_refused(copy, name):
+    """auto_map asks to run the checkpoint's own code."""
+    edit(copy / name, lambda parsed: parsed.update(auto_map={"AutoConfig": "evil.Config"}))
+    with pytest.raises(ModelRefused, match="auto_map"):
+        Checkpoint.open(copy)
+
+
+def test_index_that_names_what_a_shard_lacks(sharded):
+    """A tensor promised by the index and held by no shard is missing, by name."""
+    edit(
+        sharded / INDEX, lambda index: index["weight_map"].update({"model.ghost": index["weight_map"][FUSED]})
+    )
+    with pytest.raises(MissingTensor, match=r"model\.ghost"):
+        Checkpoint.open(sharded)
+
+
+def test_index_that_names_a_file_that_is_not_there(sharded):
+    """A shard that was not downloaded is missing, by name."""
+    point_shard(sharded, "model-00009-of-00005.safetensors")
+    with pytest.raises(MissingTensor, match="model-00009"):
+        Checkpoint.open(sharded)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"a": 1}, {"a": ["model.safetensors"]}])
+def test_index_of_the_wrong_form_is_refused(sharded, weight_map):
+    """weight_map must map names to file names."""
+    edit(sharded / INDEX, lambda index: index.update(weight_map=weight_map))
+    with pytest.raises(ModelRefused, match="weight_map"):
+        Checkpoint.open(sharded)
+
+
+def test_duplicate_header_keys_are_a_bad_header(copy):
+    """The safetensors library takes the last of two equal names; here the file is refused."""
+    entry = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = f"{{{entry},{entry}}}".encode()
+    (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(BadHeader):
+        Checkpoint.open(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "9" * 10_000, "\ufeff{}", "null"])
+def test_json_that_is_no_object_is_refused(copy, text):
+    """Whatever config.json holds, the answer is ModelRefused, never a crash of the parser."""
+    (copy / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelRefused):
+        Checkpoint.open(copy)
+
+
+def test_json_of_absurd_size_is_refused_unread(copy):
+    """A sparse file of 1 TiB is refused by its size."""
+    with (copy / "config.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelRefused, match=str(1 << 40)):
+        Checkpoint.open(copy)
+
+
+def test_file_cut_after_opening_is_truncated(copy):
+    """A file that became shorter after its header was read gives the path and the count of bytes."""
+    opened = Checkpoint.open(copy)
+    path = copy / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 10)
+    with pytest.raises(TruncatedFile, match=r"model\.safetensors"):
+        [opened.read(name) for name in opened.names()]
+
+
+def test_no_checkpoint_at_all(copy, tmp_path):
+    """An empty directory, and one with a config but no weights, are refused with what is missing."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelRefused, match=r"config\.json"):
+        Checkpoint.open(tmp_path / "empty")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"neither model\.safetensors"):
+        Checkpoint.open(copy)
+
+
+def test_fingerprint_changes_with_the_source_and_not_with_its_place(copy, checkpoint):
+    """A copy has the same fingerprint; a bit flipped at an end of the weights, or a companion, another."""
+    original = Checkpoint.open(checkpoint).fingerprint()
+    assert Checkpoint.open(copy).fingerprint() == original
+    weights = copy / "model.safetensors"
+    data = weights.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    seen = {original}
+    for at in (start, len(data) - 1):
+        weights.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        seen.add(Checkpoint.open(copy).fingerprint())
+    weights.write_bytes(data)
+    edit(copy / "tokenizer.json", lambda parsed: parsed.update(version="2.0"))
+    seen.add(Checkpoint.open(copy).fingerprint())
+    assert len(seen) == 4
+
+
+GOOD = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "vocab_size": 151_936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": None,
+}
+
+
+def test_an_honest_config_passes_unchanged():
+    """Qwen3-30B-A3B's own sizes, with an optional value null, come back equal."""
+    assert bounded_config(GOOD) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_experts", 1_000_000_000),
+        ("num_experts", 0),
+        ("num_experts", -1),
+        ("num_experts", "128"),
+        ("num_experts", 128.0),
+        ("num_experts", True),
+        ("num_experts", [128]),
+        ("num_hidden_layers", 1025),
+        ("num_hidden_layers", None),
+        ("hidden_size", 131_073),
+        ("hidden_size", 10**400),
+        ("num_attention_heads", 0),
+        ("vocab_size", 10_000_001),
+        ("head_dim", -64),
+        ("max_position_embeddings", 2**62),
+        ("num_experts_per_tok", 129),
+        ("model_type", None),
+        ("model_type", ["qwen3_moe"]),
+    ],
+)
+def test_hostile_values_are_refused_by_key_and_value(key, value):
+    """Every value that sizes something must be a whole number within bounds; the message has both."""
+    with pytest.raises(ModelRefused) as refused:
+        bounded_config(GOOD | {key: value})
+    assert key in str(refused.value)
+    assert repr(value)[:40] in str(refused.value)

@@ -1,0 +1,137 @@
+"""storage/encode.py and record.py: records against plain torch, and the kernel fed from a record's bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.base import ByteRange, Plane
+from storage.encode import decode, encode, unpack_codes
+from storage.layout import LAYOUTS, detect
+from storage.planes import dequantize, merge, midpoint, quantize
+from storage.record import MatrixSpec, RecordGeometry
+
+SHAPES = {
+    "even": ((64, 128), (128, 32)),
+    "odd": ((200, 100), (100, 100)),
+    "tiny": ((2, 3), (3, 1)),
+    "one block and a bit": ((80, 64), (48, 96)),
+}
+
+
+def geometry_of(shapes, max_level: int = 8) -> RecordGeometry:
+    (a, b), (c, d) = shapes
+    return RecordGeometry((MatrixSpec.of("gate_up", a, b), MatrixSpec.of("down", c, d)), max_level)
+
+
+def weights_of(geometry: RecordGeometry) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
+
+
+def expected(weight: torch.Tensor, spec: MatrixSpec, level: int) -> torch.Tensor:
+    """The matrix at a level, without ever packing it: padded, quantized and cut."""
+    padded = torch.zeros(-(-spec.rows // 16) * 16, -(-spec.cols // spec.group) * spec.group)
+    padded[: spec.rows, : spec.cols] = weight
+    return dequantize(*quantize(padded, spec.group), level)[: spec.rows, : spec.cols]
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_a_records_prefix_holds_its_level(shapes, name, level):
+    """From exactly the bytes that a level reads, every matrix comes back as quantized; padding is gone."""
+    geometry = geometry_of(shapes)
+    weights = weights_of(geometry)
+    record = encode(geometry, LAYOUTS[name], weights)
+    assert record.size == geometry.record_bytes
+    got = decode(record[: geometry.prefix_bytes(level)].copy(), geometry, LAYOUTS[name], level)
+    for matrix, weight, spec in zip(got, weights, geometry.matrices, strict=True):
+        assert torch.equal(matrix, expected(weight, spec, level))
+
+
+@pytest.mark.parametrize("max_level", [4, 2])
+def test_a_record_without_higher_planes_is_a_prefix(max_level):
+    """A store of lower levels has the same bytes, only fewer."""
+    whole, part = geometry_of(SHAPES["odd"]), geometry_of(SHAPES["odd"], max_level)
+    weights = weights_of(whole)
+    record = encode(part, LAYOUTS["cpu-avx2"], weights)
+    assert record.size == whole.prefix_bytes(max_level)
+    assert np.array_equal(record, encode(whole, LAYOUTS["cpu-avx2"], weights)[: record.size])
+
+
+def test_lower_planes_do_not_depend_on_lower_bits():
+    """Codes of a level are the top bits of level 8's: planes are nested."""
+    geometry = geometry_of(SHAPES["even"])
+    record = encode(geometry, LAYOUTS["cuda"], weights_of(geometry))
+    codes = {level: unpack_codes(record, geometry, LAYOUTS["cuda"], level) for level in (8, 4, 2)}
+    for eight, four, two in zip(codes[8], codes[4], codes[2], strict=True):
+        assert torch.equal(four[0], eight[0] & 0xF0)
+        assert torch.equal(two[0], eight[0] & 0xC0)
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("level", [8, 4, 2])
+@pytest.mark.parametrize("tokens", [1, 5, 17])
+def test_torchs_kernel_computes_from_a_records_bytes(shapes, level, tokens):
+    """torch's 4-bit kernel, given a record's planes as they lie, multiplies by the matrices of that level."""
+    geometry = geometry_of(shapes)
+    record = encode(geometry, detect(), weights_of(geometry))
+    p4 = record[geometry.parameter_bytes : geometry.prefix_bytes(4)].copy()
+    (midpoint if level == 2 else merge)(p4)
+    p0 = record[geometry.planes[Plane.D8].offset :]
+    matrices = decode(record, geometry, detect(), level)
+    for weight, (spec, parameters_at, codes_at) in zip(matrices, geometry.matrix_offsets(), strict=True):
+        x = torch.randn(tokens, spec.cols, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        padded = F.pad(x, (0, spec.padded_cols - spec.cols))
+        raw = record[parameters_at : parameters_at + spec.parameter_bytes].copy()
+        shape = (spec.padded_cols // spec.group, spec.padded_rows, 2)
+        scale, centre = torch.from_numpy(raw).view(torch.bfloat16).view(shape).unbind(-1)
+        got = product(padded, p4, spec, codes_at, scale, centre + scale / 2 if level == 2 else centre)
+        if level == 8:
+            got = got + product(padded, p0, spec, codes_at, scale / 16, scale / 32)
+        want = x.float() @ weight.T
+        assert (got[:, : spec.rows] - want).norm() <= 0.01 * want.norm() + 1e-6
+
+
+def product(x, nibbles, spec: MatrixSpec, at: int, scale, offset) -> torch.Tensor:
+    """float32 [tokens, padded_rows] of x and the matrix whose packed nibbles lie at `at`."""
+    packed = torch.from_numpy(nibbles[at : at + spec.nibble_bytes].copy()).view(spec.padded_rows, -1)
+    parameters = torch.stack((scale, offset), -1).contiguous()
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, spec.group, parameters).float()
+
+
+def test_a_real_models_expert_takes_eight_and_a_half_bits():
+    """[1536, 2048] and [2048, 768]: 8.5, 4.5 and 2.5 bits a weight, with all padding."""
+    geometry = geometry_of(((1536, 2048), (2048, 768)))
+    weights = 1536 * 2048 + 2048 * 768
+    assert {n: geometry.prefix_bytes(n) * 8 / weights for n in (8, 4, 2, 0)} == {8: 8.5, 4: 4.5, 2: 2.5, 0: 0}
+
+
+side = st.integers(1, 5000)
+
+
+@given(side, side, side, side, st.sampled_from([8, 4, 2]))
+def test_planes_are_blocks_without_gaps(a, b, c, d, max_level):
+    """Whatever the shapes, planes are whole 4 KiB blocks, one after another, and large enough."""
+    geometry = geometry_of(((a, b), (c, d)), max_level)
+    at = 0
+    for plane in geometry.planes:
+        assert plane.offset == at
+        assert plane.length % 4096 == 0
+        at = plane.end
+    assert geometry.record_bytes == at
+    packed = sum(m.padded_rows * m.padded_cols // 4 for m in geometry.matrices)
+    assert geometry.planes[0].length >= packed
+    for spec, (rows, cols) in zip(geometry.matrices, ((a, b), (c, d)), strict=True):
+        assert (spec.padded_rows % 16, spec.padded_cols % spec.group) == (0, 0)
+        assert 0 <= spec.padded_rows - rows < 16
+        assert 0 <= spec.padded_cols - cols < spec.group
+    if max_level == 8:
+        assert geometry.span(Plane.D4, Plane.D8) == ByteRange(
+            geometry.prefix_bytes(2), at - geometry.prefix_bytes(2)
+        )

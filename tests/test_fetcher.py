@@ -1,0 +1,509 @@
+"""prefetch.fetcher: every expert once, hits first, however small the tiers, which stay whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import MERGED, SLICED, ToyForm, ToyReader, check, contents, disk_bytes, expected, put
+
+from cache.lru import LRU
+from cache.plane_tier import PlaneTier
+from prefetch.fetcher import Fetcher
+from storage.base import ExpertKey
+from storage.errors import ChecksumMismatch, DoesNotFit
+
+A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
+WAIT = 30
+"""Seconds after which a test that would hang fails instead."""
+
+FORMS = pytest.mark.parametrize("form", [MERGED, SLICED], ids=["merged", "sliced"])
+
+
+def broken(key: ExpertKey) -> ChecksumMismatch:
+    return ChecksumMismatch(f"expert {key.expert} was wanted", "other bytes", "Convert the model again")
+
+
+def after(patch: pytest.MonkeyPatch, tier: PlaneTier, method: str, then: Callable[[], object]) -> None:
+    """Has the tier call `then` at the end of every call of one of its methods."""
+    original = getattr(tier, method)
+
+    def both(argument: object) -> object:
+        result = original(argument)
+        then()
+        return result
+
+    patch.setattr(tier, method, both)
+
+
+class Rig:
+    """A fetcher over tiers with room for so many experts at level 8; no DRAM tier where that is None."""
+
+    def __init__(self, form: ToyForm, vram: int, dram: int | None = None, workers: int = 2) -> None:
+        self.form = form
+        self.reader = ToyReader()
+        self.vram = self._tier("vram", vram)
+        self.dram = self._tier("dram", dram) if dram is not None else None
+        self.fetcher = Fetcher(self.vram, self.dram, form, self.reader, workers=workers)
+
+    def _tier(self, name: str, experts: int) -> PlaneTier:
+        capacity = {kind.name: experts for kind in self.form.kinds}
+        return PlaneTier(self.form, capacity, LRU(), device="cpu", name=name)
+
+    def fetch(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
+        """Streams `wanted`, checks every lease's level and bytes, and returns the order they came in."""
+        order = []
+        with self.fetcher.stream(wanted) as leases:
+            for lease in leases:
+                assert lease.level >= wanted[lease.key]
+                assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
+                order.append(lease.key)
+        assert sorted(order) == sorted(wanted)
+        self.whole()
+        return order
+
+    def whole(self) -> None:
+        """No block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
+        residents = self.vram.resident()
+        check(self.vram, self.form, residents)
+        assert not self.vram._leases
+        assert not self.vram._pending
+        if self.dram:
+            check(self.dram, self.form, self.dram.resident())
+            assert not residents.keys() & self.dram.resident().keys()
+            assert not self.dram._leases
+            assert not self.dram._pending
+
+
+@pytest.fixture
+def rig() -> Iterator[type[Rig]]:
+    """Rig, with every fetcher closed in the end and its threads seen to be gone."""
+    made: list[Rig] = []
+
+    class Closing(Rig):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            made.append(self)
+
+    yield Closing
+    for each in made:
+        for gate in each.reader.gates.values():
+            gate.set()
+        each.fetcher.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("transfer-")] == []
+
+
+@FORMS
+@pytest.mark.parametrize("room", [1, 2, 3, 7])
+def test_every_expert_comes_once(rig: type[Rig], form: ToyForm, room: int) -> None:
+    """However few fit at once, all wanted are handed out, each at its level and with its own bytes."""
+    r = rig(form, room)
+    wanted = {ExpertKey(layer, e): (2, 4, 8)[e % 3] for layer in range(2) for e in range(3)}
+    r.fetch(wanted)
+    r.fetch(dict.fromkeys(wanted, 8))
+    r.fetch(wanted)
+
+
+def test_nothing_wanted_is_nothing_done(rig: type[Rig]) -> None:
+    """An empty request is an empty stream."""
+    r = rig(MERGED, 1)
+    assert r.fetch({}) == []
+    assert r.fetcher.take_counts().requests == 0
+
+
+def test_hits_come_while_misses_are_read(rig: type[Rig]) -> None:
+    """Reads begin on entry, and a read that never ends holds up no hit."""
+    r = rig(MERGED, 4)
+    put(r.vram, MERGED, B, 4)
+    put(r.vram, MERGED, D, 4)
+    begun, go = r.reader.hold(A)
+    with r.fetcher.stream({A: 4, B: 4, D: 2}) as leases:
+        assert begun.wait(WAIT)
+        assert {next(leases).key, next(leases).key} == {B, D}
+        go.set()
+        assert next(leases).key == A
+        assert list(leases) == []
+    r.whole()
+
+
+def test_arrivals_come_as_they_finish(rig: type[Rig]) -> None:
+    """A slow read does not hold up a fast one that began after it."""
+    r = rig(MERGED, 4)
+    begun, go = r.reader.hold(A)
+    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
+        assert begun.wait(WAIT)
+        assert {next(leases).key, next(leases).key} == {B, C}
+        go.set()
+        assert [lease.key for lease in leases] == [A]
+
+
+def test_misses_are_read_in_disk_order(rig: type[Rig]) -> None:
+    """One worker reads by layer and expert, whatever the order of the request."""
+    r = rig(MERGED, 8, workers=1)
+    keys = [ExpertKey(1, 0), ExpertKey(0, 7), ExpertKey(0, 2), ExpertKey(1, 3)]
+    r.fetch(dict.fromkeys(keys, 4))
+    assert r.reader.reads == [ExpertKey(0, 2), ExpertKey(0, 7), ExpertKey(1, 0), ExpertKey(1, 3)]
+
+
+def test_a_lease_ends_when_the_next_is_asked_for(rig: type[Rig]) -> None:
+    """With one block, the second expert is read only after the first was handed back, and then at once."""
+    r = rig(MERGED, 1)
+    put(r.vram, MERGED, A, 4)
+    with r.fetcher.stream({A: 4, B: 4}) as leases:
+        first = next(leases)
+        assert (first.key, r.reader.reads, r.vram.level_of(A)) == (A, [], 4)
+        assert contents(first.blocks) == expected(MERGED, A, 4)
+        assert next(leases).key == B
+        assert r.reader.reads == [B]
+    r.whole()
+
+
+def test_every_release_lets_more_be_read(rig: type[Rig]) -> None:
+    """A miss that found no room beside the waiting hits begins as soon as the first of them is done with."""
+    r = rig(MERGED, 2)
+    put(r.vram, MERGED, A, 4)
+    put(r.vram, MERGED, B, 4)
+    begun, go = r.reader.hold(C)
+    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
+        assert next(leases).key == A
+        assert r.reader.reads == []
+        assert next(leases).key == B
+        assert begun.wait(WAIT)
+        go.set()
+        assert next(leases).key == C
+    r.whole()
+
+
+def test_a_hit_is_not_evicted_by_a_miss_of_its_layer(rig: type[Rig]) -> None:
+    """The oldest resident goes first, unless it is wanted: then it waits pinned."""
+    r = rig(MERGED, 2)
+    put(r.vram, MERGED, C, 4)
+    put(r.vram, MERGED, D, 4)
+    assert r.fetch({A: 4, C: 4}) == [C, A]
+    assert r.reader.reads == [A]
+    assert r.vram.resident() == {A: 4, C: 4}
+
+
+@FORMS
+@pytest.mark.parametrize("low", [2, 4])
+def test_promotion_reads_what_is_missing(rig: type[Rig], form: ToyForm, low: int) -> None:
+    """From a lower level only the planes above it are read."""
+    r = rig(form, 2)
+    r.fetch({A: low})
+    r.fetcher.take_counts()
+    r.fetch({A: 8})
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.vram_hits, counts.requests) == (disk_bytes(low, 8), 0, 1)
+
+
+def test_promotion_in_a_tier_of_one_reads_anew(rig: type[Rig]) -> None:
+    """Where the new block cannot stand beside the old one, the old one goes first."""
+    r = rig(MERGED, 1)
+    r.fetch({A: 2})
+    r.fetcher.take_counts()
+    r.fetch({A: 4})
+    assert r.fetcher.take_counts().ssd_bytes == disk_bytes(0, 4)
+    assert r.vram.resident() == {A: 4}
+
+
+@pytest.mark.parametrize("dram", [None, 3])
+def test_what_cannot_fit_at_all_is_refused(rig: type[Rig], dram: int | None) -> None:
+    """A level that needs a kind the tier has no block of ends in DoesNotFit with the bytes it takes."""
+    r = rig(MERGED, 1, dram)
+    r.fetcher.close()
+    vram = PlaneTier(MERGED, {"p4": 2}, LRU(), device="cpu", name="vram")
+    r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
+    with pytest.raises(DoesNotFit, match=r"expert 0 of layer 0.*level 8") as caught:
+        r.fetch({A: 8})
+    assert caught.value.minimum == 8192 + 4096
+    r.whole()
+    r.fetch({A: 4})
+
+
+def test_counts_add_up(rig: type[Rig]) -> None:
+    """Requests by level, hits and bytes are those of the calls since they were last taken."""
+    r = rig(SLICED, 4)
+    r.fetch({A: 2, B: 4})
+    r.fetch({A: 2, B: 2, C: 8})
+    counts = r.fetcher.take_counts()
+    assert (counts.requests, counts.vram_hits, counts.levels) == (5, 2, {2: 3, 4: 1, 8: 1})
+    assert counts.ssd_bytes == disk_bytes(0, 2) + disk_bytes(0, 4) + disk_bytes(0, 8)
+    assert (counts.dram_hits, counts.dram_bytes, counts.spilled_bytes) == (0, 0, 0)
+    again = r.fetcher.take_counts()
+    assert (again.requests, again.ssd_bytes, again.levels) == (0, 0, {})
+
+
+@pytest.mark.parametrize("dram", [None, 4])
+def test_a_failed_read_is_raised_after_the_others(
+    rig: type[Rig], dram: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes once nothing is under way; what else arrived stays, what failed is as it was."""
+    r = rig(SLICED, 4, dram, workers=2)
+    put(r.vram, SLICED, A, 2)
+    r.reader.errors[A] = broken(A)
+    _, go = r.reader.hold(B)
+    after(monkeypatch, r.vram, "abandon", go.set)  # B's read ends only when A's error has been met
+    with r.fetcher.stream({A: 4, B: 4}) as leases:
+        with pytest.raises(ChecksumMismatch, match="expert 0"):
+            next(leases)
+        assert r.vram.resident() == {A: 2, B: 4}
+        assert list(leases) == []
+    r.whole()
+    r.reader.errors.clear()
+    r.fetch({A: 4, B: 4})
+
+
+def test_leaving_early_waits_and_leaves_the_tiers_whole(
+    rig: type[Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three misses and one worker, the one under way is finished and kept, the others are never read."""
+    r = rig(MERGED, 4, workers=1)
+    put(r.vram, MERGED, D, 4)
+    begun, go = r.reader.hold(A)
+
+    def fail_at_the_first_hit() -> None:
+        with r.fetcher.stream(dict.fromkeys((A, B, C, D), 4)) as leases:
+            assert next(leases).key == D
+            assert begun.wait(WAIT)
+            after(monkeypatch, r.vram, "release", go.set)  # A's read ends only when leaving has begun
+            raise RuntimeError("the engine failed")
+
+    with pytest.raises(RuntimeError, match="engine"):
+        fail_at_the_first_hit()
+    r.whole()
+    assert r.reader.reads == [A]
+    assert r.vram.resident() == {A: 4, D: 4}
+
+
+def test_a_stream_left_early_gives_nothing_more(rig: type[Rig]) -> None:
+    """An iterator kept beyond its context has no leases."""
+    r = rig(MERGED, 2)
+    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
+        next(leases)
+    assert list(leases) == []
+    r.whole()
+
+
+def test_an_iterator_never_started_leaves_nothing(rig: type[Rig]) -> None:
+    """Hits are pinned on entry; leaving without asking for one releases them."""
+    r = rig(MERGED, 2)
+    put(r.vram, MERGED, A, 4)
+    with r.fetcher.stream({A: 4, B: 4}):
+        pass
+    r.whole()
+
+
+def test_ctrl_c_comes_between_two_leases(rig: type[Rig]) -> None:
+    """SIGINT within a stream ends it at the next lease, with nothing leaked and Python's handler back."""
+    r = rig(MERGED, 3)
+    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
+        first = next(leases)
+        signal.raise_signal(signal.SIGINT)
+        assert contents(first.blocks) == expected(MERGED, first.key, 4)
+        with pytest.raises(KeyboardInterrupt):
+            next(leases)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    r.whole()
+    r.fetch({A: 4, B: 4, C: 4})
+
+
+def test_ctrl_c_at_the_last_lease_is_not_lost(rig: type[Rig]) -> None:
+    """Where no further lease is asked for, the end of the context raises it."""
+    r = rig(MERGED, 1)
+    stream = r.fetcher.stream({A: 4})
+    next(stream.__enter__())
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        stream.__exit__(None, None, None)
+    r.whole()
+
+
+def test_a_second_ctrl_c_does_not_wait(rig: type[Rig]) -> None:
+    """Who asks twice does not wait for the next lease, and is not told a third time."""
+    r = rig(MERGED, 1)
+    with r.fetcher.stream({A: 4}) as leases:
+        next(leases)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert list(leases) == []
+    r.whole()
+
+
+def test_a_handler_of_the_programs_own_is_left_alone(rig: type[Rig]) -> None:
+    """A program that handles SIGINT itself is told at once, also within a stream."""
+    r = rig(MERGED, 1)
+    told = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+    try:
+        with r.fetcher.stream({A: 4}) as leases:
+            signal.raise_signal(signal.SIGINT)
+            assert told == [signal.SIGINT]
+            assert [lease.key for lease in leases] == [A]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_engine_may_run_in_any_thread(rig: type[Rig]) -> None:
+    """A server's engine thread streams like the main one."""
+    r = rig(MERGED, 2)
+    orders = []
+    thread = Thread(target=lambda: orders.append(r.fetch({A: 4, B: 4, C: 4})))
+    thread.start()
+    thread.join()
+    assert sorted(orders[0]) == [A, B, C]
+
+
+@FORMS
+def test_victims_land_in_dram(rig: type[Rig], form: ToyForm) -> None:
+    """What VRAM evicts whole is in DRAM with its level and bytes, and comes back without the disk."""
+    r = rig(form, 1, 2)
+    size = form.bytes_at(4)
+    r.fetch({A: 4})
+    r.fetch({B: 4})
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.spilled_bytes, counts.dram_bytes) == (2 * disk_bytes(0, 4), size, 0)
+    check(r.dram, form, {A: 4})
+    r.fetch({A: 4})
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.spilled_bytes, counts.dram_bytes) == (0, size, size)
+    assert (counts.dram_hits, counts.vram_hits) == (1, 0)
+    assert (r.vram.resident(), r.dram.resident()) == ({A: 4}, {B: 4})
+
+
+def test_a_full_dram_forgets_its_oldest(rig: type[Rig]) -> None:
+    """DRAM evicts like any tier; what it evicts is gone."""
+    r = rig(MERGED, 1, 2)
+    for key in (A, B, C, D):
+        r.fetch({key: 8})
+    assert (r.vram.resident(), r.dram.resident()) == ({D: 8}, {B: 8, C: 8})
+
+
+def test_dram_without_room_forgets_the_victim(rig: type[Rig]) -> None:
+    """With its one block pinned by what moves up, DRAM cannot take what moves down."""
+    r = rig(MERGED, 1, 1)
+    for key in (A, B, A):
+        r.fetch({key: 4})
+    assert (r.vram.resident(), r.dram.resident()) == ({A: 4}, {})
+    assert r.fetcher.take_counts().spilled_bytes == MERGED.bytes_at(4)
+
+
+@FORMS
+def test_dram_gives_what_it_has_and_the_disk_the_rest(rig: type[Rig], form: ToyForm) -> None:
+    """An expert that DRAM has at level 2 and is asked for at 8: one block from DRAM, d4 and d8 from disk."""
+    r = rig(form, 1, 2)
+    r.fetch({A: 2})
+    r.fetch({B: 2})
+    r.fetcher.take_counts()
+    r.fetch({A: 8})
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.dram_bytes, counts.dram_hits) == (disk_bytes(2, 8), 8192, 0)
+    assert r.vram.resident() == {A: 8}
+
+
+@pytest.mark.parametrize(("form", "level"), [(MERGED, 4), (SLICED, 2)])
+def test_a_lower_level_is_taken_from_dram_as_far_as_blocks_make_it(
+    rig: type[Rig], form: ToyForm, level: int
+) -> None:
+    """Level 2 of an expert that DRAM has at 8 moves no plane above it, unless p4 is merged already."""
+    r = rig(form, 1, 2)
+    r.fetch({A: 8})
+    r.fetch({B: 2})
+    r.fetcher.take_counts()
+    r.fetch({A: 2})
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.dram_bytes, counts.dram_hits) == (0, 8192, 1)
+    assert r.vram.resident() == {A: level}
+    assert r.dram.resident() == {B: 2}
+
+
+def test_who_loses_only_upper_planes_stays_up(rig: type[Rig]) -> None:
+    """A victim demoted from 8 to 4 is still in VRAM, so DRAM evicts nothing for it."""
+    r = rig(MERGED, 2, 1)
+    r.fetcher.close()
+    vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU(), device="cpu", name="vram")
+    r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
+    put(r.dram, MERGED, C, 8)
+    r.fetch({A: 8})
+    r.fetch({B: 8})
+    assert (r.vram.resident(), r.dram.resident()) == ({A: 4, B: 8}, {C: 8})
+
+
+def test_a_spill_that_outlives_its_victims_return_is_dropped(rig: type[Rig]) -> None:
+    """B's spill, part of A's transfer, is settled after B itself was read again and handed out."""
+    r = rig(SLICED, 3, 4, workers=2)
+    put(r.vram, SLICED, B, 2)
+    put(r.vram, SLICED, D, 8)
+    put(r.vram, SLICED, E, 8)
+    lease = r.vram.acquire(E, 8)
+    assert lease is not None
+    begun, go = r.reader.hold(A)
+    with r.fetcher.stream({A: 2, B: 4}) as leases:
+        assert begun.wait(WAIT)
+        assert next(leases).key == B
+        go.set()
+        assert next(leases).key == A
+    r.vram.release(lease)
+    r.whole()
+    assert r.vram.resident() == {A: 2, B: 4, E: 8}
+    assert r.dram.resident() == {D: 8}
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    form=st.sampled_from([MERGED, SLICED]),
+    vram=st.integers(1, 4),
+    dram=st.none() | st.integers(1, 4),
+    calls=st.lists(
+        st.tuples(
+            st.dictionaries(
+                st.builds(ExpertKey, st.integers(0, 1), st.integers(0, 4)), st.sampled_from([2, 4, 8])
+            ),
+            st.sampled_from(["all", "one", "failure"]),
+        ),
+        max_size=12,
+    ),
+)
+def test_any_sequence_of_calls_leaves_the_tiers_whole(
+    form: ToyForm, vram: int, dram: int | None, calls: list[tuple[dict[ExpertKey, int], str]]
+) -> None:
+    """Streams finished, left early or failed, in any order: right bytes, one tier each, no block lost."""
+    r = Rig(form, vram, dram)
+    try:
+        for wanted, end in calls:
+            if end == "all":
+                r.fetch(wanted)
+                continue
+            if end == "failure":
+                r.reader.errors = {key: broken(key) for key in list(wanted)[:1]}
+            with suppress(ChecksumMismatch), r.fetcher.stream(wanted) as leases:
+                for lease in leases:
+                    assert contents(lease.blocks) == expected(form, lease.key, lease.level)
+                    if end == "one":
+                        break
+            r.reader.errors = {}
+            r.whole()
+    finally:
+        r.fetcher.close()
+
+
+def test_close_waits_and_refuses_what_follows(rig: type[Rig]) -> None:
+    """A closed fetcher has no threads, may be closed again, and streams nothing, not even hits."""
+    r = rig(MERGED, 1)
+    r.fetch({A: 4})
+    r.fetcher.close()
+    r.fetcher.close()
+    with pytest.raises(ValueError, match="closed"), r.fetcher.stream({A: 4}):
+        pass
+
+
+def test_no_workers_is_refused() -> None:
+    """A fetcher that could never read is an error at once."""
+    with pytest.raises(ValueError, match="0 workers"):
+        Rig(MERGED, 1, workers=0)

@@ -1,0 +1,91 @@
+"""The CPU form of a resident expert: planes read, merged and promoted, against the plain decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from records import KEY, MemoryReader, a_store, blocks_for
+
+from storage.base import Plane, Source
+from storage.encode import quantize_matrix
+from storage.forms import P0, P4, CpuForm
+from storage.layout import LAYOUTS, Layout
+from storage.record import RecordGeometry
+
+def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """p4 and p0 packed straight from the codes, without going through planes."""
+    p4, p0 = np.zeros(geometry.codes_bytes, np.uint8), np.zeros(geometry.codes_bytes, np.uint8)
+    for (spec, _, at), weight in zip(geometry.matrix_offsets(), weights, strict=True):
+        codes, _ = quantize_matrix(weight, spec)
+        p4[at : at + spec.nibble_bytes] = layout.pack(codes >> 4).numpy()
+        p0[at : at + spec.nibble_bytes] = layout.pack(codes & 15).numpy()
+    return p4, p0
+
+
+@pytest.fixture(params=[((48, 64), (64, 24)), ((200, 100), (100, 100))], ids=["even", "odd"])
+def shape(request):
+    return request.param
+
+
+@pytest.fixture(params=["cpu-avx512", "cpu-avx2", "cpu-generic"])
+def used(request):
+    return LAYOUTS[request.param]
+
+
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2"])
+def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
+    """Whatever layout a store has, resident nibbles are the codes as this machine's kernel wants them."""
+    geometry, weights, record = a_store(shape, LAYOUTS[stored])
+    form = CpuForm(geometry, LAYOUTS[stored], used)
+    into = blocks_for(form, 8)
+    assert form.fill(MemoryReader(record, geometry), KEY, 8, into, None) == geometry.record_bytes
+    p4, p0 = nibbles_of(weights, geometry, used)
+    assert bytes(into[P4][geometry.parameter_bytes :]) == p4.tobytes()
+    assert bytes(into[P0]) == p0.tobytes()
+
+
+def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
+    """A level 2 expert reads only its base and holds nibbles 4 * (code >> 6) + 1."""
+    geometry, weights, record = a_store(shape, used)
+    form, reader = CpuForm(geometry, used, used), MemoryReader(record, geometry)
+    into = blocks_for(form, 2)
+    form.fill(reader, KEY, 2, into, None)
+    assert reader.reads == [(Plane.BASE, Plane.BASE)]
+    p4, _ = nibbles_of(weights, geometry, used)
+    assert bytes(into[P4][geometry.parameter_bytes :]) == ((p4 & 0xCC) | 0x11).tobytes()
+
+
+@pytest.mark.parametrize(("held", "level"), [(2, 4), (2, 8), (4, 8)])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic"])
+def test_promotion_reads_missing_planes_only_and_changes_nothing_held(shape, used, stored, held, level):
+    """A promoted expert equals one read whole; the old blocks keep their bytes, for whoever computes from them."""
+    geometry, _, record = a_store(shape, LAYOUTS[stored])
+    form, reader = CpuForm(geometry, LAYOUTS[stored], used), MemoryReader(record, geometry)
+    old, whole = blocks_for(form, held), blocks_for(form, level)
+    form.fill(reader, KEY, held, old, None)
+    form.fill(reader, KEY, level, whole, None)
+    before = {name: bytes(block) for name, block in old.items()}
+    into = {name: block for name, block in blocks_for(form, level).items() if name in form.rewritten(held, level)}
+    read = form.fill(reader, KEY, level, into, Source(held, old))
+    assert read == geometry.prefix_bytes(level) - geometry.prefix_bytes(held)
+    assert {name: bytes(block) for name, block in old.items()} == before
+    assert {name: bytes(block) for name, block in (old | into).items()} == {n: bytes(b) for n, b in whole.items()}
+
+
+@pytest.mark.parametrize(("held", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])
+def test_a_move_between_tiers_copies_what_is_there(shape, used, held, level):
+    """From another tier's blocks an expert becomes the same as from disk, reading only what that tier lacks."""
+    geometry, _, record = a_store(shape, used)
+    form, reader = CpuForm(geometry, used, used), MemoryReader(record, geometry)
+    other, whole, into = blocks_for(form, held), blocks_for(form, level), blocks_for(form, level)
+    form.fill(reader, KEY, held, other, None)
+    form.fill(reader, KEY, level, whole, None)
+    read = form.fill(reader, KEY, level, into, Source(held, other))
+    assert read == max(geometry.prefix_bytes(level) - geometry.prefix_bytes(held), 0)
+    assert {name: bytes(block) for name, block in into.items()} == {n: bytes(b) for n, b in whole.items()}
+
+
+def test_a_store_of_four_bits_has_no_p0(shape, used):
+    """Where d8 is not stored, no block is made for it."""
+    geometry, _, _ = a_store(shape, used, max_level=4)
+    assert [kind.name for kind in CpuForm(geometry, used, used).kinds] == [P4]

@@ -1,0 +1,104 @@
+"""storage/lock.py: readers share a store, a converter has it alone, and a dead process holds nothing."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import lock
+from storage.errors import StoreBusy, UserError
+from storage.lock import StoreLock
+
+HOLD = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[1])
+from storage.lock import StoreLock
+with StoreLock(pathlib.Path(sys.argv[2]), exclusive=sys.argv[3] == "True"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_process(tmp_path):
+    """Starts processes that hold a lock on tmp_path until they are killed."""
+    started = []
+
+    def start(exclusive: bool) -> subprocess.Popen[str]:
+        root = Path(lock.__file__).parent.parent
+        argv = [sys.executable, "-c", HOLD, str(root), str(tmp_path), str(exclusive)]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(True, True), (True, False), (False, True)])
+def test_a_converter_excludes_everyone_until_it_dies(tmp_path, other_process, theirs, ours):
+    """A lock that clashes with another process's is refused at once; after SIGKILL it is to be had."""
+    process = other_process(theirs)
+    with pytest.raises(StoreBusy, match="another process"):
+        StoreLock(tmp_path, exclusive=ours)
+    process.kill()
+    process.wait()
+    StoreLock(tmp_path, exclusive=ours).close()
+
+
+def test_readers_share(tmp_path, other_process):
+    """Two processes read at a time."""
+    other_process(False)
+    StoreLock(tmp_path, exclusive=False).close()
+
+
+def test_locks_of_one_process_clash_too_and_close_gives_back(tmp_path):
+    """What holds between processes holds between threads; closing twice does nothing."""
+    first = StoreLock(tmp_path, exclusive=True)
+    with pytest.raises(StoreBusy):
+        StoreLock(tmp_path, exclusive=False)
+    first.close()
+    first.close()
+    with StoreLock(tmp_path, exclusive=False), StoreLock(tmp_path, exclusive=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_directory_is_the_users_mistake(tmp_path):
+    """The path is named."""
+    with pytest.raises(UserError, match="nowhere"):
+        StoreLock(tmp_path / "nowhere", exclusive=False)
+
+
+def test_a_filesystem_without_locks_can_be_read_only(tmp_path, monkeypatch, caplog):
+    """Where the kernel cannot lock, a reader goes on with a warning, a converter does not."""
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    closed: list[int] = []
+    close = os.close
+    monkeypatch.setattr(lock.os, "close", lambda fd: (closed.append(fd), close(fd)))
+    with pytest.raises(UserError, match="No locks"):
+        StoreLock(tmp_path, exclusive=True)
+    with caplog.at_level(logging.WARNING, "edgemoe"):
+        StoreLock(tmp_path, exclusive=False).close()
+    assert "cannot be locked" in caplog.text
+    assert len(closed) == 2
+
+
+def test_windows_is_refused_clearly(tmp_path, monkeypatch):
+    """Without flock there is no store."""
+    monkeypatch.setattr(lock, "fcntl", None)
+    with pytest.raises(UserError, match="Linux or macOS"):
+        StoreLock(tmp_path, exclusive=False)

@@ -1,0 +1,101 @@
+"""The plan: limits divided to the byte, and refused with the smallest that works."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan
+from storage.errors import DoesNotFit
+from storage.forms import CpuForm
+from storage.layout import LAYOUTS
+from storage.record import MatrixSpec, RecordGeometry
+
+GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
+FORM = CpuForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])
+SHAPE = ModelShape(
+    layers=16,
+    experts=2048,
+    top_k=8,
+    hidden=2048,
+    intermediate=768,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    vocab=32000,
+    dense_bytes=875_000_000,
+)
+
+
+def plan(**changes):
+    arguments = {"vram_limit": 3_000_000_000, "dram_limit": 0, "level": 4, "context": 1024} | changes
+    return make_plan(SHAPE, GEOMETRY, FORM, **arguments)
+
+
+@given(
+    limit=st.integers(1, 20_000_000_000),
+    level=st.sampled_from([8, 4, 2]),
+    context=st.integers(2, 8192),
+)
+def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, context):
+    """Purposes add up to the limit, experts fit into theirs; a refusal's minimum works and one byte less does not."""
+    try:
+        made = plan(vram_limit=limit, level=level, context=context)
+    except DoesNotFit as refused:
+        assert limit < refused.minimum
+        assert refused.exit_code == 3
+        assert str(refused.minimum) in str(refused)
+        smallest = plan(vram_limit=refused.minimum, level=level, context=context)
+        assert smallest.vram_experts == MINIMUM_EXPERTS
+        with pytest.raises(DoesNotFit):
+            plan(vram_limit=refused.minimum - 1, level=level, context=context)
+        return
+    parts = made.dense_bytes + made.kv_bytes + made.workspace_bytes + made.staging_bytes + made.plane_bytes
+    assert parts == made.vram_limit_bytes == limit
+    assert MINIMUM_EXPERTS <= made.vram_experts <= SHAPE.experts
+    assert made.vram_experts * FORM.bytes_at(level) <= made.plane_bytes
+    assert made.minimum_vram_bytes <= limit
+
+
+def test_kv_bytes_by_hand():
+    """Keys and values, 16 layers, 4 heads of 128, bf16, 1024 tokens."""
+    assert plan().kv_bytes == 2 * 16 * 4 * 128 * 2 * 1024
+
+
+def test_experts_resident_by_hand():
+    """p4 is 2.36 MB of nibbles and 0.29 MB of parameters; level 8 adds as many nibbles again."""
+    made = plan()
+    p4, p0 = 2_359_296 + 294_912, 2_359_296
+    assert made.experts_resident == {
+        "8": made.plane_bytes // (p4 + p0),
+        "4": made.plane_bytes // p4,
+        "2": made.plane_bytes // p4,
+    }
+
+
+def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch):
+    """No limit asked: all experts fit, and no more than they need is taken."""
+    monkeypatch.setattr("edgemoe.plan.available_memory", lambda: 10**12)
+    made = plan(vram_limit=None)
+    assert made.vram_experts == SHAPE.experts
+    assert made.plane_bytes == SHAPE.experts * FORM.bytes_at(4)
+
+
+def test_without_a_limit_the_machine_is_one(monkeypatch):
+    """No limit asked on a small machine: what is free, less what the process itself takes."""
+    monkeypatch.setattr("edgemoe.plan.available_memory", lambda: 4_000_000_000)
+    assert plan(vram_limit=None).vram_limit_bytes == 3_500_000_000
+
+
+def test_a_dram_tier_smaller_than_an_expert_is_refused():
+    """An option that could have no effect is an error, not silence."""
+    with pytest.raises(DoesNotFit) as caught:
+        plan(dram_limit=1_000_000)
+    assert caught.value.minimum == FORM.bytes_at(4)
+
+
+def test_dram_holds_only_what_vram_does_not():
+    """The tiers are exclusive, so a DRAM tier larger than the rest is cut to it."""
+    made = plan(dram_limit=10**11)
+    assert made.vram_experts + made.dram_experts == SHAPE.experts

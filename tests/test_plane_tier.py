@@ -1,0 +1,250 @@
+"""cache.plane_tier and cache.lru: who goes, how much of it, and when its blocks are free."""
+
+from __future__ import annotations
+
+import pytest
+from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
+
+from cache.lru import LRU
+from cache.plane_tier import PlaneTier
+from storage.base import BLOCK, BlockKind, ExpertKey
+
+A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
+
+
+def tier_of(form: ToyForm, *capacity: int) -> PlaneTier:
+    """A tier with so many blocks of each of the form's kinds, in their order."""
+    names = [kind.name for kind in form.kinds]
+    return PlaneTier(form, dict(zip(names, capacity, strict=True)), LRU(), device="cpu", name="vram")
+
+
+def test_lru_orders_by_last_use() -> None:
+    """The longest unused comes first; a forgotten key is gone."""
+    policy = LRU()
+    for key in (A, B, C, A):
+        policy.used(key)
+    assert list(policy.candidates()) == [B, C, A]
+    policy.forgotten(C)
+    assert list(policy.candidates()) == [B, A]
+
+
+def test_the_least_recently_used_goes() -> None:
+    """A lease counts as a use, a look at the level does not."""
+    tier = tier_of(MERGED, 3, 0)
+    for key in (A, B, C):
+        put(tier, MERGED, key, 4)
+    lease = tier.acquire(A, 2)
+    assert lease is not None
+    tier.release(lease)
+    assert tier.level_of(B) == 4
+    put(tier, MERGED, D, 4)
+    check(tier, MERGED, {A: 4, C: 4, D: 4})
+
+
+def test_a_miss_is_no_use() -> None:
+    """Asking in vain for a higher level does not save an expert from eviction."""
+    tier = tier_of(MERGED, 2, 2)
+    put(tier, MERGED, A, 4)
+    put(tier, MERGED, B, 4)
+    assert tier.acquire(A, 8) is None
+    put(tier, MERGED, C, 4)
+    check(tier, MERGED, {B: 4, C: 4})
+
+
+def test_the_pinned_are_passed_over() -> None:
+    """The first unpinned candidate goes, though a pinned one is older."""
+    tier = tier_of(MERGED, 2, 0)
+    put(tier, MERGED, A, 4)
+    put(tier, MERGED, B, 4)
+    lease, younger = tier.acquire(A, 4), tier.acquire(B, 4)
+    assert lease is not None
+    assert younger is not None
+    tier.release(younger)
+    put(tier, MERGED, C, 2)
+    check(tier, MERGED, {A: 4, C: 2})
+    tier.release(lease)
+
+
+def test_top_planes_go_first() -> None:
+    """Where only p0 is short, the victim keeps level 4, its place in the order, and is listed as it was."""
+    tier = tier_of(MERGED, 4, 2)
+    for key in (A, B):
+        put(tier, MERGED, key, 8)
+    reservation = tier.reserve(C, 8)
+    assert reservation is not None
+    [victim] = reservation.victims
+    assert (victim.key, victim.level) == (A, 8)
+    assert contents(victim.blocks) == expected(MERGED, A, 8)
+    for kind, block in reservation.into.items():
+        write(block, MERGED.content(C, kind, 8))
+    tier.release(tier.publish(reservation))
+    check(tier, MERGED, {A: 4, B: 8, C: 8})
+
+
+@pytest.mark.parametrize(
+    ("capacity", "asked", "left"),
+    [
+        ((3, 2, 2), 8, {A: 2, B: 8, C: 8}),  # d4 and d8 are short: A has both, loses both, keeps base
+        ((3, 3, 2), 8, {A: 4, B: 8, C: 8}),  # only d8 is short
+        ((2, 3, 3), 8, {B: 8, C: 8}),  # only base is short, and nothing stands without it
+        ((2, 2, 2), 2, {B: 8, C: 2}),  # base again, asked for at a low level
+        ((3, 2, 2), 2, {A: 8, B: 8, C: 2}),  # nothing is short
+    ],
+)
+def test_a_victim_loses_a_kind_and_what_lies_above(
+    capacity: tuple[int, ...], asked: int, left: dict[ExpertKey, int]
+) -> None:
+    """The level left of a victim is the highest whose planes it still has."""
+    tier = tier_of(SLICED, *capacity)
+    put(tier, SLICED, A, 8)
+    put(tier, SLICED, B, 8)
+    put(tier, SLICED, C, asked)
+    check(tier, SLICED, left)
+
+
+def test_each_kind_finds_its_own_victim() -> None:
+    """One reservation may take different kinds from different experts, each the oldest that has one."""
+    tier = tier_of(SLICED, 4, 1, 1)
+    put(tier, SLICED, A, 2)
+    put(tier, SLICED, B, 2)
+    put(tier, SLICED, C, 8)
+    put(tier, SLICED, D, 2)
+    reservation = tier.reserve(E, 8)
+    assert reservation is not None
+    assert [(victim.key, victim.level) for victim in reservation.victims] == [(A, 2), (C, 8)]
+    assert tier.resident() == {B: 2, C: 2, D: 2}
+    tier.abandon(reservation)
+    check(tier, SLICED, {B: 2, C: 2, D: 2})
+
+
+def test_nobody_is_evicted_in_vain() -> None:
+    """Where one of two kinds cannot be had, the other's holder stays as it is."""
+    tier = tier_of(SLICED, 2, 1, 1)
+    put(tier, SLICED, A, 2)
+    put(tier, SLICED, B, 8)
+    lease = tier.acquire(B, 8)
+    assert lease is not None
+    assert tier.reserve(C, 4) is None
+    check(tier, SLICED, {A: 2, B: 8})
+    tier.release(lease)
+
+
+def test_an_expert_makes_no_room_for_itself() -> None:
+    """A promotion that needs a block beside its own old one does not evict what it starts from."""
+    tier = tier_of(MERGED, 1, 1)
+    put(tier, MERGED, A, 2)
+    assert tier.reserve(A, 4) is None
+    check(tier, MERGED, {A: 2})
+    tier.drop(A)
+    put(tier, MERGED, A, 4)
+    check(tier, MERGED, {A: 4})
+
+
+def test_a_promotion_may_evict_others() -> None:
+    """What is being promoted is older than its victim, and stays."""
+    tier = tier_of(MERGED, 2, 0)
+    put(tier, MERGED, A, 2)
+    put(tier, MERGED, B, 2)
+    put(tier, MERGED, A, 4)
+    check(tier, MERGED, {A: 4})
+
+
+def test_shared_blocks_come_free_with_the_last_lease() -> None:
+    """A base that an old lease still shares with the promoted expert does not count as room."""
+    tier = tier_of(SLICED, 1, 1, 0)
+    put(tier, SLICED, A, 2)
+    lease = tier.acquire(A, 2)
+    assert lease is not None
+    put(tier, SLICED, A, 4)
+    assert tier.reserve(B, 2) is None
+    tier.drop(A)
+    assert tier.reserve(B, 2) is None
+    tier.release(lease)
+    put(tier, SLICED, B, 2)
+    check(tier, SLICED, {B: 2})
+
+
+def test_an_upper_block_may_be_shared_where_a_lower_was_replaced() -> None:
+    """Whoever replaces p4 and keeps d4 yields p4 alone while an old lease still has d4."""
+
+    class Rebased(ToyForm):
+        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
+            added = tuple(kind.name for kind in self.kinds_at(level) if kind.level > held)
+            return ("p4", *added) if held else added
+
+    kinds = [BlockKind("p4", BLOCK, 2), BlockKind("d4", BLOCK, 4), BlockKind("p0", BLOCK, 8)]
+    form = Rebased(kinds, merged=True)
+    tier = PlaneTier(form, {"p4": 2, "d4": 1, "p0": 1}, LRU(), device="cpu", name="vram")
+    put(tier, form, A, 4)
+    lease = tier.acquire(A, 4)
+    assert lease is not None
+    put(tier, form, A, 8)
+    assert tier.reserve(B, 4) is None
+    tier.release(lease)
+    assert tier.reserve(B, 4) is not None
+    tier.check_integrity()
+
+
+def test_a_victims_surplus_waits_for_the_reservation() -> None:
+    """Blocks a victim had beyond what was needed keep their bytes, and are free once the reservation ends."""
+    tier = tier_of(SLICED, 1, 1, 1)
+    put(tier, SLICED, A, 8)
+    reservation = tier.reserve(B, 2)
+    assert reservation is not None
+    assert list(reservation.into) == ["base"]
+    assert contents(reservation.victims[0].blocks) == expected(SLICED, A, 8)
+    write(reservation.into["base"], SLICED.content(B, "base", 2))
+    tier.release(tier.publish(reservation))
+    put(tier, SLICED, B, 8)
+    check(tier, SLICED, {B: 8})
+
+
+@pytest.mark.parametrize(("capacity", "level"), [((2, 0), 8), ((0, 2), 2)])
+def test_a_kind_without_blocks_never_fits(capacity: tuple[int, ...], level: int) -> None:
+    """A level that needs a kind this tier has none of is refused, not half reserved."""
+    tier = tier_of(MERGED, *capacity)
+    assert tier.reserve(A, level) is None
+    check(tier, MERGED, {})
+
+
+def test_a_level_above_the_forms_never_fits() -> None:
+    """A form may name a kind that its store has no planes of; the tier has no room for it."""
+
+    class Short(ToyForm):
+        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
+            return (*super().rewritten(held, level), *(("p0",) if level == 8 else ()))
+
+    tier = PlaneTier(Short([BlockKind("p4", BLOCK, 2)], True), {"p4": 2}, LRU(), device="cpu", name="vram")
+    assert tier.reserve(A, 8) is None
+    tier.check_integrity()
+
+
+def test_peaks_are_counted_by_kind() -> None:
+    """peak_blocks is the most that was in use, a replaced block and its successor both counted."""
+    tier = tier_of(MERGED, 5, 5)
+    put(tier, MERGED, A, 8)
+    put(tier, MERGED, B, 2)
+    put(tier, MERGED, B, 4)
+    tier.drop(A)
+    assert tier.peak_blocks() == {"p4": 3, "p0": 1}
+
+
+@pytest.mark.parametrize(("capacity", "message"), [({"p4": 1, "q": 1}, "q"), ({"p4": -1}, "-1")])
+def test_impossible_capacities_are_refused(capacity: dict[str, int], message: str) -> None:
+    """Blocks of an unknown kind, or fewer than none, are an error that says which."""
+    with pytest.raises(ValueError, match=message):
+        PlaneTier(MERGED, capacity, LRU(), device="cpu", name="vram")
+
+
+def test_close_refuses_while_in_use() -> None:
+    """Memory that somebody has a lease on is not given back; afterwards it is, once."""
+    tier = tier_of(MERGED, 1, 1)
+    put(tier, MERGED, A, 8)
+    lease = tier.acquire(A, 8)
+    assert lease is not None
+    with pytest.raises(ValueError, match="1 leases"):
+        tier.close()
+    assert contents(lease.blocks) == expected(MERGED, A, 8)
+    tier.release(lease)
+    tier.close()
+    tier.close()

@@ -1,0 +1,335 @@
+"""storage/reader.py: planes as they were written, past the page cache, and every fault by its name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations_with_replacement, pairwise
+from pathlib import Path
+
+import pytest
+from faults import FaultyPreadv, error, short
+from small_store import EXPERTS, LAYERS, buffer, convert, flip, geometry, record, writer
+
+from storage import reader as reader_module
+from storage import unbuffered
+from storage.base import ExpertKey, Plane
+from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
+from storage.manifest import Manifest
+from storage.reader import RETRIES, RecordReader
+
+GEOMETRY = geometry()
+SIZE = GEOMETRY.record_bytes
+BOUNDS = {Plane.BASE: (0, 8192), Plane.D4: (8192, 12288), Plane.D8: (12288, 20480)}
+"""What test_manifest computes by hand from the matrices."""
+KEY = ExpertKey(4, 1)
+EXPECTED = record(*KEY, SIZE).tobytes()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    """A store that no test changes."""
+    directory = tmp_path_factory.mktemp("good")
+    (directory / "config.json").write_text("{}")
+    convert(directory / "store", directory / "config.json")
+    return directory / "store"
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """A store to be damaged."""
+    (tmp_path / "config.json").write_text("{}")
+    convert(tmp_path / "store", tmp_path / "config.json")
+    return tmp_path / "store"
+
+
+def opened(directory: Path, **options) -> RecordReader:
+    return RecordReader.open(directory, Manifest.load(directory), **options)
+
+
+def shard(directory: Path) -> tuple[Path, int]:
+    """The file that KEY's record lies in, and where in it."""
+    layer = Manifest.load(directory).layers[KEY.layer]
+    return directory / layer.file, layer.records[KEY.expert].offset
+
+
+def read(reader: RecordReader, first=Plane.BASE, last=Plane.D8, cuts=()) -> bytes:
+    """KEY's planes, read into one buffer, or into several that end at `cuts`."""
+    (start, _), (_, end) = BOUNDS[first], BOUNDS[last]
+    edges = [0, *cuts, end - start]
+    into = [buffer(b - a) for a, b in pairwise(edges)]
+    assert reader.read(KEY, first, last, into) == end - start
+    return b"".join(map(bytes, into))
+
+
+@pytest.mark.parametrize(("first", "last"), list(combinations_with_replacement(Plane, 2)))
+def test_any_run_of_planes_is_read_into_any_buffers(good, first, last):
+    """Planes first..last arrive in order, wherever the buffers' borders lie, in one system call."""
+    (start, _), (_, end) = BOUNDS[first], BOUNDS[last]
+    preadv = FaultyPreadv()
+    with opened(good, preadv=preadv) as reader:
+        cuts = range(4096, end - start, 4096)
+        assert read(reader, first, last) == read(reader, first, last, cuts) == EXPECTED[start:end]
+        assert reader.bytes_read == 2 * (end - start)
+    assert preadv.offsets == [shard(good)[1] + start] * 2
+
+
+def test_every_record_is_read(good):
+    """Each key gives its own record."""
+    with opened(good) as reader:
+        for layer in LAYERS:
+            for expert in range(EXPERTS):
+                into = buffer(SIZE)
+                reader.read(ExpertKey(layer, expert), Plane.BASE, Plane.D8, [into])
+                assert bytes(into) == record(layer, expert, SIZE).tobytes()
+
+
+def test_direct_reads_are_really_direct(good, caplog):
+    """The descriptors that are read from carry O_DIRECT, and nothing is said about it."""
+    probe = os.open(good / "store.json", os.O_RDONLY)
+    allowed = unbuffered.bypass_cache(probe)
+    os.close(probe)
+    if not hasattr(os, "O_DIRECT") or not allowed:
+        pytest.skip("this filesystem has no O_DIRECT")
+    flags = []
+
+    def noting(fd, buffers, offset):
+        flags.append(unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL))
+        return os.preadv(fd, buffers, offset)
+
+    with opened(good, preadv=noting) as reader:
+        assert read(reader) == EXPECTED
+        assert reader.direct
+    assert flags
+    assert all(flag & os.O_DIRECT for flag in flags)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("count", [4096, 8192, 12288, 5000, 4095, 512, 20479])
+@pytest.mark.parametrize("cuts", [(), (8192,), (4096, 12288)])
+def test_a_short_read_is_gone_on_with(good, count, cuts):
+    """After a short read the rest is read, from a whole block on, into the right places."""
+    preadv = FaultyPreadv(short(count))
+    with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+        assert read(reader, cuts=cuts) == EXPECTED
+        assert reader.bytes_read == SIZE
+    start = shard(good)[1]
+    assert preadv.offsets == [start, start + count // 4096 * 4096]
+
+
+def test_many_short_reads_are_no_failure(good):
+    """Retries are counted against standing still, not against many steps."""
+    with opened(good, preadv=FaultyPreadv(*[short(4096)] * 4)) as reader:
+        assert read(reader) == EXPECTED
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINTR, errno.EAGAIN])
+def test_a_transient_error_is_retried(good, number):
+    """Up to RETRIES errors in a row are survived, waiting longer each time."""
+    waits: list[float] = []
+    with opened(good, preadv=FaultyPreadv(*[error(number)] * RETRIES), sleep=waits.append) as reader:
+        assert read(reader) == EXPECTED
+    assert len(waits) == RETRIES
+    assert waits == sorted(set(waits))
+    assert 0 < sum(waits) < 1
+
+
+@pytest.mark.parametrize("fault", [error(errno.EIO), error(errno.EINTR), short(0), short(100)])
+def test_an_error_that_stays_is_named(good, fault):
+    """After RETRIES retries the error says which expert, planes, file and offset; the next read works."""
+    preadv = FaultyPreadv(*[fault] * (RETRIES + 1))
+    path, offset = shard(good)
+    with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+        with pytest.raises(ReadFailed) as caught:
+            read(reader, Plane.D4, Plane.D8)
+        for part in ("layer 4, expert 1", "d4 to d8", str(path), str(offset + 8192)):
+            assert part in str(caught.value)
+        assert len(preadv.offsets) == RETRIES + 1
+        assert reader.bytes_read == 0
+        assert read(reader) == EXPECTED
+
+
+def test_an_error_that_no_retry_helps_is_not_retried(good):
+    """A device that is gone is reported at once."""
+    preadv = FaultyPreadv(error(errno.ENODEV))
+    with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="No such device"):
+        read(reader)
+    assert len(preadv.offsets) == 1
+
+
+def test_o_direct_refused_at_the_first_read_falls_back_and_says_so_once(good, caplog):
+    """EINVAL from every layer's first read turns O_DIRECT off; everything is read, with one warning."""
+
+    def without_direct(fd, buffers, offset):
+        if unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return os.preadv(fd, buffers, offset)
+
+    with caplog.at_level(logging.WARNING, "edgemoe"), opened(good, preadv=without_direct) as reader:
+        for layer in LAYERS:
+            reader.read(ExpertKey(layer, 0), Plane.BASE, Plane.D8, [buffer(SIZE)])
+        assert read(reader) == EXPECTED
+        assert not reader.direct
+    assert len(caplog.records) == 1
+
+
+def test_o_direct_refused_at_open_falls_back_and_says_so_once(good, caplog, monkeypatch):
+    """A filesystem that refuses the flag itself is read through the page cache, which is emptied after."""
+    forgotten = []
+    monkeypatch.setattr(reader_module, "bypass_cache", lambda fd: False)
+    monkeypatch.setattr(
+        reader_module, "forget", lambda fd, offset, length: forgotten.append((offset, length))
+    )
+    with caplog.at_level(logging.WARNING, "edgemoe"), opened(good) as reader:
+        assert not reader.direct
+        assert read(reader) == EXPECTED
+    assert len(caplog.records) == 1
+    assert forgotten == [(shard(good)[1], SIZE)]
+
+
+def test_einval_from_a_buffered_read_is_a_failure(good):
+    """Where O_DIRECT is off already, EINVAL means something else and ends the read."""
+    preadv = FaultyPreadv(error(errno.EINVAL), error(errno.EINVAL))
+    with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="Invalid argument"):
+        read(reader)
+
+
+def test_threads_that_meet_the_refusal_together_all_fall_back(good):
+    """Two threads whose direct reads are refused at the same time both read on."""
+    both = threading.Barrier(2)
+
+    def refused(fd, buffers, offset):
+        both.wait(timeout=10)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    with opened(good, preadv=FaultyPreadv(refused, refused)) as reader, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: read(reader), range(2))) == [EXPECTED] * 2
+
+
+@pytest.mark.parametrize("plane", Plane)
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_flipped_bit_is_found_and_named(store, plane, at):
+    """One bit anywhere in a plane raises, naming layer, expert, plane, file and the plane's offset."""
+    path, offset = shard(store)
+    start, end = BOUNDS[plane]
+    flip(path, offset + (start if at == 0 else end - 1))
+    with opened(store) as reader:
+        with pytest.raises(ChecksumMismatch) as caught:
+            read(reader, Plane.BASE, Plane.D8, cuts=(4096, 12288))
+        for part in (f"plane {plane.label} of layer 4, expert 1", str(path), f"offset {offset + start} "):
+            assert part in str(caught.value)
+        for other in set(Plane) - {plane}:
+            assert read(reader, other, other) == EXPECTED[slice(*BOUNDS[other])]
+
+
+def test_planes_that_are_not_read_are_not_judged(store):
+    """Damage in d8 does not stop a model that runs at level 4."""
+    path, offset = shard(store)
+    flip(path, offset + BOUNDS[Plane.D8][0])
+    with opened(store) as reader:
+        assert read(reader, Plane.BASE, Plane.D4) == EXPECTED[:12288]
+
+
+def test_a_truncated_file_is_refused_at_open(store):
+    """A file one byte short is found at once; both sizes are named, and the lock is given back."""
+    path, _ = shard(store)
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    with pytest.raises(TruncatedFile, match=f"{path}.* {size - 1} bytes instead of {size}"):
+        opened(store)
+    with writer(store):
+        pass
+
+
+@pytest.mark.parametrize("kept", [0, 4096, 5000, SIZE - 1])
+def test_a_file_truncated_while_open_is_named(store, kept):
+    """A file that becomes shorter raises an error, not a signal; records before the cut are still read."""
+    path, offset = shard(store)
+    with opened(store, sleep=lambda seconds: None) as reader:
+        os.truncate(path, offset + kept)
+        with pytest.raises(TruncatedFile, match=f"expert 1.*{path} ends at {offset + kept}"):
+            read(reader)
+        into = buffer(SIZE)
+        reader.read(ExpertKey(4, 0), Plane.BASE, Plane.D8, [into])
+        assert bytes(into) == record(4, 0, SIZE).tobytes()
+
+
+def test_a_file_replaced_while_open_goes_on_being_read_as_it_was(store):
+    """A new file under the old name, or none, does not disturb a reader."""
+    path, _ = shard(store)
+    with opened(store) as reader:
+        other = path.with_name("other")
+        other.write_bytes(bytes(path.stat().st_size))
+        other.replace(path)
+        assert read(reader) == EXPECTED
+        path.unlink()
+        assert read(reader) == EXPECTED
+
+
+def test_a_missing_file_is_named(store):
+    """A layer's file that is not there stops opening."""
+    path, _ = shard(store)
+    path.unlink()
+    with pytest.raises(MissingTensor, match=f"layer 4.*{path.name}"):
+        opened(store)
+
+
+def test_a_store_being_written_is_not_read_and_the_other_way_round(store):
+    """A reader keeps converters out until it is closed, a converter keeps readers out."""
+    with opened(store), opened(store), pytest.raises(StoreBusy), writer(store):
+        pass
+    with writer(store), pytest.raises(StoreBusy):
+        opened(store)
+    opened(store).close()
+
+
+def test_threads_share_a_reader(good):
+    """Reads of many threads do not mix, and every byte is counted."""
+
+    def one(index: int) -> bool:
+        key = ExpertKey(LAYERS[index % 2], index % EXPERTS)
+        into = buffer(SIZE)
+        reader.read(key, Plane.BASE, Plane.D8, [into])
+        return bytes(into) == record(*key, SIZE).tobytes()
+
+    with opened(good) as reader, ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(200)))
+        assert reader.bytes_read == 200 * SIZE
+
+
+def test_close_closes_everything_and_reads_after_it_are_errors(good):
+    """No descriptor is left after close, which may be called again; then reading raises ValueError."""
+    opened_files = Path("/proc/self/fd")
+    before = len(list(opened_files.iterdir())) if opened_files.exists() else 0
+    reader = opened(good)
+    reader.close()
+    reader.close()
+    assert before == (len(list(opened_files.iterdir())) if before else 0)
+    with pytest.raises(ValueError, match="closed"):
+        read(reader)
+
+
+@pytest.mark.parametrize("key", [ExpertKey(2, 0), ExpertKey(4, EXPERTS), ExpertKey(4, -1)])
+def test_an_expert_that_is_not_there_is_the_callers_mistake(good, key):
+    """An unknown layer or expert raises ValueError instead of reading something else."""
+    with opened(good) as reader, pytest.raises(ValueError, match="the store has no"):
+        reader.read(key, Plane.BASE, Plane.BASE, [buffer(8192)])
+
+
+def test_buffers_of_another_length_are_the_callers_mistake(good):
+    """Too much or too little room raises ValueError."""
+    with opened(good) as reader:
+        for size in (4096, 12288):
+            with pytest.raises(ValueError, match="8192 bytes"):
+                reader.read(KEY, Plane.BASE, Plane.BASE, [buffer(size)])
+
+
+def test_a_platform_without_preadv_is_refused(good, monkeypatch):
+    """Windows gets a sentence, not an AttributeError."""
+    manifest = Manifest.load(good)
+    monkeypatch.delattr(os, "preadv")
+    with pytest.raises(UserError, match="no preadv"):
+        RecordReader.open(good, manifest)

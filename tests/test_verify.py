@@ -1,0 +1,167 @@
+"""storage/verify.py: all damage is found and named, none is invented, and descriptions are true."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from small_store import EXPERTS, LAYERS, convert, flip, geometry, writer
+
+from storage.errors import (
+    BadHeader,
+    BadManifest,
+    ChecksumMismatch,
+    MissingTensor,
+    StoreBusy,
+    TruncatedFile,
+    UserError,
+)
+from storage.manifest import MANIFEST_NAME, Manifest
+from storage.record import MatrixSpec, RecordGeometry
+from storage.verify import describe, verify
+
+SIZE = geometry().record_bytes
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    convert(tmp_path / "store", tmp_path / "config.json")
+    return tmp_path / "store"
+
+
+def damage(store: Path) -> list[str]:
+    return [f"{type(error).__name__}: {error}" for error in verify(store, lambda done, total: None).damage]
+
+
+def record_at(store: Path, layer: int, expert: int) -> tuple[Path, int]:
+    records = Manifest.load(store).layers[layer]
+    return store / records.file, records.records[expert].offset
+
+
+def test_a_good_store_has_no_damage_and_is_read_whole(store):
+    """Every record and every other file is read once; progress rises to the whole, and nothing is changed."""
+    calls: list[tuple[int, int]] = []
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    report = verify(store, lambda done, total: calls.append((done, total)))
+    others = (store / "dense.safetensors").stat().st_size + (store / "config.json").stat().st_size
+    expected = len(LAYERS) * EXPERTS * SIZE + others
+    assert report.damage == ()
+    assert report.bytes_read == expected
+    assert calls == sorted(calls)
+    assert calls[-1] == (expected, expected)
+    assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+
+
+def test_all_damage_is_found_in_one_run(store):
+    """Two planes of one record, one of another layer, and two files: five errors, in the store's order."""
+    path, offset = record_at(store, 1, 2)
+    flip(path, offset + 1)
+    flip(path, offset + 12288)
+    path, offset = record_at(store, 4, 0)
+    flip(path, offset + 8192)
+    flip(store / "config.json", 0)
+    os.truncate(store / "dense.safetensors", 4100)
+    found = damage(store)
+    expected = [
+        ("ChecksumMismatch", "plane base of layer 1, expert 2"),
+        ("ChecksumMismatch", "plane d8 of layer 1, expert 2"),
+        ("ChecksumMismatch", "plane d4 of layer 4, expert 0"),
+        ("ChecksumMismatch", "config.json"),
+        ("TruncatedFile", "dense.safetensors"),
+    ]
+    assert len(found) == len(expected)
+    for text, (kind, part) in zip(found, expected, strict=True):
+        assert text.startswith(kind)
+        assert part in text
+
+
+@pytest.mark.parametrize("kept", [0, 100, 5000, 4096 + SIZE])
+def test_a_truncated_layer_is_one_error_and_the_others_are_read(store, kept):
+    """A cut file is named once, whatever the cut leaves, and the rest of the store is still checked."""
+    path, _ = record_at(store, 1, 0)
+    os.truncate(path, kept)
+    flip(*record_at(store, 4, 2))
+    first, second = verify(store, lambda done, total: None).damage
+    assert isinstance(first, TruncatedFile | BadHeader)
+    assert str(path) in str(first)
+    assert isinstance(second, ChecksumMismatch)
+
+
+def test_missing_files_are_named(store):
+    """A layer's file and another file that are gone are two errors."""
+    record_at(store, 4, 0)[0].unlink()
+    (store / "config.json").unlink()
+    found = verify(store, lambda done, total: None).damage
+    assert [type(error) for error in found] == [MissingTensor, MissingTensor]
+
+
+def test_progress_reaches_the_end_despite_damage(store):
+    """What cannot be read is counted as done."""
+    record_at(store, 4, 0)[0].unlink()
+    calls: list[tuple[int, int]] = []
+    verify(store, lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1]
+
+
+def test_a_header_that_names_other_tensors_is_damage(store):
+    """Records may be whole while other readers would take one for another."""
+    path, _ = record_at(store, 1, 0)
+    path.write_bytes(path.read_bytes().replace(b"experts.1.0", b"experts.2.0"))
+    (error,) = verify(store, lambda done, total: None).damage
+    assert isinstance(error, BadHeader)
+    assert str(path) in str(error)
+
+
+def test_a_header_that_is_gone_is_damage_of_the_header_alone(store):
+    """Records behind a ruined header are found through the manifest and are whole."""
+    path, _ = record_at(store, 1, 0)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 8)
+    (error,) = verify(store, lambda done, total: None).damage
+    assert isinstance(error, BadHeader)
+
+
+def test_without_a_manifest_there_is_nothing_to_compare_with(store):
+    """A broken store.json is raised, one that is missing is the user's mistake."""
+    (store / MANIFEST_NAME).write_text("{")
+    with pytest.raises(BadManifest):
+        verify(store, lambda done, total: None)
+    (store / MANIFEST_NAME).unlink()
+    with pytest.raises(UserError):
+        verify(store, lambda done, total: None)
+
+
+def test_a_store_being_written_is_not_verified(store):
+    """What is being written cannot be judged."""
+    with writer(store), pytest.raises(StoreBusy):
+        verify(store, lambda done, total: None)
+
+
+def test_describe_agrees_with_the_files(store):
+    """Counts and sizes are those of the files, and everything is JSON."""
+    found = json.loads(json.dumps(describe(store)))
+    assert (found["layers"], found["experts"], found["experts_per_layer"]) == (2, 6, [3])
+    assert (found["format"], found["layout"], found["source"], found["dense_bits"]) == (
+        1,
+        "cpu-avx2",
+        "f00d",
+        16,
+    )
+    shards = sum(path.stat().st_size for path in store.glob("experts-*"))
+    assert sum(found["plane_bytes"].values()) == found["expert_bytes"] == shards - 2 * 4096
+    assert found["dense_bytes"] == (store / "dense.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("max_level", "expected"), [(8, {"8": 8.5, "4": 4.5, "2": 2.5}), (4, {"4": 4.5, "2": 2.5})]
+)
+def test_bits_per_weight_on_disk(tmp_path, max_level, expected):
+    """Experts of a real model's shape take exactly the bits that the format promises, padding and all."""
+    matrices = (MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768))
+    with writer(tmp_path, geometry=RecordGeometry(matrices, max_level)) as out:
+        out.finish()
+    assert describe(tmp_path)["bits_per_weight"] == expected
+    assert describe(tmp_path)["weights_per_expert"] == 3 * 2048 * 768

@@ -1,0 +1,242 @@
+"""Runs a command under a hard memory limit, page cache included: `limited.py --memory 3G -- COMMAND...`
+
+The command gets a fresh memory cgroup (version 1 or 2, whichever the machine has). What it reads from files
+counts against the limit like what it allocates, which makes the limit the same for a program that maps its
+model and one that reads it. The page cache is dropped first, because pages another cgroup has paid for
+would be free. At the end the peak and how often the limit was hit are printed on stderr, the cgroup is
+removed, and whatever the command left running in it is killed.
+
+The exit code is the command's own, 128 + N where signal N ended it (137: killed for memory), and 2 where no
+cgroup can be made. Linux only, and normally as root. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
+class LimitError(Exception):
+    """This machine or user cannot run a command under a limit; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """Where memory cgroups are made, and which files of theirs say what."""
+
+    version: int
+    root: Path
+
+    @property
+    def limit(self) -> str:
+        """The file that holds the limit, bytes."""
+        return "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+
+    @property
+    def swap(self) -> tuple[str, str]:
+        """(file, contents) that keep the cgroup out of swap."""
+        return ("memory.swappiness", "0") if self.version == 1 else ("memory.swap.max", "0")
+
+    @property
+    def peak(self) -> str:
+        """The file that holds the most bytes ever charged."""
+        return "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a command used under its limit. Bytes and counts."""
+
+    limit_bytes: int
+    peak_bytes: int | None
+    """None where the kernel keeps no peak (cgroup version 2 before Linux 5.19)."""
+    failcnt: int
+    """How often the limit was hit and memory had to be reclaimed."""
+    oom_kills: int
+    """Processes killed because nothing could be reclaimed."""
+
+
+def find_controller(mounts: str) -> Controller:
+    """The memory controller among mounted filesystems.
+
+    Args:
+        mounts: the contents of /proc/mounts.
+
+    Raises:
+        LimitError: none is mounted, or cgroup v2 has no memory controller at its root.
+    """
+    fields = [line.split() for line in mounts.splitlines()]
+    for _, target, kind, options, *_ in fields:
+        if kind == "cgroup" and "memory" in options.split(","):
+            return Controller(1, Path(target))
+    for _, target, kind, *_ in fields:
+        controllers = Path(target, "cgroup.controllers")
+        if kind == "cgroup2" and controllers.exists() and "memory" in controllers.read_text().split():
+            return Controller(2, Path(target))
+    raise LimitError("No memory cgroup controller is mounted. Mount one, or run on a Linux that has it.")
+
+
+def drop_page_cache() -> None:
+    """Forgets every clean page of every file, machine-wide, after writing the dirty ones.
+
+    Raises:
+        LimitError: not allowed.
+    """
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError as error:
+        raise LimitError(
+            f"The page cache cannot be dropped: {error}. Run as root, or pass --keep-cache."
+        ) from error
+
+
+@contextlib.contextmanager
+def memory_cgroup(controller: Controller, limit: str, swap_off: bool) -> Iterator[Path]:
+    """A fresh cgroup with a limit, removed at the end together with what still runs in it.
+
+    Args:
+        controller: where to make it.
+        limit: as the kernel reads it: bytes, or a number followed by K, M or G (powers of 1024).
+        swap_off: whether its memory stays out of swap.
+
+    Raises:
+        LimitError: it may not be made, or the kernel refuses the limit.
+    """
+    group = controller.root / f"limited-{os.getpid()}"
+    try:
+        if controller.version == 2:
+            (controller.root / "cgroup.subtree_control").write_text("+memory")
+        group.mkdir()
+    except OSError as error:
+        raise LimitError(
+            f"{group} cannot be made: {error}. Run as root, where cgroups are writable."
+        ) from error
+    try:
+        for name, value in [(controller.limit, limit), *([controller.swap] if swap_off else [])]:
+            try:
+                (group / name).write_text(value)
+            except OSError as error:
+                raise LimitError(f"The kernel refuses {value!r} as {name}: {error}.") from error
+        yield group
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """Kills what is left in a cgroup and removes it. A killed process takes a moment to leave."""
+    deadline = time.monotonic() + 10
+    while True:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            return group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def usage(controller: Controller, group: Path) -> Usage:
+    """Reads a cgroup's counters."""
+
+    def events(name: str) -> dict[str, int]:
+        pairs = (line.split() for line in (group / name).read_text().splitlines())
+        return {key: int(value) for key, value in pairs}
+
+    peak = group / controller.peak
+    if controller.version == 1:
+        failed, kills = int((group / "memory.failcnt").read_text()), events("memory.oom_control")["oom_kill"]
+    else:
+        counts = events("memory.events")
+        failed, kills = counts["max"], counts["oom_kill"]
+    return Usage(
+        limit_bytes=int((group / controller.limit).read_text()),
+        peak_bytes=int(peak.read_text()) if peak.exists() else None,
+        failcnt=failed,
+        oom_kills=kills,
+    )
+
+
+def run_in(group: Path, command: Sequence[str]) -> int:
+    """Runs a command in a cgroup, forwards signals to it, and waits. The caller has blocked the signals.
+
+    Returns:
+        its exit code, 128 + N where signal N ended it.
+    """
+    enter = 'echo $$ > "$0" && exec "$@"'
+    argv = ["/bin/sh", "-c", enter, str(group / "cgroup.procs"), *command]
+    pid = os.posix_spawn(argv[0], argv, os.environ, setsigmask=())
+    while True:
+        got = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
+        if got.si_signo == signal.SIGCHLD:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+        elif got.si_code <= 0:
+            # A positive code is the terminal's own: it has sent the signal to the command already.
+            os.kill(pid, got.si_signo)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Everything after the options, or after `--`, is the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--memory", required=True, metavar="SIZE", help="the limit: bytes, or 800M, 3G (1024s)"
+    )
+    parser.add_argument("--swap-off", action="store_true", help="keep the command's memory out of swap")
+    parser.add_argument("--keep-cache", action="store_true", help="do not drop the page cache first")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the counters there")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND...")
+    options = parser.parse_args(argv)
+    options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not options.command:
+        parser.error("a command is wanted after --")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    options = parse(argv)
+    with contextlib.ExitStack() as stack:
+        try:
+            # Opened before the command runs: an unwritable file must not cost a long measurement.
+            report = stack.enter_context(options.json.open("w")) if options.json else None
+            controller = find_controller(Path("/proc/mounts").read_text())
+            if not options.keep_cache:
+                drop_page_cache()
+            # Blocked from before the cgroup exists until it is gone, so that no signal can leave it behind.
+            signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+            group = stack.enter_context(memory_cgroup(controller, options.memory, options.swap_off))
+        except (LimitError, OSError) as error:
+            print(f"limited: {error}", file=sys.stderr)
+            return 2
+        code = run_in(group, options.command)
+        used = usage(controller, group)
+        peak = "unknown" if used.peak_bytes is None else f"{used.peak_bytes / 1e9:.3f} GB"
+        print(
+            f"limited: peak {peak} of {used.limit_bytes / 1e9:.3f} GB, limit hit "
+            f"{used.failcnt} times, {used.oom_kills} processes killed for memory, exit code {code}",
+            file=sys.stderr,
+        )
+        if report:
+            json.dump(asdict(used) | {"exit_code": code}, report)
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
