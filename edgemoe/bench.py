@@ -102,7 +102,7 @@ def _prompts(store: StoreModel, request: BenchRequest) -> list[list[int]]:
     count, runs = request.prompt_tokens, request.runs
     if request.prompt_file is None:
         generator = torch.Generator().manual_seed(request.seed)
-        return torch.randint(store.shape.vocab, (runs, count), generator=generator).tolist()  # type: ignore[no-any-return]
+        return torch.randint(store.shape.vocab, (runs, count), generator=generator).tolist()
     try:
         text = request.prompt_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

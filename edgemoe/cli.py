@@ -6,9 +6,8 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from edgemoe.sizes import format_size, parse_size
@@ -17,6 +16,12 @@ from storage.errors import EdgemoeError, UserError
 if TYPE_CHECKING:
     from edgemoe.engine import StoreModel
     from edgemoe.plan import MemoryPlan
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""click's UsageError. Newer typers bring a click of their own along, so its name is not to be imported."""
 
 app = typer.Typer(
     name="edgemoe",
@@ -28,7 +33,8 @@ app = typer.Typer(
 )
 
 ModelOption = Annotated[
-    Path, typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store.")
+    Path,
+    typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store."),
 ]
 VramOption = Annotated[
     str | None,
@@ -40,7 +46,9 @@ VramOption = Annotated[
 ]
 DramOption = Annotated[
     str | None,
-    typer.Option("--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."),
+    typer.Option(
+        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."
+    ),
 ]
 ExactOption = Annotated[
     int | None,
@@ -50,7 +58,8 @@ ExactOption = Annotated[
     ),
 ]
 ContextOption = Annotated[
-    int | None, typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096.")
+    int | None,
+    typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
@@ -62,7 +71,9 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything rand
 )
 def chat(
     model: ModelOption,
-    prompt: Annotated[str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message for the conversation.")] = None,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
@@ -72,7 +83,9 @@ def chat(
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")
+    ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,7 +111,9 @@ def chat(
         run_chat(Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
 
 
-@app.command(epilog="Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8")
+@app.command(
+    epilog="Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
+)
 def convert(
     source: Annotated[Path, typer.Argument(help="Checkpoint directory with safetensors.")],
     destination: Annotated[Path, typer.Argument(help="Store directory to write.")],
@@ -115,7 +130,9 @@ def convert(
 
 
 @app.command()
-def inspect(store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False) -> None:
+def inspect(
+    store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False
+) -> None:
     """Show what a store holds: experts, planes, bits per weight, layout."""
     from storage.verify import describe
 
@@ -128,7 +145,9 @@ def inspect(store: Annotated[Path, typer.Argument(help="Store directory.")], as_
 
 
 @app.command()
-def verify(store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False) -> None:
+def verify(
+    store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False
+) -> None:
     """Read every plane of a store and compare checksums. Exit 4 if anything is damaged."""
     from edgemoe.progress import ByteProgress
     from storage.verify import verify as verify_store
@@ -138,7 +157,11 @@ def verify(store: Annotated[Path, typer.Argument(help="Store directory.")], as_j
     if as_json:
         print(
             json.dumps(
-                {"ok": not report.damage, "bytes": report.bytes_read, "damage": [str(d) for d in report.damage]}
+                {
+                    "ok": not report.damage,
+                    "bytes": report.bytes_read,
+                    "damage": [str(d) for d in report.damage],
+                }
             )
         )
     else:
@@ -219,12 +242,11 @@ def main() -> int:
     except EdgemoeError as error:
         print(f"edgemoe: {error}", file=sys.stderr)
         return error.exit_code
-    except click.exceptions.Exit as exit_request:
-        return exit_request.exit_code
-    except click.ClickException as error:
+    except _USAGE_ERROR as error:
         error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        result = INTERRUPTED
+    if result == INTERRUPTED:
         print("edgemoe: interrupted", file=sys.stderr)
-        return 130
     return result if isinstance(result, int) else 0

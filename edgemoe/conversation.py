@@ -11,7 +11,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from edgemoe.engine import Engine
 from edgemoe.generate import Answer, Sampler, Sampling, generate
+from edgemoe.kv import SequenceKV
 from storage.errors import UserError
+
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+"""Without one of these files transformers makes up an empty tokenizer rather than raise an error."""
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -20,11 +24,19 @@ def load_tokenizer(directory: Path) -> Any:
     Raises:
         UserError: there is none, or only one that would run code from the model directory.
     """
+    if not any((directory / name).exists() for name in VOCABULARIES):
+        raise UserError(
+            f"a tokenizer was wanted in {directory}",
+            f"it has none of {', '.join(VOCABULARIES)}",
+            "Convert from a checkpoint with tokenizer.json",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"a tokenizer was wanted in {directory}", str(error), "Convert from a checkpoint with tokenizer.json"
+            f"a tokenizer was wanted in {directory}",
+            str(error),
+            "Convert from a checkpoint with tokenizer.json",
         ) from error
     if not tokenizer.is_fast:
         raise UserError(
@@ -43,12 +55,22 @@ def generation_config(directory: Path) -> GenerationConfig:
 
 
 class Conversation:
-    """Turns over one sequence. Every turn reuses the KV of the longest common prefix of its prompt."""
+    """Turns over one sequence. Every turn reuses the KV of the longest common prefix of its prompt.
 
-    def __init__(self, engine: Engine, tokenizer: Any, sampling: Sampling, system: str | None = None) -> None:
+    A `sequence` given is taken over from a conversation that is finished; what it holds is forgotten.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling: Sampling,
+        system: str | None = None,
+        sequence: SequenceKV | None = None,
+    ) -> None:
         self._engine, self._tokenizer, self._sampling = engine, tokenizer, sampling
         self._sampler = Sampler(sampling)
-        self._sequence = engine.new_sequence()
+        self._sequence = sequence or engine.new_sequence()
         self._tokens: list[int] = []
         self._messages = [{"role": "system", "content": system}] if system else []
 

@@ -42,7 +42,7 @@ def load_dense(path: Path) -> dict[str, torch.Tensor]:
     with path.open("rb", buffering=0) as file:
         for name, entry in read_header(path).tensors.items():
             tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-            raw = memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
+            raw = tensor.view(torch.uint8).reshape(-1).numpy().data
             file.seek(entry.range.offset)
             done = 0
             while done < len(raw):
@@ -73,7 +73,7 @@ class DenseLinear(nn.Module):
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
-            y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
+            y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
         elif self.scale is None and (rows == 1 or fast_bf16()):
             y = F.linear(flat, self.weight)
         else:

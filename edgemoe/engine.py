@@ -91,7 +91,12 @@ class StoreModel:
         return min(int(self.config.get("max_position_embeddings", 4096)), 4096)
 
     def plan(
-        self, *, vram_limit: int | None, dram_limit: int = 0, level: int | None = None, context: int | None = None
+        self,
+        *,
+        vram_limit: int | None,
+        dram_limit: int = 0,
+        level: int | None = None,
+        context: int | None = None,
     ) -> MemoryPlan:
         """See plan.make_plan; level and context default to the store's and the model's own."""
         level = level or self.manifest.max_level
@@ -235,7 +240,11 @@ class Engine:
         finally:
             for hook in hooks:
                 hook.remove()
-        where = f"layer {bad[0]}'s output is the first with NaN or infinity" if bad else "only the head's output is not"
+        where = (
+            f"layer {bad[0]}'s output is the first with NaN or infinity"
+            if bad
+            else "only the head's output is not"
+        )
         return NotFinite(
             "finite logits were wanted",
             where,

@@ -201,13 +201,14 @@ def generate(
     trace = Trace(start, [], TransferCounts(), TransferCounts())
     stream = DecodeStream(skip_special_tokens=True)
     answer: list[int] = []
-    reason = "length"
+    shown, reason = "", "length"
     for token in decode_tokens(engine, sequence, tokens, cached, sampler, trace):
         if token in sampling.stop:
             reason = "stop"
             break
         answer.append(token)
         if piece := stream.step(tokenizer.backend_tokenizer, token):
+            shown += piece
             on_text(piece)
         if len(answer) >= sampling.max_new_tokens:
             break
@@ -215,6 +216,9 @@ def generate(
             reason = "context"
             break
     text = tokenizer.decode(answer, skip_special_tokens=True)
+    # The stream holds back a character whose bytes are not all there; at the end they never will be.
+    if text != shown and text.startswith(shown):
+        on_text(text[len(shown) :])
     return _answer(engine, text, prompt, cached, trace, reason)
 
 

@@ -59,7 +59,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them as they are."""
+        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged."""
         for sequence, row, rows in self.spans:
             start, end = sequence.length, sequence.length + rows
             sequence.keys[layer_idx, :, start:end] = key_states[0, :, row : row + rows]

@@ -58,7 +58,7 @@ def _bind_experts(model: nn.Module, runner: ExpertRunner) -> None:
         assert match, name
         for parameter in [p for p, _ in module.named_parameters(recurse=False)]:
             delattr(module, parameter)
-        module.edgemoe = ExpertLayer(int(match[1]), runner)  # type: ignore[assignment]
+        module.edgemoe = ExpertLayer(int(match[1]), runner)
 
 
 def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:
@@ -77,9 +77,11 @@ def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bo
             elif isinstance(module, nn.Embedding):
                 model.set_submodule(name, DenseEmbedding(weight, scale))
             else:
-                bias = tensors.pop(f"{name}.bias", None)
-                if module.bias is not None and bias is None:
-                    missing.append(f"{name}.bias")
+                bias = None
+                if module.bias is not None:
+                    bias = tensors.pop(f"{name}.bias", None)
+                    if bias is None or bias.shape != module.bias.shape:
+                        missing.append(f"{name}.bias")
                 model.set_submodule(name, DenseLinear(weight, scale, bias))
             continue
         for parameter, current in list(module.named_parameters(recurse=False)):

@@ -88,7 +88,8 @@ def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -
     attention = rows * attention_width * (2 + 4) * 3 + 2 * shape.kv_heads * shape.head_dim * context * (2 + 4)
     attention += rows * context * (1 + 4)
     widest = max(attention_width, shape.hidden)
-    product = 2 * SLICE_BYTES + rows * widest * (4 + 4 + 2)
+    converted = min(SLICE_BYTES, 4 * shape.hidden * max(attention_width, shape.vocab))
+    product = converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
     expert_rows = rows * shape.top_k * shape.hidden * 2 + rows * shape.hidden * 4 * 3
     one_expert = rows * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     experts = expert_rows + one_expert + CpuExpertKernel.scratch_bytes(geometry)

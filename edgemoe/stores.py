@@ -26,7 +26,9 @@ def choose_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def convert_checkpoint(source: Path, destination: Path, *, max_level: int, layout: str, dense_bits: int) -> Manifest:
+def convert_checkpoint(
+    source: Path, destination: Path, *, max_level: int, layout: str, dense_bits: int
+) -> Manifest:
     """Converts with a progress bar on stderr.
 
     Raises:
@@ -35,7 +37,9 @@ def convert_checkpoint(source: Path, destination: Path, *, max_level: int, layou
     if max_level not in PLANES_OF_LEVEL or max_level < 4:
         raise UserError("a highest level was wanted", f"got {max_level}", "Choose --max-level 8 or 4")
     if dense_bits not in (16, 8):
-        raise UserError("bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8")
+        raise UserError(
+            "bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8"
+        )
     with ByteProgress(f"converting {source.name}") as progress:
         return convert(
             source,
@@ -57,9 +61,15 @@ def resolve_store(model: Path) -> Path:
     if (model / MANIFEST_NAME).exists():
         return model
     if not (model / "config.json").exists():
-        found = "no such directory" if not model.is_dir() else "a directory with neither store.json nor config.json"
+        found = (
+            "no such directory"
+            if not model.is_dir()
+            else "a directory with neither store.json nor config.json"
+        )
         raise UserError(
-            f"a model was wanted at {model}", found, "Give a checkpoint directory or one made by `edgemoe convert`"
+            f"a model was wanted at {model}",
+            found,
+            "Give a checkpoint directory or one made by `edgemoe convert`",
         )
     checkpoint = Checkpoint.open(model)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", model.resolve().name)

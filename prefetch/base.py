@@ -37,7 +37,9 @@ class TransferCounts:
     def __add__(self, other: TransferCounts) -> TransferCounts:
         """Both together."""
         levels = {k: self.levels.get(k, 0) + other.levels.get(k, 0) for k in self.levels | other.levels}
-        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "levels"}
+        numbers = {
+            f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "levels"
+        }
         return TransferCounts(**numbers, levels=levels)
 
 
@@ -45,9 +47,7 @@ class ExpertSource(ABC):
     """Brings experts into the fastest tier and hands them out. Used by one engine thread."""
 
     @abstractmethod
-    def stream(
-        self, wanted: Mapping[ExpertKey, int]
-    ) -> AbstractContextManager[Iterator[Lease]]:
+    def stream(self, wanted: Mapping[ExpertKey, int]) -> AbstractContextManager[Iterator[Lease]]:
         """The experts of `wanted` (key -> level, level > 0), each exactly once, in the order they get ready.
 
         A lease is valid until the next one is asked for or the context ends; leases are released by

@@ -123,7 +123,9 @@ class ResidentForm(ABC):
         """
 
     @abstractmethod
-    def fill(self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None) -> int:
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
         """Fills the blocks `into` so that, with `source`'s blocks, the expert is complete at `level`.
 
         `into` holds a block for each kind of rewritten(source.held or 0, level), plus any of source's

@@ -45,7 +45,9 @@ class CpuForm(ResidentForm):
         """See ResidentForm. Only 0 -> any and 2 -> any need a new p4."""
         return (() if held >= min(level, 4) else (P4,)) + ((P0,) if level == 8 > held else ())
 
-    def fill(self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None) -> int:
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
         """See ResidentForm. One read call for an expert that is nowhere in memory."""
         held = source.held if source else 0
         needs_p4 = P4 in into and held < min(level, 4)

@@ -126,7 +126,7 @@ def _known_matrix() -> torch.Tensor:
 def probe(name: str) -> str:
     """Hash of the known matrix packed in a layout: what a store carries, and a reader compares."""
     packed = LAYOUTS[name].pack(_known_matrix().to(torch.uint8))
-    return xxhash.xxh3_64_hexdigest(packed.numpy())
+    return xxhash.xxh3_64_hexdigest(packed.numpy().data)
 
 
 @cache

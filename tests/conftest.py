@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from edgemoe.engine import Engine, StoreModel
+from edgemoe.plan import MINIMUM_EXPERTS
+from edgemoe.process import disk_read_bytes
+from edgemoe.stores import convert_checkpoint
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -81,3 +90,59 @@ def fused_checkpoint(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.T
     tiny_model.save_pretrained(directory, save_original_format=False, max_shard_size="100KB")
     a_tokenizer().save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model converted, up to level 8, dense weights in bf16. Not to be changed."""
+    directory = tmp_path_factory.mktemp("store") / "tiny"
+    convert_checkpoint(checkpoint, directory, max_level=8, layout="auto", dense_bits=16)
+    return directory
+
+
+@pytest.fixture
+def damageable(tiny_store: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny store that a test may change."""
+    return Path(shutil.copytree(tiny_store, tmp_path / "store"))
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Callable[..., Engine]]:
+    """Opens engines with room for so many experts in each tier (None: all); closes them after the test."""
+    with ExitStack() as stack:
+
+        def open_one(
+            directory: Path,
+            *,
+            experts: int | None = None,
+            dram_experts: int = 0,
+            level: int = 8,
+            context: int = 64,
+            exact: bool = True,
+            readers: int = 4,
+        ) -> Engine:
+            store = StoreModel.open(directory)
+            each, limit = store.form.bytes_at(level), None
+            if experts is not None:
+                least = store.plan(vram_limit=None, level=level, context=context).minimum_vram_bytes
+                limit = least + (experts - MINIMUM_EXPERTS) * each
+            plan = store.plan(vram_limit=limit, dram_limit=dram_experts * each, level=level, context=context)
+            return stack.enter_context(Engine(store, plan, exact=exact, readers=readers))
+
+        yield open_one
+
+
+@pytest.fixture
+def accounted(tmp_path: Path) -> None:
+    """Skips the test where the system does not count what is read from this filesystem."""
+    path, size = tmp_path / "probe", 1 << 20
+    with path.open("wb") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+    before = disk_read_bytes()
+    path.read_bytes()
+    after = disk_read_bytes()
+    if before is None or after is None or after - before < size:
+        pytest.skip("reads from this filesystem are not counted")

@@ -44,5 +44,8 @@ def blocks_for(form: CpuForm, level: int) -> Blocks:
 
 def a_store(shape, stored: Layout, max_level: int = 8):
     geometry = geometry_of(*shape, max_level)
-    weights = [torch.randn(m.rows, m.cols, generator=torch.Generator().manual_seed(m.rows)) for m in geometry.matrices]
+    weights = [
+        torch.randn(m.rows, m.cols, generator=torch.Generator().manual_seed(m.rows))
+        for m in geometry.matrices
+    ]
     return geometry, weights, encode(geometry, stored, weights)

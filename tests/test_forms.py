@@ -12,6 +12,7 @@ from storage.forms import P0, P4, CpuForm
 from storage.layout import LAYOUTS, Layout
 from storage.record import RecordGeometry
 
+
 def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """p4 and p0 packed straight from the codes, without going through planes."""
     p4, p0 = np.zeros(geometry.codes_bytes, np.uint8), np.zeros(geometry.codes_bytes, np.uint8)
@@ -65,11 +66,15 @@ def test_promotion_reads_missing_planes_only_and_changes_nothing_held(shape, use
     form.fill(reader, KEY, held, old, None)
     form.fill(reader, KEY, level, whole, None)
     before = {name: bytes(block) for name, block in old.items()}
-    into = {name: block for name, block in blocks_for(form, level).items() if name in form.rewritten(held, level)}
+    into = {
+        name: block for name, block in blocks_for(form, level).items() if name in form.rewritten(held, level)
+    }
     read = form.fill(reader, KEY, level, into, Source(held, old))
     assert read == geometry.prefix_bytes(level) - geometry.prefix_bytes(held)
     assert {name: bytes(block) for name, block in old.items()} == before
-    assert {name: bytes(block) for name, block in (old | into).items()} == {n: bytes(b) for n, b in whole.items()}
+    assert {name: bytes(block) for name, block in (old | into).items()} == {
+        n: bytes(b) for n, b in whole.items()
+    }
 
 
 @pytest.mark.parametrize(("held", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])

@@ -53,7 +53,8 @@ def test_a_lower_level_from_higher_planes_is_bit_identical(expert, held, level, 
     kernel = CpuExpertKernel(geometry, detect())
     x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
     assert torch.equal(
-        kernel.forward(x, blocks[held], held, level, gate), kernel.forward(x, blocks[level], level, level, gate)
+        kernel.forward(x, blocks[held], held, level, gate),
+        kernel.forward(x, blocks[level], level, level, gate),
     )
 
 

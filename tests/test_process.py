@@ -61,7 +61,11 @@ def test_available_memory_obeys_the_smallest_cgroup(monkeypatch, tmp_path):
 @pytest.mark.parametrize("version", [1, 2])
 def test_cgroup_files_of_both_versions_are_read(monkeypatch, version, tmp_path):
     """Limit less usage, for the cgroup and its parents; `max` is no limit."""
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
+    names = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        if version == 1
+        else ("memory.max", "memory.current")
+    )
     line = "4:memory:/box/inner\n" if version == 1 else "0::/box/inner\n"
     root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
     files = {

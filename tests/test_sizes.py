@@ -35,7 +35,8 @@ def test_anything_else_is_refused_with_what_was_given(text):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2_650_000_000, "2.65 GB"), (3e12, "3 TB")]
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2_650_000_000, "2.65 GB"), (3e12, "3 TB")],
 )
 def test_sizes_are_shown_in_powers_of_1000(size, text):
     """Three significant digits."""

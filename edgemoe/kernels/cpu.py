@@ -58,7 +58,9 @@ class CpuExpertKernel:
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
         return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
 
-    def forward(self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
+    ) -> torch.Tensor:
         """One expert applied to its tokens.
 
         Args:
@@ -75,7 +77,7 @@ class CpuExpertKernel:
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
         if level == 2 and held > 2:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
-            codes = memoryview(self._nibbles)
+            codes = self._nibbles.data
         low = blocks[P0] if level == 8 else None
         (up, up_parameters, up_codes), (down, down_parameters, down_codes) = self._offsets
         hidden = gate(self._product(x, up, parameters, up_parameters, codes, low, up_codes, level))
@@ -97,10 +99,14 @@ class CpuExpertKernel:
             parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
         ).view(-1, spec.padded_rows, 2)
         shape = (spec.padded_rows, spec.padded_cols // 2)
-        high = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(shape)
+        high = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(
+            shape
+        )
         rest = None
         if low is not None:
-            rest = torch.frombuffer(low, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(shape)
+            rest = torch.frombuffer(low, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(
+                shape
+            )
         if spec.padded_cols != spec.cols:
             x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
         if x.shape[0] < DEQUANTIZE_FROM[level]:
@@ -118,7 +124,7 @@ class CpuExpertKernel:
         rest: torch.Tensor | None,
         level: int,
     ) -> torch.Tensor:
-        int4mm = torch.ops.aten._weight_int4pack_mm_for_cpu
+        int4mm: Callable[..., torch.Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
         x = x.contiguous()
         if level == 4:
             return int4mm(x, high, spec.group, pair)
