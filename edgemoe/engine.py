@@ -127,7 +127,7 @@ class Engine:
         readers: threads that read experts from disk.
     """
 
-    def __init__(self, store: StoreModel, plan: MemoryPlan, *, exact: bool, readers: int = 4) -> None:
+    def __init__(self, store: StoreModel, plan: MemoryPlan, *, exact: bool, readers: int = 2) -> None:
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape = plan, store.shape
