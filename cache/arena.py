@@ -7,12 +7,16 @@ from contextlib import suppress
 
 from storage.base import BLOCK
 
+_MADV_POPULATE_WRITE = 23
+"""Linux's advice to fault every page in now; Python has no name for it yet."""
+
 
 class Arena:
     """`capacity` blocks of `block_size` bytes in one anonymous mapping. Not thread-safe: its tier locks.
 
-    Blocks are aligned to 4096 bytes, so O_DIRECT reads straight into them. The operating system gives
-    their memory, zeroed, when they are first touched; after construction nothing is allocated.
+    Blocks are aligned to 4096 bytes, so O_DIRECT reads straight into them. Where the operating system can,
+    it gives all their memory, zeroed, at construction (elsewhere at the first touch), so that no token
+    waits for a page fault and a limit that the machine cannot hold shows before the first token.
 
     Args:
         capacity: blocks, 1 or more.
@@ -35,6 +39,8 @@ class Arena:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel built without them refuses the advice
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # Linux before 5.14 and other systems
+            self._memory.madvise(_MADV_POPULATE_WRITE)
         whole = memoryview(self._memory)
         self._views = [whole[i * block_size : (i + 1) * block_size] for i in range(capacity)]
         whole.release()

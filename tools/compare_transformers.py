@@ -9,6 +9,7 @@ it decodes. Prints how many answers are the same text, and exits 1 if fewer than
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import sys
@@ -23,22 +24,36 @@ from edgemoe.engine import Engine, StoreModel
 from edgemoe.generate import Sampling
 from edgemoe.stores import resolve_store
 
-COUNTRIES = ("France", "Italy", "Spain", "Germany", "Japan", "Egypt", "Norway", "Poland", "Greece", "Canada")
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Germany": "Berlin",
+    "Japan": "Tokyo",
+    "Egypt": "Cairo",
+    "Norway": "Oslo",
+    "Poland": "Warsaw",
+    "Greece": "Athens",
+    "Canada": "Ottawa",
+}
 WORDS = ("cat", "house", "river", "garden", "window", "bread", "stone", "cloud", "winter", "music")
+FUNCTIONS = ("adds two numbers", "squares a number", "doubles a number", "returns the larger of two numbers")
 
 
 def task_prompts(count: int, seed: int) -> list[str]:
-    """`count` distinct prompts of small chat tasks: capitals, spelling, arithmetic, comparing, Python, prose."""
+    """`count` distinct prompts of small chat tasks: capitals both ways, spelling, arithmetic, sorting, Python."""
     chance = random.Random(seed)
+    digit = functools.partial(chance.randint, 2, 9)
     makers = (
-        lambda: f"What is the capital of {chance.choice(COUNTRIES)}?",
-        lambda: f"Spell {chance.choice(WORDS)}.",
-        lambda: f"What is {chance.randint(1, 9)} + {chance.randint(1, 9)}?",
-        lambda: f"What is {chance.randint(2, 9)} times {chance.randint(2, 9)}?",
-        lambda: f"Which is larger, {chance.randint(10, 99)} or {chance.randint(10, 99)}?",
-        lambda: f"Write the word {chance.choice(WORDS)} backwards.",
-        lambda: f"Write a Python function that adds {chance.randint(1, 9)} to a number.",
-        lambda: f"Continue: The {chance.choice(WORDS)} was",
+        lambda: f"What is the capital of {chance.choice(list(CAPITALS))}?",
+        lambda: f"{chance.choice(list(CAPITALS.values()))} is the capital of which country?",
+        lambda: f"Spell the word {chance.choice(WORDS)}.",
+        lambda: f"What is {digit()} + {digit()}?",
+        lambda: f"What is {digit() + 9} - {digit()}?",
+        lambda: f"What is {digit()} times {digit()}?",
+        lambda: f"Tom has {digit()} books. Tom finds {digit()} more. How many books does Tom have?",
+        lambda: f"Sort these numbers: {digit()}, {digit()}, {digit()}",
+        lambda: f"Write a Python function that {chance.choice(FUNCTIONS)}.",
     )
     prompts: dict[str, None] = {}
     while len(prompts) < count:
@@ -46,9 +61,11 @@ def task_prompts(count: int, seed: int) -> list[str]:
     return list(prompts)
 
 
-def reference_answers(checkpoint: Path, tokenizer: Any, prompts: list[str], tokens: int) -> list[str]:
-    """transformers' own greedy answers in bf16."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+def reference_answers(
+    checkpoint: Path, tokenizer: Any, prompts: list[str], tokens: int, dtype: str = "bfloat16"
+) -> list[str]:
+    """transformers' own greedy answers."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
     answers = []
     for prompt in prompts:
         ids = tokenizer.apply_chat_template(
@@ -92,18 +109,25 @@ def main() -> int:
     """Runs the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--store", type=Path, help="a store of the same checkpoint, e.g. with --dense-bits 8")
     parser.add_argument("--exact", type=int, default=8, choices=(8, 4, 2))
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--limit-over-minimum", type=float, default=1.05)
     parser.add_argument("--at-least", type=float, default=0.95, help="share of answers that must be the same")
+    parser.add_argument(
+        "--reference-dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="float32 shows how often transformers' own bf16 rounding changes an answer",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    store = StoreModel.open(resolve_store(given.checkpoint))
+    store = StoreModel.open(resolve_store(given.store or given.checkpoint))
     tokenizer = load_tokenizer(store.directory)
     prompts = task_prompts(given.prompts, given.seed)
-    wanted = reference_answers(given.checkpoint, tokenizer, prompts, given.new_tokens)
+    wanted = reference_answers(given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype)
     got, cost = edgemoe_answers(
         store, tokenizer, prompts, given.new_tokens, exact=given.exact, over_minimum=given.limit_over_minimum
     )
