@@ -9,6 +9,7 @@ into their `storage.forms` shape, publishes and hands out leases; `kernels.cpu` 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,17 @@ class StoreModel:
             vocab=config["vocab_size"],
             dense_bytes=dense_bytes(directory / "dense.safetensors"),
         )
-        form = CpuForm(manifest.geometry, LAYOUTS[manifest.layout], detect())
+        used = detect()
+        if manifest.layout != used.name:
+            logging.getLogger("edgemoe").warning(
+                "%s is in layout %s, and torch's kernel here wants %s: every expert is re-laid out as it is read, "
+                "which is several times slower. Convert the model again with --layout %s",
+                directory,
+                manifest.layout,
+                used.name,
+                used.name,
+            )
+        form = CpuForm(manifest.geometry, LAYOUTS[manifest.layout], used)
         return cls(directory, manifest, config, shape, form)
 
     @property

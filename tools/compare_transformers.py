@@ -75,7 +75,9 @@ def reference_answers(
             return_dict=True,
         )
         with torch.inference_mode():
-            out = model.generate(**ids, max_new_tokens=tokens, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+            out = model.generate(
+                **ids, max_new_tokens=tokens, do_sample=False, eos_token_id=tokenizer.eos_token_id
+            )
         answers.append(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
     return answers
 
@@ -107,7 +109,9 @@ def edgemoe_answers(
 
 def main() -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--store", type=Path, help="a store of the same checkpoint, e.g. with --dense-bits 8")
     parser.add_argument("--exact", type=int, default=8, choices=(8, 4, 2))
