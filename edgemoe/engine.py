@@ -160,8 +160,15 @@ class Engine:
         self.vram = tier("vram", plan.vram_experts)
         self.dram = tier("dram", plan.dram_experts) if plan.dram_experts else None
         self._source = Fetcher(self.vram, self.dram, form, self._reader, workers=readers)
-        runner = ExpertRunner(self._source, CpuExpertKernel(store.manifest.geometry, detect()), level, exact)
-        self._model: nn.Module = build_model(store.directory, store.directory / "dense.safetensors", runner)
+        kernel = CpuExpertKernel(store.manifest.geometry, detect())
+        runner = ExpertRunner(self._source, kernel, level, exact)
+        try:
+            self._model: nn.Module = build_model(
+                store.directory, store.directory / "dense.safetensors", runner
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def new_sequence(self) -> SequenceKV:
         """A sequence with a KV for the plan's context, reserved from the budget."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,21 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
     assert len(computed) == 3
     assert_unharmed(engine, sequence, before)
     assert torch.equal(engine.step(one(sequence, 42)), want)
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_thread_and_no_open_store(
+    damageable, open_engine, monkeypatch
+):
+    """An error while loading stops the readers and closes the shards before it is raised."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("loading went wrong")
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    monkeypatch.setattr("edgemoe.engine.build_model", fail)
+    before = held()
+    with pytest.raises(RuntimeError, match="loading went wrong"):
+        open_engine(damageable)
+    assert held() == before
