@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from storage.base import Blocks, ExpertKey
 
@@ -72,10 +73,11 @@ class Tier(ABC):
 
     @abstractmethod
     def acquire(self, key: ExpertKey, level: int) -> Lease | None:
-        """Pins the expert if it is resident at `level` or above, and counts it as just used.
+        """Pins the expert if it is resident at `level` or above.
 
-        Asked level <= resident level is a hit and uses what is there (conservative reuse).
-        Returns None on a miss, whole or partial.
+        Asked level <= resident level is a hit and uses what is there (conservative reuse). Returns None
+        on a miss, whole or partial. Whatever is resident counts as used, on a partial miss too: what is
+        about to be promoted must not make room for others first.
         """
 
     @abstractmethod
@@ -124,17 +126,27 @@ class Tier(ABC):
 
 
 class EvictionPolicy(ABC):
-    """Orders resident experts by how soon they may go. Not thread-safe: its tier calls it under its lock."""
+    """Orders resident experts by how soon they may go. Not thread-safe: its tier calls it under its lock.
+
+    A policy sees experts, not planes: with `whole` False a victim loses no more than is needed, its top
+    planes first, and keeps its place in the order; with True it loses everything at once.
+    """
+
+    whole: ClassVar[bool] = False
 
     @abstractmethod
     def used(self, key: ExpertKey) -> None:
-        """`key` was just computed from, or has just arrived."""
+        """`key`, which is resident, was asked for: at its level or below, or above (a partial miss)."""
+
+    @abstractmethod
+    def arrived(self, key: ExpertKey) -> None:
+        """Blocks of `key` were published: all of its own, or a promotion's beside what was resident."""
 
     @abstractmethod
     def forgotten(self, key: ExpertKey) -> None:
-        """`key` is no longer resident."""
+        """`key` is no longer resident. Raises KeyError if it was not."""
 
     @abstractmethod
     def candidates(self) -> Iterator[ExpertKey]:
         """Resident keys, the first to go first. The tier takes the first it can; it does not change
-        the policy while iterating."""
+        the policy while iterating, and iterates once at a time."""

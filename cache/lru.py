@@ -1,4 +1,4 @@
-"""Least recently used goes first."""
+"""lru-planes: the least recently used expert gives up first, its top planes before the rest."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ class LRU(EvictionPolicy):
         self._order: OrderedDict[ExpertKey, None] = OrderedDict()
 
     def used(self, key: ExpertKey) -> None:
-        """See EvictionPolicy."""
+        """See EvictionPolicy. Raises KeyError for a key that is not resident."""
+        self._order.move_to_end(key)
+
+    def arrived(self, key: ExpertKey) -> None:
+        """See EvictionPolicy. Counts as a use, so that what was read is not gone before it is computed."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def forgotten(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. Raises KeyError for a key that was never used."""
+        """See EvictionPolicy."""
         del self._order[key]
 
     def candidates(self) -> Iterator[ExpertKey]:

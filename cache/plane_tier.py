@@ -43,7 +43,8 @@ class PlaneTier(Tier):
     """See Tier. One lock; every method holds it for some microseconds, `reserve` for its search as well.
 
     Eviction is by kind: where a reservation needs a block of a kind of which none is free, the first of the
-    policy's candidates that has one nobody else refers to loses it, and with it every plane above.
+    policy's candidates that has one nobody else refers to loses it, and with it every plane above; or, under
+    a policy of whole experts, everything.
 
     Args:
         form: how an expert lies here. A tier that experts move to must have the same.
@@ -77,6 +78,8 @@ class PlaneTier(Tier):
             for kind in self._names[level]
         }
         self._policy = policy
+        kinds = self._blocks.kinds
+        self._victims_kinds = kinds[::-1] if policy.whole else kinds
         self._resident: dict[ExpertKey, _Version] = {}
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
@@ -102,10 +105,10 @@ class PlaneTier(Tier):
         """See Tier."""
         with self._lock:
             version = self._resident.get(key)
-            if version is None or version.level < level:
+            if version is None:
                 return None
             self._policy.used(key)
-            return self._lease(version)
+            return self._lease(version) if version.level >= level else None
 
     def release(self, lease: Lease) -> None:
         """See Tier."""
@@ -150,7 +153,7 @@ class PlaneTier(Tier):
             self._blocks.refer(indices)
             version = _Version(key, level, indices, self._blocks.views(indices))
             self._replace(key, version)
-            self._policy.used(key)
+            self._policy.arrived(key)
             self._let_go(pending)
             return self._lease(version)
 
@@ -200,8 +203,8 @@ class PlaneTier(Tier):
         """Who has to make room for one block of each needed kind. Changes nothing.
 
         A reservation needs one block of a kind and an eviction only ever frees more, so the kinds are
-        independent: this finds room exactly where there is some. Lowest kinds first, because whoever
-        loses one of them frees the ones above as well.
+        independent: this finds room exactly where there is some. Kinds in the order in which a victim's
+        loss of one frees others: the ones above it, or, where whole experts go, the ones below as well.
 
         Returns:
             version -> the level left of it; and what of the needed comes free by it. None: no room.
@@ -210,13 +213,13 @@ class PlaneTier(Tier):
         yielded: Indices = {}
         if not set(needed) <= set(self._blocks.kinds):
             return None
-        for kind in self._blocks.kinds:
+        for kind in self._victims_kinds:
             if kind not in needed or kind in yielded or self._blocks.available(kind):
                 continue
             version = self._first_to_lose(kind, key)
             if version is None:
                 return None
-            left = losers[version] = self._level_without[version.level, kind]
+            left = losers[version] = 0 if self._policy.whole else self._level_without[version.level, kind]
             for lost in version.indices.keys() - self._names[left]:
                 if lost in needed and self._blocks.sole(lost, version.indices[lost]):
                     yielded.setdefault(lost, version.indices[lost])

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from edgemoe.importance import token_scores
 from edgemoe.kernels.cpu import fast_bf16
 from edgemoe.kv import StepKV
 from storage.errors import ModelRefused
@@ -77,7 +78,7 @@ def attention(
     """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, D].
 
     `kv` is the step's, handed through the model's keyword arguments; keys and values of this step are
-    already in it.
+    already in it. Where the experts want to know, the attention every row receives goes to the step's state.
     """
     assert kv is not None
     assert attention_mask is None
@@ -90,15 +91,14 @@ def attention(
             )
     layer: int = module.layer_idx  # type: ignore[assignment]
     out = torch.empty_like(query[0])
+    state = kv.state
+    state.scores = torch.empty(query.shape[2]) if state.signal else None
     for sequence, row, rows in kv.spans:
         end = sequence.length + rows
-        out[:, row : row + rows] = attend(
-            query[0, :, row : row + rows],
-            sequence.keys[layer, :, :end],
-            sequence.values[layer, :, :end],
-            scaling,
-            sliding_window,
-        )
+        own, keys = query[0, :, row : row + rows], sequence.keys[layer, :, :end]
+        out[:, row : row + rows] = attend(own, keys, sequence.values[layer, :, :end], scaling, sliding_window)
+        if state.scores is not None and state.signal:
+            state.scores[row : row + rows] = token_scores(own, keys, scaling, sliding_window, state.signal)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

@@ -5,17 +5,35 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from edgemoe.sizes import format_size, parse_size
-from storage.errors import EdgemoeError, UserError
-
-if TYPE_CHECKING:
-    from edgemoe.engine import StoreModel
-    from edgemoe.plan import MemoryPlan
+from edgemoe.bench.command import EXAMPLES as BENCH_EXAMPLES
+from edgemoe.bench.command import bench_command
+from edgemoe.evaluate.command import EPILOG as EVAL_EXAMPLES
+from edgemoe.evaluate.command import eval_command
+from edgemoe.options import (
+    ContextOption,
+    DramOption,
+    EvictionOption,
+    ExactOption,
+    HeavyHittersOption,
+    ImportanceOption,
+    JsonOption,
+    LevelsOption,
+    ModelOption,
+    RetentionOption,
+    SeedOption,
+    SpeculateOption,
+    VramOption,
+    open_store,
+    run_settings,
+)
+from edgemoe.sizes import format_size
+from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -32,38 +50,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-ModelOption = Annotated[
-    Path,
-    typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store."),
-]
-VramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--vram-limit",
-        help="Hard limit on all the model takes: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
-        "Without a GPU it is a capped arena in RAM. Default: everything resident, or what the machine has free.",
-    ),
-]
-DramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."
-    ),
-]
-ExactOption = Annotated[
-    int | None,
-    typer.Option(
-        "--exact",
-        help="Compute every expert at exactly this many bits: 8, 4 or 2. Default: the store's highest level.",
-    ),
-]
-ContextOption = Annotated[
-    int | None,
-    typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
-
 
 @app.command(
     epilog="Examples: edgemoe chat --model DIR | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
@@ -78,6 +64,12 @@ def chat(
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
     exact: ExactOption = None,
+    levels: LevelsOption = None,
+    retention: RetentionOption = None,
+    importance: ImportanceOption = None,
+    heavy_hitters: HeavyHittersOption = None,
+    eviction: EvictionOption = None,
+    speculate: SpeculateOption = None,
     context: ContextOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: Annotated[
@@ -89,8 +81,23 @@ def chat(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal."""
-    store, plan = _open(model, vram_limit, dram_limit, exact, context)
+    """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
+
+    A turn `/set levels 4/2` or `/set retention 0.9` changes how the next ones are run.
+    """
+    choose = partial(
+        run_settings,
+        exact=exact,
+        levels=levels,
+        retention=retention,
+        importance=importance,
+        heavy_hitters=heavy_hitters,
+        eviction=eviction,
+        speculate=speculate,
+    )
+    store, plan, settings = open_store(
+        model, choose, vram_limit=vram_limit, dram_limit=dram_limit, context=context
+    )
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
     from edgemoe.chat import run_chat
@@ -98,7 +105,7 @@ def chat(
     from edgemoe.engine import Engine
     from edgemoe.generate import Sampling
 
-    with Engine(store, plan, exact=exact is not None) as engine:
+    with Engine(store, plan, settings) as engine:
         tokenizer = load_tokenizer(store.directory)
         sampling = Sampling.of_model(
             generation_config(store.directory),
@@ -108,7 +115,7 @@ def chat(
             seed=seed,
             max_new_tokens=max_new_tokens,
         )
-        run_chat(Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
 
 
 @app.command(
@@ -178,60 +185,22 @@ def plan(
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
     exact: ExactOption = None,
+    levels: LevelsOption = None,
+    retention: RetentionOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how a limit would be divided, and the smallest that works. Loads nothing."""
-    _, made = _open(model, vram_limit, dram_limit, exact, context)
+    choose = partial(run_settings, exact=exact, levels=levels, retention=retention)
+    _, made, _ = open_store(model, choose, vram_limit=vram_limit, dram_limit=dram_limit, context=context)
     if as_json:
         print(json.dumps(made.as_json()))
     else:
         print(*made.lines(), f"smallest limit that works: {made.minimum_vram_bytes} bytes", sep="\n")
 
 
-@app.command(
-    epilog="Example: edgemoe bench --model DIR --vram-limit 3GB --exact 4 --prompt-tokens 64 --new-tokens 64 --json"
-)
-def bench(
-    model: ModelOption,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    exact: ExactOption = None,
-    context: ContextOption = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="Text to take prompts from. Default: random tokens, labelled as such.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded after it.")] = 64,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each arm, cold and warm in turn.")] = 3,
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure TTFT and TPOT at one setting, with an empty and a warm expert cache, beside the bound by bytes."""
-    store, made = _open(model, vram_limit, dram_limit, exact, context or prompt_tokens + new_tokens)
-    from edgemoe.bench import BenchRequest, report_lines, run_bench
-
-    request = BenchRequest(prompt_file, prompt_tokens, new_tokens, runs, seed)
-    report = run_bench(store, made, request, exact=exact is not None)
-    if as_json:
-        print(json.dumps(report))
-    else:
-        print(*report_lines(report), sep="\n")
-
-
-def _open(
-    model: Path, vram_limit: str | None, dram_limit: str | None, exact: int | None, context: int | None
-) -> tuple[StoreModel, MemoryPlan]:
-    """Checks the options that commands share, then opens the store and divides the limits."""
-    vram = parse_size(vram_limit) if vram_limit is not None else None
-    dram = parse_size(dram_limit) if dram_limit is not None else 0
-    if exact not in (None, 8, 4, 2):
-        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
-    from edgemoe.engine import StoreModel
-    from edgemoe.stores import resolve_store
-
-    store = StoreModel.open(resolve_store(model))
-    return store, store.plan(vram_limit=vram, dram_limit=dram, level=exact, context=context)
+app.command("bench", epilog=BENCH_EXAMPLES)(bench_command)
+app.command("eval", epilog=EVAL_EXAMPLES)(eval_command)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,21 @@ import torch
 from torch import nn
 
 from cache.budget import Budget
-from cache.lru import LRU
 from cache.plane_tier import PlaneTier
+from cache.policies import make_policy
 from edgemoe.dense import dense_bytes
 from edgemoe.experts import ExpertRunner
 from edgemoe.families import family_of
+from edgemoe.importance import attention_kind, needs_attention
+from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kv import SequenceKV, StepKV
 from edgemoe.model import build_model
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan, ModelShape, make_plan
+from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.process import reset_peak, resident_bytes
-from edgemoe.step import Segment, Step
+from edgemoe.settings import RunSettings
+from edgemoe.step import Segment, Step, StepState
 from prefetch.base import TransferCounts
 from prefetch.fetcher import Fetcher
 from storage.base import ResidentForm
@@ -65,6 +69,7 @@ class StoreModel:
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             experts=sum(len(layer.records) for layer in manifest.layers.values()),
+            experts_per_layer=family.experts(config),
             top_k=config[family.top_k_key],
             hidden=config["hidden_size"],
             intermediate=config[family.intermediate_key],
@@ -106,14 +111,14 @@ class StoreModel:
         *,
         vram_limit: int | None,
         dram_limit: int = 0,
-        level: int | None = None,
+        settings: RunSettings | None = None,
         context: int | None = None,
     ) -> MemoryPlan:
-        """See plan.make_plan; level and context default to the store's and the model's own."""
-        level = level or self.manifest.max_level
-        if level > self.manifest.max_level:
+        """See plan.make_plan; settings default to everything at the store's highest level, context to the model's."""
+        settings = settings or RunSettings(levels=(self.manifest.max_level,))
+        if settings.levels[0] > self.manifest.max_level:
             raise UserError(
-                f"level {level} was wanted",
+                f"level {settings.levels[0]} was wanted",
                 f"{self.directory} was converted with --max-level {self.manifest.max_level}",
                 "Ask for a lower level, or convert the model again with a higher one",
             )
@@ -123,7 +128,7 @@ class StoreModel:
             self.form,
             vram_limit=vram_limit,
             dram_limit=dram_limit,
-            level=level,
+            settings=settings,
             context=context or self.default_context(),
         )
 
@@ -133,18 +138,25 @@ class Engine:
 
     Args:
         store: an opened store.
-        plan: made from it; every byte of it is reserved here before anything is loaded.
-        exact: compute every expert at exactly the plan's level.
-        readers: threads that read experts from disk.
+        plan: made from it and `settings`; every byte of it is reserved here before anything is loaded.
+        settings: how to run it; `configure` changes them later.
+        wrap_kernel: put around the kernel, to watch it.
     """
 
-    def __init__(self, store: StoreModel, plan: MemoryPlan, *, exact: bool, readers: int = 2) -> None:
+    def __init__(
+        self,
+        store: StoreModel,
+        plan: MemoryPlan,
+        settings: RunSettings,
+        *,
+        wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
+    ) -> None:
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape = plan, store.shape
         self.budget = Budget(plan.vram_limit_bytes)
-        form, level = store.form, plan.level
-        planes = plan.vram_experts * form.bytes_at(level)
+        form = store.form
+        planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
         for name, size in (
             ("dense", plan.dense_bytes),
             ("workspace", plan.workspace_bytes),
@@ -152,29 +164,67 @@ class Engine:
         ):
             self.budget.reserve(name, size)
 
-        def tier(name: str, count: int) -> PlaneTier:
-            capacity = {kind.name: count for kind in form.kinds_at(level)}
-            return PlaneTier(form, capacity, LRU(), device="cpu", name=name)
+        def tier(name: str, blocks: dict[str, int]) -> PlaneTier:
+            return PlaneTier(form, blocks, make_policy(settings.eviction), device="cpu", name=name)
 
         self._reader = RecordReader.open(store.directory, store.manifest)
-        self.vram = tier("vram", plan.vram_experts)
-        self.dram = tier("dram", plan.dram_experts) if plan.dram_experts else None
-        self._source = Fetcher(self.vram, self.dram, form, self._reader, workers=readers)
-        kernel = CpuExpertKernel(store.manifest.geometry, detect())
-        runner = ExpertRunner(self._source, kernel, level, exact)
+        self.vram = tier("vram", plan.vram_blocks)
+        self.dram = tier("dram", plan.dram_blocks) if plan.dram_blocks else None
+        self._source = Fetcher(
+            self.vram,
+            self.dram,
+            form,
+            self._reader,
+            workers=settings.readers,
+            speculate=settings.speculate,
+        )
+        kernel = wrap_kernel(CpuExpertKernel(store.manifest.geometry, detect()))
+        self._runner = ExpertRunner(self._source, kernel, self._policy(settings))
         try:
             self._model: nn.Module = build_model(
-                store.directory, store.directory / "dense.safetensors", runner
+                store.directory, store.directory / "dense.safetensors", self._runner
             )
         except BaseException:
             self.close()
             raise
+
+    @property
+    def settings(self) -> RunSettings:
+        """What the next step runs with."""
+        return self._runner.policy.settings
+
+    def configure(self, settings: RunSettings) -> None:
+        """Changes levels, retention, importance, depth, exactness and look-ahead from the next step on.
+
+        Raises:
+            UserError: the plan has no blocks for the highest level, or eviction, cache or readers differ:
+                those need another engine.
+        """
+        now = self.settings
+        fixed = settings.with_(eviction=now.eviction, cache=now.cache, readers=now.readers)
+        if fixed != settings or settings.levels[0] > self.plan.levels[0]:
+            raise UserError(
+                f"{settings.name} was wanted",
+                f"this engine was opened for levels up to {self.plan.levels[0]}, {now.eviction} and "
+                f"{now.readers} readers",
+                "Start again with those options",
+            )
+        self._source.mode = settings.speculate
+        self._runner.policy = self._policy(settings)
+
+    def _policy(self, settings: RunSettings) -> LevelPolicy:
+        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer)
 
     def new_sequence(self) -> SequenceKV:
         """A sequence with a KV for the plan's context, reserved from the budget."""
         self.budget.reserve("kv", self.plan.kv_bytes)
         shape = self.shape
         return SequenceKV(shape.layers, shape.kv_heads, shape.head_dim, self.plan.context)
+
+    def end_sequence(self, sequence: SequenceKV) -> None:
+        """Gives a sequence's KV back to the budget. It must not be used any more."""
+        del sequence.keys, sequence.values
+        self.budget.release("kv", self.plan.kv_bytes)
 
     def step(self, step: Step) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.
@@ -187,12 +237,17 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
         """
-        kv = StepKV(step)
-        logits = self._forward(step, kv)
-        if not bool(torch.isfinite(logits).all()):
-            raise self._not_finite(step)
-        kv.commit()
-        return logits
+        return self._run(step, decode=step.decodes, all_rows=False)
+
+    def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
+        """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
+
+        With `decode` every token's levels are chosen by its own gate weights, as if it had come alone.
+
+        Raises:
+            as step.
+        """
+        return self._run(Step((Segment(sequence, tuple(tokens)),)), decode=decode, all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab]."""
@@ -203,6 +258,7 @@ class Engine:
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""
+        self._source.settle()
         for tier in (self.vram, self.dram):
             if tier is not None:
                 for key in tier.resident():
@@ -211,6 +267,11 @@ class Engine:
     def take_counts(self) -> TransferCounts:
         """What moved between tiers since the last call."""
         return self._source.take_counts()
+
+    def take_use(self) -> ExpertUse:
+        """What experts were computed at since the last call."""
+        taken, self._runner.use = self._runner.use, ExpertUse()
+        return taken
 
     def close(self) -> None:
         """Stops the readers and closes the store. Idempotent."""
@@ -223,23 +284,35 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _forward(self, step: Step, kv: StepKV) -> torch.Tensor:
+    def _run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
+        settings = self.settings
+        wanted = len(settings.levels) > 1 and not decode and needs_attention(settings.importance)
+        state = StepState(decode, attention_kind(settings.importance) if wanted else None)
+        kv = StepKV(step, state)
+        logits = self._forward(step, kv, all_rows=all_rows)
+        if not bool(torch.isfinite(logits).all()):
+            raise self._not_finite(step, state)
+        kv.commit()
+        return logits
+
+    def _forward(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+        self._runner.state = kv.state
         ids = torch.tensor([[t for s in step.segments for t in s.tokens]])
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         positions = torch.tensor([[position for span in spans for position in span]])
-        last = torch.tensor([row + rows - 1 for _, row, rows in kv.spans])
+        last = [row + rows - 1 for _, row, rows in kv.spans]
         with torch.inference_mode():
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,
                 past_key_values=kv,
                 use_cache=True,
-                logits_to_keep=last,
+                logits_to_keep=torch.tensor(range(step.rows) if all_rows else last),
                 kv=kv,
             )
             return output.logits[0].float()  # type: ignore[no-any-return]
 
-    def _not_finite(self, step: Step) -> NotFinite:
+    def _not_finite(self, step: Step, state: StepState) -> NotFinite:
         """Runs the step once more, watching every layer, to name the first that went wrong."""
         bad: list[int] = []
 
@@ -254,7 +327,7 @@ class Engine:
         layers: Any = self._model.get_submodule("model.layers")
         hooks = [layer.register_forward_hook(watch(i)) for i, layer in enumerate(layers)]
         try:
-            self._forward(step, StepKV(step))
+            self._forward(step, StepKV(step, state), all_rows=False)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -6,14 +6,18 @@ residual structure stay transformers' code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from edgemoe.kernels.cpu import CpuExpertKernel
+from cache.base import Lease
+from edgemoe.kernels.base import ExpertKernel
+from edgemoe.policy import ExpertUse, LevelPolicy
+from edgemoe.step import StepState
 from prefetch.base import ExpertSource
+from prefetch.lookahead import predict
 from storage.base import ExpertKey
 
 NAME = "edgemoe"
@@ -26,22 +30,40 @@ class ExpertRunner:
     Args:
         source: brings experts into memory.
         kernel: computes one.
-        level: bits that every expert is asked at.
-        exact: compute at exactly `level`, even where more planes are resident (no conservative reuse).
+        policy: how many bits each expert gets.
+        state: of the step that is running; the engine sets it before each.
+        use: counts what was computed.
     """
 
     source: ExpertSource
-    kernel: CpuExpertKernel
-    level: int
-    exact: bool
+    kernel: ExpertKernel
+    policy: LevelPolicy
+    state: StepState = field(default_factory=lambda: StepState(decode=True, signal=None))
+    use: ExpertUse = field(default_factory=ExpertUse)
 
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """Binds an experts module to its layer. Attached to the module as `edgemoe`."""
+    """Binds an experts module to its layer. Attached to the module as `edgemoe`.
+
+    Args:
+        layer: of the model.
+        runner: shared.
+        next_layer: the next layer that has experts, and its router's weight [E, H]; None: this is the last.
+    """
 
     layer: int
     runner: ExpertRunner
+    next_layer: tuple[int, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The (token, slot) pairs of one expert that are scheduled at one level."""
+
+    level: int
+    places: torch.Tensor
+    """int64, ascending indices into the flat [T * k]."""
 
 
 def experts_forward(
@@ -50,7 +72,7 @@ def experts_forward(
     """transformers' experts interface.
 
     Every expert writes rows of its own and the rows are summed in the router's order, so the result does
-    not depend on the order in which experts become ready.
+    not depend on the order in which experts become ready. Skipped experts are neither asked for nor computed.
 
     Args:
         module: the model's experts module, whose own weights are never touched.
@@ -62,29 +84,100 @@ def experts_forward(
         [T, H] in hidden's dtype.
     """
     binding: ExpertLayer = module.edgemoe
-    runner = binding.runner
+    runner, policy = binding.runner, binding.runner.policy
     tokens, slots = top_k_index.shape
+    state = runner.state
+    levels = policy.levels(binding.layer, top_k_index, top_k_weights, state.scores, decode=state.decode)
+    shares = _shares(top_k_index, levels)
     rows = hidden.new_empty(tokens * slots, hidden.shape[1])
-    places = _places(top_k_index)
-    wanted = {ExpertKey(binding.layer, expert): runner.level for expert in places}
+    if skipped := _take_skipped(shares):
+        for share in skipped:
+            rows[share.places] = 0
+            runner.use.scheduled_at(0, len(share.places))
+            runner.use.computed_at(0, scheduled=0)
+        top_k_weights = without_skipped(top_k_weights, levels, renormalise=policy.settings.renormalise)
+    wanted = {
+        ExpertKey(binding.layer, expert): max(share.level for share in parts)
+        for expert, parts in shares.items()
+    }
     with runner.source.stream(wanted) as leases:
+        _look_ahead(binding, hidden, slots)
         for lease in leases:
-            level = runner.level if runner.exact else lease.level
-            place = places[lease.key.expert]
-            x = hidden if tokens == 1 else hidden[place // slots]
-            y = runner.kernel.forward(x, lease.blocks, lease.level, level, module._apply_gate)
-            rows[place] = y
+            _compute(module, runner, lease, shares[lease.key.expert], hidden, rows.view(tokens, slots, -1))
     return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights)
 
 
-def _places(top_k_index: torch.Tensor) -> dict[int, torch.Tensor]:
-    """expert -> the flat (token, slot) places routed to it, ascending."""
+def _shares(top_k_index: torch.Tensor, levels: torch.Tensor) -> dict[int, list[_Share]]:
+    """expert -> its (token, slot) pairs by level."""
+    shares: dict[int, list[_Share]] = {}
     if top_k_index.shape[0] == 1:
-        slots = torch.arange(top_k_index.shape[1]).unsqueeze(1)
-        return dict(zip(top_k_index[0].tolist(), slots, strict=True))
-    order = top_k_index.reshape(-1).argsort(stable=True)
-    experts, counts = top_k_index.reshape(-1)[order].unique_consecutive(return_counts=True)
-    return dict(zip(experts.tolist(), order.split(counts.tolist()), strict=True))
+        places = torch.arange(top_k_index.shape[1]).unsqueeze(1)
+        for expert, level, place in zip(top_k_index[0].tolist(), levels[0].tolist(), places, strict=True):
+            shares[expert] = [_Share(level, place)]
+        return shares
+    joined = (top_k_index * _LEVEL_RANGE + levels).reshape(-1)
+    order = joined.argsort(stable=True)
+    values, counts = joined[order].unique_consecutive(return_counts=True)
+    for value, group in zip(values.tolist(), order.split(counts.tolist()), strict=True):
+        expert, level = divmod(value, _LEVEL_RANGE)
+        shares.setdefault(expert, []).append(_Share(level, group))
+    return shares
+
+
+_LEVEL_RANGE = 16
+"""Above every level: packs (expert, level) into one number."""
+
+
+def _take_skipped(shares: dict[int, list[_Share]]) -> list[_Share]:
+    """Removes what is at level 0 from `shares`, and returns it."""
+    skipped = [share for parts in shares.values() for share in parts if share.level == 0]
+    if skipped:
+        kept = {expert: [s for s in parts if s.level] for expert, parts in shares.items()}
+        shares.clear()
+        shares.update((expert, parts) for expert, parts in kept.items() if parts)
+    return skipped
+
+
+def without_skipped(weights: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
+    """Gate weights [T, k] with 0 for what is at level 0 in levels [T, k], in float32.
+
+    `renormalise` scales what remains of each row to the row's previous sum; a row of which nothing remains
+    stays 0.
+    """
+    left = weights.float().masked_fill(levels == 0, 0)
+    if renormalise:
+        left = left * (weights.float().sum(1, keepdim=True) / left.sum(1, keepdim=True).clamp_min(1e-20))
+    return left
+
+
+def _look_ahead(binding: ExpertLayer, hidden: torch.Tensor, slots: int) -> None:
+    """Tells the source what the next layer will probably want (DyMoE eq. 6-8)."""
+    runner = binding.runner
+    if binding.next_layer is None or not runner.source.looks_ahead:
+        return
+    layer, router = binding.next_layer
+    experts = predict(hidden, router, slots, decode=runner.state.decode)
+    levels = runner.policy.predicted(layer, experts)
+    runner.source.speculate({ExpertKey(layer, expert): level for expert, level in levels.items()})
+
+
+def _compute(
+    module: Any,
+    runner: ExpertRunner,
+    lease: Lease,
+    shares: list[_Share],
+    hidden: torch.Tensor,
+    rows: torch.Tensor,
+) -> None:
+    """Computes one expert into its places of rows [T, k, H]."""
+    tokens, slots, _ = rows.shape
+    flat = rows.view(tokens * slots, -1)
+    for share in shares:
+        level = share.level if runner.policy.settings.exact else lease.level
+        x = hidden if tokens == 1 else hidden[share.places // slots]
+        flat[share.places] = runner.kernel.forward(x, lease.blocks, lease.level, level, module._apply_gate)
+        runner.use.scheduled_at(share.level, len(share.places))
+        runner.use.computed_at(level, scheduled=share.level)
 
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

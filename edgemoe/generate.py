@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogits
 
 from edgemoe.engine import Engine
 from edgemoe.kv import SequenceKV
+from edgemoe.policy import ExpertUse
 from edgemoe.process import peak_resident_bytes
 from edgemoe.step import Segment, Step
 from prefetch.base import TransferCounts
+from storage.base import LEVELS
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,13 @@ class Answer:
     ssd_bytes_per_token: float | None
     """Decode only."""
     levels: dict[str, int]
-    """Experts used per level, prefill and decode."""
+    """Experts computed at each level, prefill and decode; 0 are the skipped ones."""
+    reused: int
+    """Experts of these computed at more bits than scheduled, because their planes were there."""
+    effective_retention: float | None
+    """Share of (token, expert) pairs scheduled at the highest level; rounding up makes it more than asked."""
+    bytes_read: dict[str, int]
+    """Bytes that moved from each slower tier, prefill and decode: ssd, dram."""
     peak_vram_bytes: int
     """By the operating system's count: what the process had resident at most, less what it had before loading."""
     peak_process_bytes: int
@@ -129,9 +137,11 @@ class Trace:
     """Times of one generation: t0 is before templating, then one per token held by the host."""
 
     start: float
-    token_times: list[float]
-    prefill: TransferCounts
-    decode: TransferCounts
+    token_times: list[float] = field(default_factory=list)
+    prefill: TransferCounts = field(default_factory=TransferCounts)
+    decode: TransferCounts = field(default_factory=TransferCounts)
+    prefill_use: ExpertUse = field(default_factory=ExpertUse)
+    decode_use: ExpertUse = field(default_factory=ExpertUse)
 
     @property
     def ttft(self) -> float:
@@ -158,8 +168,9 @@ def decode_tokens(
     `tokens` grows by every token yielded; the last one yielded is not in the sequence yet.
     """
     engine.take_counts()
+    engine.take_use()
     logits = engine.prefill(sequence, tokens[cached:])
-    trace.prefill = engine.take_counts()
+    trace.prefill, trace.prefill_use = engine.take_counts(), engine.take_use()
     while True:
         token = sampler.next(tokens, logits)
         trace.token_times.append(time.perf_counter())
@@ -167,6 +178,7 @@ def decode_tokens(
         yield token
         logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
         trace.decode = trace.decode + engine.take_counts()
+        trace.decode_use = trace.decode_use + engine.take_use()
 
 
 def generate(
@@ -198,7 +210,7 @@ def generate(
         KeyboardInterrupt: after leaving sequence and tokens consistent.
     """
     prompt = len(tokens)
-    trace = Trace(start, [], TransferCounts(), TransferCounts())
+    trace = Trace(start)
     stream = DecodeStream(skip_special_tokens=True)
     answer: list[int] = []
     shown, reason = "", "length"
@@ -224,7 +236,7 @@ def generate(
 
 def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, reason: str) -> Answer:
     decode, steps = trace.decode, len(trace.token_times) - 1
-    both = trace.prefill + decode
+    both, use = trace.prefill + decode, trace.prefill_use + trace.decode_use
     peak = peak_resident_bytes()
     return Answer(
         text=text,
@@ -238,7 +250,10 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
             "dram": decode.dram_hits / decode.requests if decode.requests else None,
         },
         ssd_bytes_per_token=decode.ssd_bytes / steps if steps > 0 else None,
-        levels={str(level): both.levels.get(level, 0) for level in (8, 4, 2, 0)},
+        levels={str(level): use.experts.get(level, 0) for level in LEVELS},
+        reused=use.reused,
+        effective_retention=use.effective_retention(engine.settings.levels[0]) if use.scheduled else None,
+        bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
         peak_vram_bytes=max(peak - engine.resident_before, 0),
         peak_process_bytes=peak,
         vram_limit_bytes=engine.plan.vram_limit_bytes,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from edgemoe.step import Step
+from edgemoe.step import Step, StepState
 from storage.errors import ContextExceeded
 
 
@@ -44,10 +44,16 @@ class SequenceKV:
 
 
 class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
-    """transformers' cache interface over the sequences of one step. Lives for that step."""
+    """transformers' cache interface over the sequences of one step. Lives for that step.
 
-    def __init__(self, step: Step) -> None:
+    Args:
+        step: whose sequences these are.
+        state: what attention leaves for the experts.
+    """
+
+    def __init__(self, step: Step, state: StepState) -> None:
         super().__init__(layers=[])
+        self.state = state
         self.spans: list[tuple[SequenceKV, int, int]] = []
         """(sequence, its first row in the step, rows)."""
         row = 0

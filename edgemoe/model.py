@@ -37,14 +37,16 @@ def build_model(directory: Path, dense: Path, runner: ExpertRunner) -> nn.Module
             config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
         )
     model.set_experts_implementation(experts.NAME)
-    _bind_experts(model, runner)
+    modules = _without_weights(model)
     _place_dense(model, load_dense(dense), tied=bool(config.tie_word_embeddings))
     _place_buffers(model)
+    _bind_experts(model, modules, runner)
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _bind_experts(model: nn.Module, runner: ExpertRunner) -> None:
-    """Attaches layer and runner to every experts module and drops its own (meta) weights."""
+def _without_weights(model: nn.Module) -> dict[int, str]:
+    """Drops the (meta) weights of every experts module. Returns layer -> the module's name."""
+    found = {}
     for name, module in model.named_modules():
         if not hasattr(module, "_apply_gate"):
             continue
@@ -58,7 +60,20 @@ def _bind_experts(model: nn.Module, runner: ExpertRunner) -> None:
         assert match, name
         for parameter in [p for p, _ in module.named_parameters(recurse=False)]:
             delattr(module, parameter)
-        module.edgemoe = ExpertLayer(int(match[1]), runner)
+        found[int(match[1])] = name
+    return dict(sorted(found.items()))
+
+
+def _bind_experts(model: nn.Module, modules: dict[int, str], runner: ExpertRunner) -> None:
+    """Tells every experts module its layer, the runner, and the next one's router."""
+    following: list[int | None] = [*list(modules)[1:], None]
+    for (layer, name), after in zip(modules.items(), following, strict=True):
+        next_layer = None
+        if after is not None:
+            router: Any = model.get_submodule(modules[after].rpartition(".")[0] + ".gate")
+            next_layer = after, router.weight.detach()
+        experts_module: Any = model.get_submodule(name)
+        experts_module.edgemoe = ExpertLayer(layer, runner, next_layer)
 
 
 def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from edgemoe.dense import SLICE_BYTES
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kv import SequenceKV
 from edgemoe.process import available_memory
+from edgemoe.settings import RunSettings, format_levels
 from edgemoe.sizes import format_size
-from storage.base import ResidentForm
+from storage.base import BlockKind, ResidentForm
 from storage.errors import DoesNotFit
 from storage.record import RecordGeometry
 
@@ -30,6 +32,7 @@ class ModelShape:
     layers: int
     experts: int
     """Over all layers."""
+    experts_per_layer: int
     top_k: int
     hidden: int
     intermediate: int
@@ -54,11 +57,21 @@ class MemoryPlan:
     experts_resident: dict[str, int]
     """level -> experts that plane_bytes holds, were all at that level."""
     minimum_vram_bytes: int
-    level: int
+    levels: tuple[int, ...]
     context: int
-    vram_experts: int
-    """Experts the VRAM tier holds at `level`."""
-    dram_experts: int
+    vram_blocks: dict[str, int]
+    """Block kind's name -> blocks in the VRAM tier."""
+    dram_blocks: dict[str, int]
+
+    @property
+    def vram_experts(self) -> int:
+        """Experts that the VRAM tier holds at some level."""
+        return max(self.vram_blocks.values())
+
+    @property
+    def dram_experts(self) -> int:
+        """Experts that the DRAM tier holds at some level."""
+        return max(self.dram_blocks.values(), default=0)
 
     def as_json(self) -> dict[str, object]:
         """The plan as one JSON object."""
@@ -70,9 +83,9 @@ class MemoryPlan:
             f"limit {format_size(self.vram_limit_bytes)}: dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {self.context} tokens, "
             f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
-            f"{self.vram_experts} experts resident at {self.level} bits"
+            f"{self.vram_experts} experts resident at {format_levels(self.levels)} bits"
             + (f", {self.dram_experts} more in DRAM" if self.dram_experts else "")
-            + ("; on a CPU level 2 saves reads, not memory" if self.level == 2 else ""),
+            + ("; on a CPU level 2 saves reads, not memory" if 2 in self.levels else ""),
         )
 
 
@@ -104,7 +117,7 @@ def make_plan(
     *,
     vram_limit: int | None,
     dram_limit: int,
-    level: int,
+    settings: RunSettings,
     context: int,
 ) -> MemoryPlan:
     """Divides the limits.
@@ -115,20 +128,20 @@ def make_plan(
         form: how experts lie in memory on this device.
         vram_limit: bytes; None takes what everything resident needs, or what the machine has if less.
         dram_limit: bytes for the DRAM tier; 0 for none.
-        level: bits that experts are asked at.
+        settings: whose levels are planned for.
         context: tokens of KV.
 
     Raises:
         DoesNotFit: with the smallest limit that works.
     """
+    level = settings.levels[0]
     kv = SequenceKV.bytes_for(shape.layers, shape.kv_heads, shape.head_dim, context)
     workspace = workspace_bytes(shape, geometry, context)
     fixed = shape.dense_bytes + kv + workspace
     each = form.bytes_at(level)
     minimum = fixed + MINIMUM_EXPERTS * each
-    everything = fixed + shape.experts * each
     if vram_limit is None:
-        vram_limit = min(everything, available_memory() - dram_limit - PROCESS_BYTES)
+        vram_limit = min(fixed + shape.experts * each, available_memory() - dram_limit - PROCESS_BYTES)
     if vram_limit < minimum:
         raise DoesNotFit(
             f"a limit of {vram_limit} bytes was wanted for {context} tokens of context at level {level}",
@@ -144,7 +157,11 @@ def make_plan(
             f"Use --dram-limit {each} or more, or leave it out",
             minimum=each,
         )
-    resident = min((vram_limit - fixed) // each, shape.experts)
+    planes = vram_limit - fixed
+    shares = {kind: share_at(settings, kind.level) for kind in form.kinds_at(level)}
+    most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
+    vram_blocks = divide(planes, shares, most, MINIMUM_EXPERTS)
+    left = shape.experts - max(vram_blocks.values())
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -152,15 +169,52 @@ def make_plan(
         kv_bytes=kv,
         workspace_bytes=workspace,
         staging_bytes=0,
-        plane_bytes=vram_limit - fixed,
+        plane_bytes=planes,
         experts_resident={
-            str(bits): min((vram_limit - fixed) // form.bytes_at(bits), shape.experts)
+            str(bits): min(planes // form.bytes_at(bits), shape.experts)
             for bits in (8, 4, 2)
             if bits <= geometry.max_level
         },
         minimum_vram_bytes=minimum,
-        level=level,
+        levels=settings.levels,
         context=context,
-        vram_experts=resident,
-        dram_experts=min(dram_limit // each, shape.experts - resident),
+        vram_blocks=vram_blocks,
+        dram_blocks=divide(dram_limit, shares, left, 1) if dram_limit and left and settings.cache else {},
     )
+
+
+def share_at(settings: RunSettings, level: int) -> float:
+    """Share of an average layer's kept experts that the settings ask at `level` or above."""
+    kept = [bits for bits in settings.levels if bits]
+    if level <= kept[-1]:
+        return 1.0
+    if len(settings.levels) == 2:
+        return settings.retention
+    # More levels go by gate weights, which no plan can know; measured on real text (docs/decisions/0005).
+    return settings.retention if level < 8 else max(2 * settings.retention - 1, 0.1)
+
+
+def divide(size: int, shares: Mapping[BlockKind, float], most: int, fewest: int) -> dict[str, int]:
+    """How many blocks of each kind `size` bytes are split into.
+
+    Args:
+        size: bytes, enough for `fewest` blocks of every kind.
+        shares: kind -> blocks wanted for each block of the first kind.
+        most, fewest: blocks of a kind.
+
+    Returns:
+        kind's name -> blocks, adding up to at most `size`.
+    """
+    kinds = list(shares)
+    unit = sum(kind.size * shares[kind] for kind in kinds)
+    counts = {kind: max(min(int(size / unit * shares[kind]), most), fewest) for kind in kinds}
+
+    def left() -> int:
+        return size - sum(kind.size * count for kind, count in counts.items())
+
+    # The fewest of a rare kind may have been too many beside so many of the first.
+    counts[kinds[0]] -= max(-(left() // kinds[0].size), 0)
+    if unit < sum(kind.size for kind in kinds):
+        for kind, limit in zip(kinds, [most, counts[kinds[0]]], strict=False):
+            counts[kind] += max(min(left() // kind.size, limit - counts[kind]), 0)
+    return {kind.name: count for kind, count in counts.items()}

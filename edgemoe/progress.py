@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -34,15 +36,14 @@ class ByteProgress:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
+                *self._columns(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self._task = self._bar.add_task(what, total=None)
 
     def update(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are finished."""
+        """`done` of `total` are finished."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=total)
             return
@@ -53,10 +54,16 @@ class ByteProgress:
             left = f"{seconds * (total - done) / done:.0f} s left" if done else "starting"
             share = 100 * done / total if total else 100
             print(
-                f"{self._what}: {format_size(done)} of {format_size(total)} ({share:.0f} %), {left}",
+                f"{self._what}: {self._amount(done)} of {self._amount(total)} ({share:.0f} %), {left}",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _amount(self, number: int) -> str:
+        return format_size(number)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        return DownloadColumn(), TransferSpeedColumn()
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -66,3 +73,13 @@ class ByteProgress:
     def __exit__(self, *exc: object) -> None:
         if self._bar:
             self._bar.stop()
+
+
+class CountProgress(ByteProgress):
+    """The same for a job of so many pieces."""
+
+    def _amount(self, number: int) -> str:
+        return str(number)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        return (MofNCompleteColumn(),)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from edgemoe.kv import SequenceKV
 
@@ -33,6 +35,27 @@ class Step:
     segments: tuple[Segment, ...]
 
     @property
+    def decodes(self) -> bool:
+        """Whether every sequence goes on by one token: each row is then judged by its own gate weights."""
+        return all(len(segment.tokens) == 1 for segment in self.segments)
+
+    @property
     def rows(self) -> int:
         """Tokens in all."""
         return sum(len(segment.tokens) for segment in self.segments)
+
+
+@dataclass
+class StepState:
+    """What the layers of one pass tell each other.
+
+    Args:
+        decode: the phase that levels are chosen for.
+        signal: the kind of attention that each layer's experts want to know of (importance.token_scores);
+            None: none.
+    """
+
+    decode: bool
+    signal: str | None
+    scores: torch.Tensor | None = None
+    """float32 [rows], attention received in the layer that is running."""

@@ -28,9 +28,13 @@ class Transfer:
         reservation: its blocks in the fast tier.
         below: a lease on what the slower tier has of it, if that has it.
         spills: victims of `reservation` that the slower tier has room for.
+        ahead: begun on a guess, before anybody asked for it.
+        asked: seconds on the clock at which somebody did ask for it; None: nobody has.
         spilled: the victims' bytes have been copied.
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
         error: what it failed with.
+        began: seconds on the clock when the worker took it.
+        ended: seconds on the clock when it had done it.
         done: the worker will not touch it any more.
     """
 
@@ -38,9 +42,13 @@ class Transfer:
     reservation: Reservation
     below: Lease | None
     spills: Sequence[Spill]
+    ahead: bool
+    asked: float | None = None
     spilled: bool = False
     read: int | None = None
     error: BaseException | None = None
+    began: float = 0.0
+    ended: float = 0.0
     done: bool = False
 
     @property
@@ -73,6 +81,16 @@ class Transfer:
         if self.below is None or self.source is not self.below:
             return 0
         return sum(len(block) for kind, block in self.reservation.into.items() if kind in self.below.blocks)
+
+    def hidden_s(self, asked: float) -> float:
+        """Seconds of a done transfer that had passed when it was asked for."""
+        return max(0.0, min(asked, self.ended) - self.began)
+
+    def hidden_bytes(self, asked: float) -> int:
+        """Bytes that a done transfer had read from disk when it was asked for, at an even pace."""
+        lasted = self.ended - self.began
+        share = self.hidden_s(asked) / lasted if lasted > 0 else float(asked >= self.ended)
+        return round((self.read or 0) * share)
 
 
 def _copy(blocks: Blocks, into: Blocks) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.plan import MINIMUM_EXPERTS
 from edgemoe.process import disk_read_bytes
+from edgemoe.settings import RunSettings
 from edgemoe.stores import convert_checkpoint
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -118,16 +120,19 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             dram_experts: int = 0,
             level: int = 8,
             context: int = 64,
-            exact: bool = True,
-            readers: int = 4,
+            **changes: Any,
         ) -> Engine:
+            """`changes` are settings; without them every expert is computed at exactly `level`."""
+            settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
             store = StoreModel.open(directory)
-            each, limit = store.form.bytes_at(level), None
+            each, limit = store.form.bytes_at(settings.levels[0]), None
             if experts is not None:
-                least = store.plan(vram_limit=None, level=level, context=context).minimum_vram_bytes
+                least = store.plan(vram_limit=None, settings=settings, context=context).minimum_vram_bytes
                 limit = least + (experts - MINIMUM_EXPERTS) * each
-            plan = store.plan(vram_limit=limit, dram_limit=dram_experts * each, level=level, context=context)
-            return stack.enter_context(Engine(store, plan, exact=exact, readers=readers))
+            plan = store.plan(
+                vram_limit=limit, dram_limit=dram_experts * each, settings=settings, context=context
+            )
+            return stack.enter_context(Engine(store, plan, settings))
 
         yield open_one
 

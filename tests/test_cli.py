@@ -163,7 +163,9 @@ def test_a_wrong_option_exits_2(run, tiny_store, command, options, said):
 def test_a_limit_too_small_exits_3(run, tiny_store, command):
     """The smallest limit that works is in the message, and works."""
     common = ("--model", tiny_store, "--context", 64)
-    code, out, err = run(command, *common, "--vram-limit", "1KB")
+    # A benchmark needs its prompt and its new tokens to fit the context.
+    fitting = ("--prompt-tokens", 32, "--new-tokens", 32) if command == "bench" else ()
+    code, out, err = run(command, *common, *fitting, "--vram-limit", "1KB")
     least = json.loads(run("plan", *common, "--json")[1])["minimum_vram_bytes"]
     assert (code, out) == (3, "")
     assert f"--vram-limit {least} " in err

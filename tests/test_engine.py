@@ -220,7 +220,7 @@ def test_only_an_engine_that_is_not_exact_uses_better_planes(open_engine, prompt
     tokens = prompts[0]
     engine = open_engine(store, exact=exact)
     best = decoded(engine, tokens)[-1]
-    runner_of(engine).level = 4
+    engine.configure(engine.settings.with_(levels=(4,)))
     got = decoded(engine, tokens)[-1]
     assert set(engine.vram.resident().values()) == {8}
     four = decoded(open_engine(store, level=4), tokens)[-1]

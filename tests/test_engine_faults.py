@@ -15,6 +15,7 @@ from small_store import flip
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kv import SequenceKV
+from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from storage.base import Plane
 from storage.errors import (
@@ -173,11 +174,12 @@ def test_a_dense_tensor_without_a_place_is_refused(open_engine, damageable):
 def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
     """One byte below the minimum is refused with that minimum, exit 3; at it, a prompt is answered."""
     store = StoreModel.open(tiny_store)
-    least = store.plan(vram_limit=None, level=level, context=64).minimum_vram_bytes
+    settings = RunSettings.uniform(level)
+    least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     with pytest.raises(DoesNotFit, match=f"--vram-limit {least} ") as caught:
-        store.plan(vram_limit=least - 1, level=level, context=64)
+        store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert (caught.value.exit_code, caught.value.minimum) == (3, least)
-    with Engine(store, store.plan(vram_limit=least, level=level, context=64), exact=True) as engine:
+    with Engine(store, store.plan(vram_limit=least, settings=settings, context=64), settings) as engine:
         got = engine.step(one(started(engine)[0], 42))
         assert engine.budget.used <= least
     assert torch.equal(got, want) == (level == 8)

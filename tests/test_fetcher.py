@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from threading import Thread
 
 import pytest
+from fetch_rig import WAIT, Rig, after, broken, rigs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import MERGED, SLICED, ToyForm, ToyReader, check, contents, disk_bytes, expected, put
+from toys import MERGED, SLICED, ToyForm, check, contents, disk_bytes, expected, put
 
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
@@ -20,83 +19,11 @@ from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch, DoesNotFit
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
-WAIT = 30
-"""Seconds after which a test that would hang fails instead."""
 
 FORMS = pytest.mark.parametrize("form", [MERGED, SLICED], ids=["merged", "sliced"])
 
 
-def broken(key: ExpertKey) -> ChecksumMismatch:
-    return ChecksumMismatch(f"expert {key.expert} was wanted", "other bytes", "Convert the model again")
-
-
-def after(patch: pytest.MonkeyPatch, tier: PlaneTier, method: str, then: Callable[[], object]) -> None:
-    """Has the tier call `then` at the end of every call of one of its methods."""
-    original = getattr(tier, method)
-
-    def both(argument: object) -> object:
-        result = original(argument)
-        then()
-        return result
-
-    patch.setattr(tier, method, both)
-
-
-class Rig:
-    """A fetcher over tiers with room for so many experts at level 8; no DRAM tier where that is None."""
-
-    def __init__(self, form: ToyForm, vram: int, dram: int | None = None, workers: int = 2) -> None:
-        self.form = form
-        self.reader = ToyReader()
-        self.vram = self._tier("vram", vram)
-        self.dram = self._tier("dram", dram) if dram is not None else None
-        self.fetcher = Fetcher(self.vram, self.dram, form, self.reader, workers=workers)
-
-    def _tier(self, name: str, experts: int) -> PlaneTier:
-        capacity = {kind.name: experts for kind in self.form.kinds}
-        return PlaneTier(self.form, capacity, LRU(), device="cpu", name=name)
-
-    def fetch(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
-        """Streams `wanted`, checks every lease's level and bytes, and returns the order they came in."""
-        order = []
-        with self.fetcher.stream(wanted) as leases:
-            for lease in leases:
-                assert lease.level >= wanted[lease.key]
-                assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
-                order.append(lease.key)
-        assert sorted(order) == sorted(wanted)
-        self.whole()
-        return order
-
-    def whole(self) -> None:
-        """No block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
-        residents = self.vram.resident()
-        check(self.vram, self.form, residents)
-        assert not self.vram._leases
-        assert not self.vram._pending
-        if self.dram:
-            check(self.dram, self.form, self.dram.resident())
-            assert not residents.keys() & self.dram.resident().keys()
-            assert not self.dram._leases
-            assert not self.dram._pending
-
-
-@pytest.fixture
-def rig() -> Iterator[type[Rig]]:
-    """Rig, with every fetcher closed in the end and its threads seen to be gone."""
-    made: list[Rig] = []
-
-    class Closing(Rig):
-        def __init__(self, *args: object, **options: object) -> None:
-            super().__init__(*args, **options)  # type: ignore[arg-type]
-            made.append(self)
-
-    yield Closing
-    for each in made:
-        for gate in each.reader.gates.values():
-            gate.set()
-        each.fetcher.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("transfer-")] == []
+rig = pytest.fixture(rigs)
 
 
 @FORMS

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan
+from edgemoe.settings import RunSettings
 from storage.errors import DoesNotFit
 from storage.forms import CpuForm
 from storage.layout import LAYOUTS
@@ -17,6 +18,7 @@ FORM = CpuForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])
 SHAPE = ModelShape(
     layers=16,
     experts=2048,
+    experts_per_layer=128,
     top_k=8,
     hidden=2048,
     intermediate=768,
@@ -29,8 +31,9 @@ SHAPE = ModelShape(
 
 
 def plan(**changes):
-    arguments = {"vram_limit": 3_000_000_000, "dram_limit": 0, "level": 4, "context": 1024} | changes
-    return make_plan(SHAPE, GEOMETRY, FORM, **arguments)
+    settings = RunSettings(levels=changes.pop("levels", (4,)), retention=changes.pop("retention", 1.0))
+    arguments = {"vram_limit": 3_000_000_000, "dram_limit": 0, "context": 1024} | changes
+    return make_plan(SHAPE, GEOMETRY, FORM, settings=settings, **arguments)
 
 
 @given(
@@ -41,15 +44,15 @@ def plan(**changes):
 def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, context):
     """Purposes add up to the limit, experts fit into theirs; a refusal's minimum works and one byte less does not."""
     try:
-        made = plan(vram_limit=limit, level=level, context=context)
+        made = plan(vram_limit=limit, levels=(level,), context=context)
     except DoesNotFit as refused:
         assert limit < refused.minimum
         assert refused.exit_code == 3
         assert str(refused.minimum) in str(refused)
-        smallest = plan(vram_limit=refused.minimum, level=level, context=context)
+        smallest = plan(vram_limit=refused.minimum, levels=(level,), context=context)
         assert smallest.vram_experts == MINIMUM_EXPERTS
         with pytest.raises(DoesNotFit):
-            plan(vram_limit=refused.minimum - 1, level=level, context=context)
+            plan(vram_limit=refused.minimum - 1, levels=(level,), context=context)
         return
     parts = made.dense_bytes + made.kv_bytes + made.workspace_bytes + made.staging_bytes + made.plane_bytes
     assert parts == made.vram_limit_bytes == limit
@@ -99,3 +102,27 @@ def test_dram_holds_only_what_vram_does_not():
     """The tiers are exclusive, so a DRAM tier larger than the rest is cut to it."""
     made = plan(dram_limit=10**11)
     assert made.vram_experts + made.dram_experts == SHAPE.experts
+
+
+@given(
+    limit=st.integers(1_500_000_000, 20_000_000_000),
+    levels=st.sampled_from([(8, 4), (8, 2), (8, 4, 2, 0), (8, 0)]),
+    retention=st.floats(0.5, 1),
+)
+def test_blocks_of_mixed_levels_fit_and_leave_no_room_for_one_more_expert(limit, levels, retention):
+    """What 8 bits need beside 4 is a share of the experts; together they fill the limit but for one expert."""
+    made = plan(vram_limit=limit, levels=levels, retention=retention)
+    sizes = {kind.name: kind.size for kind in FORM.kinds}
+    used = sum(sizes[name] * count for name, count in made.vram_blocks.items())
+    assert used <= made.plane_bytes
+    assert MINIMUM_EXPERTS <= made.vram_blocks["p0"] <= made.vram_blocks["p4"] <= SHAPE.experts
+    if made.vram_blocks["p0"] < SHAPE.experts:
+        assert made.plane_bytes - used < sum(sizes.values())
+
+
+def test_blocks_by_hand():
+    """8/4 at r = 0.5: for every p0 (2.36 MB) two p4 (2.65 MB each), 7.67 MB for two experts."""
+    made = plan(levels=(8, 4), retention=0.5)
+    pairs = made.plane_bytes / (2 * 2_654_208 + 2_359_296)
+    assert made.vram_blocks["p4"] == pytest.approx(2 * pairs, abs=2)
+    assert made.vram_blocks["p0"] == pytest.approx(pairs, abs=2)

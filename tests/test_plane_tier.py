@@ -1,31 +1,23 @@
-"""cache.plane_tier and cache.lru: who goes, how much of it, and when its blocks are free."""
+"""cache.plane_tier: who goes, how much of it, and when its blocks are free."""
 
 from __future__ import annotations
 
 import pytest
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
+from cache.base import EvictionPolicy
 from cache.lru import LRU
+from cache.lru_experts import WholeLRU
 from cache.plane_tier import PlaneTier
 from storage.base import BLOCK, BlockKind, ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 
 
-def tier_of(form: ToyForm, *capacity: int) -> PlaneTier:
-    """A tier with so many blocks of each of the form's kinds, in their order."""
-    names = [kind.name for kind in form.kinds]
-    return PlaneTier(form, dict(zip(names, capacity, strict=True)), LRU(), device="cpu", name="vram")
-
-
-def test_lru_orders_by_last_use() -> None:
-    """The longest unused comes first; a forgotten key is gone."""
-    policy = LRU()
-    for key in (A, B, C, A):
-        policy.used(key)
-    assert list(policy.candidates()) == [B, C, A]
-    policy.forgotten(C)
-    assert list(policy.candidates()) == [B, A]
+def tier_of(form: ToyForm, *capacity: int, policy: EvictionPolicy | None = None) -> PlaneTier:
+    """A tier with so many blocks of each of the form's kinds, in their order; by LRU if not told otherwise."""
+    blocks = dict(zip((kind.name for kind in form.kinds), capacity, strict=True))
+    return PlaneTier(form, blocks, policy or LRU(), device="cpu", name="vram")
 
 
 def test_the_least_recently_used_goes() -> None:
@@ -41,14 +33,14 @@ def test_the_least_recently_used_goes() -> None:
     check(tier, MERGED, {A: 4, C: 4, D: 4})
 
 
-def test_a_miss_is_no_use() -> None:
-    """Asking in vain for a higher level does not save an expert from eviction."""
+def test_a_partial_miss_is_a_use() -> None:
+    """What was asked for at a higher level waits for its promotion, and is not the next to make room."""
     tier = tier_of(MERGED, 2, 2)
     put(tier, MERGED, A, 4)
     put(tier, MERGED, B, 4)
     assert tier.acquire(A, 8) is None
     put(tier, MERGED, C, 4)
-    check(tier, MERGED, {B: 4, C: 4})
+    check(tier, MERGED, {A: 4, C: 4})
 
 
 def test_the_pinned_are_passed_over() -> None:
@@ -100,6 +92,35 @@ def test_a_victim_loses_a_kind_and_what_lies_above(
     put(tier, SLICED, B, 8)
     put(tier, SLICED, C, asked)
     check(tier, SLICED, left)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "asked", "left"),
+    [
+        ((3, 2, 2), 8, {B: 8, C: 8}),  # d4 and d8 are short
+        ((3, 3, 2), 8, {B: 8, C: 8}),  # only d8 is short
+        ((2, 3, 3), 2, {B: 8, C: 2}),  # only base is
+        ((3, 2, 2), 2, {A: 8, B: 8, C: 2}),  # nothing is
+    ],
+)
+def test_a_policy_of_whole_experts_leaves_nothing_of_a_victim(
+    capacity: tuple[int, ...], asked: int, left: dict[ExpertKey, int]
+) -> None:
+    """Whichever block is short, the victim loses all of its own, and they are free afterwards."""
+    tier = tier_of(SLICED, *capacity, policy=WholeLRU())
+    put(tier, SLICED, A, 8)
+    put(tier, SLICED, B, 8)
+    put(tier, SLICED, C, asked)
+    check(tier, SLICED, left)
+
+
+def test_one_whole_victim_is_enough_where_it_has_all_kinds() -> None:
+    """Nobody goes for a low block where the victim of a high one frees a low one as well."""
+    tier = tier_of(SLICED, 2, 1, 1, policy=WholeLRU())
+    put(tier, SLICED, A, 2)
+    put(tier, SLICED, B, 8)
+    put(tier, SLICED, C, 8)
+    check(tier, SLICED, {A: 2, C: 8})
 
 
 def test_each_kind_finds_its_own_victim() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edgemoe.progress import ByteProgress
+from edgemoe.progress import ByteProgress, CountProgress
 
 
 class Clock:
@@ -68,3 +68,12 @@ def test_a_terminal_gets_a_bar(capsys, clock, monkeypatch):
     assert "copying" in err
     assert "3.0/4.0 MB" in err
     assert "%)" not in err
+
+
+def test_pieces_are_counted(capsys, clock):
+    """What is no bytes is told as a plain number, with the time left at the pace so far."""
+    with CountProgress("windows", clock) as progress:
+        clock.now = 6.0
+        progress.update(3, 9)
+    line = capsys.readouterr().err
+    assert "windows: 3 of 9 (33 %), 12 s left" in line

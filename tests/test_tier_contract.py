@@ -10,8 +10,8 @@ import pytest
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.base import Tier
-from cache.lru import LRU
 from cache.plane_tier import PlaneTier
+from cache.policies import make_policy
 from storage.base import ExpertKey
 
 A, B, C = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(1, 0)
@@ -22,9 +22,11 @@ class Case:
     form: ToyForm
     capacity: dict[str, int]
     device: str
+    policy: str = "lru-planes"
 
     def tier(self) -> Tier:
-        return PlaneTier(self.form, self.capacity, LRU(), device=self.device, name=self.device)
+        policy = make_policy(self.policy)
+        return PlaneTier(self.form, self.capacity, policy, device=self.device, name=self.device)
 
 
 CASES = {
@@ -32,6 +34,9 @@ CASES = {
     "merged, few p0": Case(MERGED, {"p4": 5, "p0": 2}, "cpu"),
     "sliced, equal kinds": Case(SLICED, {"base": 3, "d4": 3, "d8": 3}, "cuda:0"),
     "sliced, fewer above": Case(SLICED, {"base": 6, "d4": 3, "d8": 2}, "cpu"),
+    "merged, whole experts": Case(MERGED, {"p4": 4, "p0": 2}, "cpu", "lru-experts"),
+    "sliced, whole experts": Case(SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-experts"),
+    "sliced, by frequency": Case(SLICED, {"base": 4, "d4": 3, "d8": 2}, "cpu", "lfru"),
 }
 """Every case has room for two experts at level 8, and for a promotion beside them."""
 

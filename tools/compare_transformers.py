@@ -9,9 +9,7 @@ it decodes. Prints how many answers are the same text, and exits 1 if fewer than
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,43 +20,17 @@ from transformers import AutoModelForCausalLM
 from edgemoe.conversation import Conversation, load_tokenizer
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.generate import Sampling
+from edgemoe.settings import RunSettings
 from edgemoe.stores import resolve_store
-
-CAPITALS = {
-    "France": "Paris",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Germany": "Berlin",
-    "Japan": "Tokyo",
-    "Egypt": "Cairo",
-    "Norway": "Oslo",
-    "Poland": "Warsaw",
-    "Greece": "Athens",
-    "Canada": "Ottawa",
-}
-WORDS = ("cat", "house", "river", "garden", "window", "bread", "stone", "cloud", "winter", "music")
-FUNCTIONS = ("adds two numbers", "squares a number", "doubles a number", "returns the larger of two numbers")
+from edgemoe.tasks import KINDS, held_out_tasks
 
 
 def task_prompts(count: int, seed: int) -> list[str]:
-    """`count` distinct prompts of small chat tasks: capitals both ways, spelling, arithmetic, sorting, Python."""
-    chance = random.Random(seed)
-    digit = functools.partial(chance.randint, 2, 9)
-    makers = (
-        lambda: f"What is the capital of {chance.choice(list(CAPITALS))}?",
-        lambda: f"{chance.choice(list(CAPITALS.values()))} is the capital of which country?",
-        lambda: f"Spell the word {chance.choice(WORDS)}.",
-        lambda: f"What is {digit()} + {digit()}?",
-        lambda: f"What is {digit() + 9} - {digit()}?",
-        lambda: f"What is {digit()} times {digit()}?",
-        lambda: f"Tom has {digit()} books. Tom finds {digit()} more. How many books does Tom have?",
-        lambda: f"Sort these numbers: {digit()}, {digit()}, {digit()}",
-        lambda: f"Write a Python function that {chance.choice(FUNCTIONS)}.",
-    )
-    prompts: dict[str, None] = {}
-    while len(prompts) < count:
-        prompts.setdefault(chance.choice(makers)())
-    return list(prompts)
+    """`count` distinct first questions of held-out chat tasks, every kind in turn."""
+    each = -(-count // len(KINDS))
+    columns = [held_out_tasks(kind, 2 * each, seed) for kind in KINDS]
+    prompts = dict.fromkeys(task.turns[0].question for row in zip(*columns, strict=True) for task in row)
+    return list(prompts)[:count]
 
 
 def reference_answers(
@@ -86,11 +58,12 @@ def edgemoe_answers(
     store: StoreModel, tokenizer: Any, prompts: list[str], tokens: int, *, exact: int, over_minimum: float
 ) -> tuple[list[str], dict[str, float]]:
     """edgemoe's greedy answers under a limit, each a conversation of its own, and what they cost."""
-    smallest = store.plan(vram_limit=None, level=exact, context=512).minimum_vram_bytes
-    plan = store.plan(vram_limit=int(smallest * over_minimum), level=exact, context=512)
+    settings = RunSettings.uniform(exact)
+    smallest = store.plan(vram_limit=None, settings=settings, context=512).minimum_vram_bytes
+    plan = store.plan(vram_limit=int(smallest * over_minimum), settings=settings, context=512)
     sampling = Sampling(0, 1, 0, 1, 0, tokens, frozenset({tokenizer.eos_token_id}))
     answers, read, peak = [], [], 0
-    with Engine(store, plan, exact=True) as engine:
+    with Engine(store, plan, settings) as engine:
         sequence = engine.new_sequence()
         for prompt in prompts:
             answer = Conversation(engine, tokenizer, sampling, sequence=sequence).ask(prompt, lambda _: None)
@@ -116,6 +89,11 @@ def main() -> int:
     parser.add_argument("--store", type=Path, help="a store of the same checkpoint, e.g. with --dense-bits 8")
     parser.add_argument("--exact", type=int, default=8, choices=(8, 4, 2))
     parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument(
+        "--prompt-file",
+        type=Path,
+        help="one prompt a line, the first ones are taken; default: held-out tasks",
+    )
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--limit-over-minimum", type=float, default=1.05)
     parser.add_argument("--at-least", type=float, default=0.95, help="share of answers that must be the same")
@@ -130,7 +108,11 @@ def main() -> int:
     given = parser.parse_args()
     store = StoreModel.open(resolve_store(given.store or given.checkpoint))
     tokenizer = load_tokenizer(store.directory)
-    prompts = task_prompts(given.prompts, given.seed)
+    prompts = (
+        given.prompt_file.read_text().splitlines()[: given.prompts]
+        if given.prompt_file
+        else task_prompts(given.prompts, given.seed)
+    )
     wanted = reference_answers(given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype)
     got, cost = edgemoe_answers(
         store, tokenizer, prompts, given.new_tokens, exact=given.exact, over_minimum=given.limit_over_minimum

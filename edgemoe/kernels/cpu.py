@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from edgemoe.kernels.base import Activation
 from storage.base import Blocks
 from storage.forms import P0, P4
 from storage.layout import Layout
@@ -23,9 +24,6 @@ DEQUANTIZE_FROM = {8: 40, 4: 80, 2: 80}
 
 _PAD_TOKENS = 32
 """Tokens are padded to a multiple of this before a plain product: unseen shapes cost a compilation."""
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
-"""[T, 2 I] gate and up -> [T, I]: the model's own gating."""
 
 
 def fast_bf16() -> bool:
@@ -61,18 +59,7 @@ class CpuExpertKernel:
     def forward(
         self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
     ) -> torch.Tensor:
-        """One expert applied to its tokens.
-
-        Args:
-            x: bf16 [T, H], T > 0.
-            blocks: the expert's resident blocks.
-            held: the level the blocks make.
-            level: the level to compute at, at most held.
-            gate: the model's gating between the two products.
-
-        Returns:
-            bf16 [T, H].
-        """
+        """See ExpertKernel."""
         p4 = blocks[P4]
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
         if level == 2 and held > 2:

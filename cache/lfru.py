@@ -1,0 +1,84 @@
+"""lfru: the expert that was used least goes first, recent uses counting more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from math import exp2, log2
+
+from cache.base import EvictionPolicy
+from storage.base import ExpertKey
+
+
+class LFRU(EvictionPolicy):
+    """The lowest score goes first: a use adds 1 to its expert's score, and all scores decay with every use.
+
+    A score halves while `memory` uses per resident expert go by: near 0 this is LRU, near infinity it is
+    least frequently used ("LRFU", Lee et al. 2001, whose lambda is 1 / (memory * residents)). Counted per
+    resident, one memory suits caches of any size. Scores outlive eviction, so that an expert that comes
+    back is not taken for a new one: a model has thousands of experts, not millions.
+
+    All scores decay alike, so only uses change their order. Kept is the logarithm of a score carried back
+    to time 0, which never falls. So a heap's entries may lag behind the scores and still bound them from
+    below: a use takes constant time, and the search for a victim brings up to date what it meets, in
+    logarithmic time each.
+
+    Args:
+        memory: half-life of a use, in uses per resident expert; above 0.
+
+    Raises:
+        ValueError: memory is not above 0.
+    """
+
+    def __init__(self, memory: float = 16.0) -> None:
+        if memory <= 0:
+            raise ValueError(f"a memory above 0 uses per resident was wanted, got {memory}")
+        self._memory = memory
+        self._now = 0.0
+        self._scores: dict[ExpertKey, float] = {}
+        self._resident: set[ExpertKey] = set()
+        self._heap: list[tuple[float, ExpertKey]] = []
+        self._heaped: set[ExpertKey] = set()
+        """Keys with an entry: every resident, and evicted ones that no search has met yet."""
+        self._passed: list[tuple[float, ExpertKey]] = []
+        """Entries that the last search took from the heap; they are back before the next."""
+
+    def used(self, key: ExpertKey) -> None:
+        """See EvictionPolicy. Raises KeyError for a key that is not resident."""
+        if key not in self._resident:
+            raise KeyError(key)
+        self._now += 1 / (self._memory * len(self._resident))
+        before = self._scores.get(key)
+        # Relative to now, so that the exponential of a far past is 0 and none overflows.
+        gained = 0.0 if before is None else exp2(before - self._now)
+        self._scores[key] = self._now + log2(1 + gained)
+
+    def arrived(self, key: ExpertKey) -> None:
+        """See EvictionPolicy. A promotion is no second use: asking for it was one."""
+        if key in self._resident:
+            return
+        self._resident.add(key)
+        self.used(key)
+        if key not in self._heaped:
+            self._heaped.add(key)
+            heappush(self._heap, (self._scores[key], key))
+
+    def forgotten(self, key: ExpertKey) -> None:
+        """See EvictionPolicy. The score stays."""
+        self._resident.remove(key)
+
+    def candidates(self) -> Iterator[ExpertKey]:
+        """See EvictionPolicy."""
+        heap = self._heap
+        while self._passed:
+            heappush(heap, self._passed.pop())
+        while heap:
+            bound, key = heap[0]
+            if key not in self._resident:
+                heappop(heap)
+                self._heaped.remove(key)
+            elif bound < self._scores[key]:
+                heapreplace(heap, (self._scores[key], key))
+            else:
+                self._passed.append(heappop(heap))
+                yield key

@@ -1,0 +1,27 @@
+"""Eviction policies by name."""
+
+from __future__ import annotations
+
+from cache.base import EvictionPolicy
+from cache.lfru import LFRU
+from cache.lru import LRU
+from cache.lru_experts import WholeLRU
+from storage.errors import UserError
+
+_POLICIES: dict[str, type[EvictionPolicy]] = {"lru-planes": LRU, "lru-experts": WholeLRU, "lfru": LFRU}
+
+POLICIES = tuple(_POLICIES)
+"""Every name that make_policy knows; a new policy is a file of its own and an entry here."""
+
+
+def make_policy(name: str) -> EvictionPolicy:
+    """A fresh policy, for one tier.
+
+    Raises:
+        UserError: no policy is called so.
+    """
+    if name not in _POLICIES:
+        raise UserError(
+            "an eviction policy was wanted", f"got {name!r}", f"Choose one of {', '.join(POLICIES)}"
+        )
+    return _POLICIES[name]()

@@ -1,0 +1,74 @@
+"""Where and of what a benchmark was made: versions, machine, disk, model, limits asked."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from edgemoe import __version__
+from edgemoe.engine import StoreModel
+from edgemoe.process import available_memory
+from storage.layout import detect
+
+
+def environment(store: StoreModel) -> dict[str, Any]:
+    """Facts about program, machine and model, as one JSON object. Bytes."""
+    import transformers
+
+    return {
+        "edgemoe": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "available_bytes": available_memory(),
+        "device": "cpu",
+        "disk": _disk(store.directory),
+        "layout": store.manifest.layout,
+        "kernel_layout": detect().name,
+        "model": store.directory.name,
+        "source": store.manifest.source,
+        "dense_bits": store.manifest.dense_bits,
+        "max_level": store.manifest.max_level,
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, with + if it has changes; None outside one."""
+    root = Path(__file__).parent.parent.parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _disk(directory: Path) -> dict[str, str] | None:
+    """Device and filesystem of the mount that holds a directory; None where the system does not say."""
+    path = directory.resolve()
+    mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
+    if not mounts:
+        return None
+    mount = max(mounts, key=lambda m: len(m.mountpoint))
+    return {"device": mount.device, "filesystem": mount.fstype}

@@ -1,0 +1,63 @@
+"""The report drawn: TTFT and TPOT of every row, hit rate and bytes a token of every tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgemoe.bench.prompts import RANDOM
+from storage.errors import UserError
+
+_PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (
+    ("TTFT, s", lambda row: {"": row["ttft_s"]["mean"]}),
+    ("TPOT, ms", lambda row: {"": 1000 * row["tpot_s"]["mean"]}),
+    ("hit rate", lambda row: {tier.upper(): row["hit_rate"][tier] or 0.0 for tier in ("vram", "dram")}),
+    (
+        "MB a token",
+        lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in ("ssd", "dram", "vram")},
+    ),
+)
+"""Title, and what a row's bars are, by their label."""
+
+
+def require_matplotlib() -> None:
+    """Raises UserError where the drawing library is missing: before a measurement of minutes, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "a plot was wanted", "matplotlib is not installed", "Install it: pip install 'edgemoe[plot]'"
+        ) from error
+
+
+def plot_report(report: dict[str, Any], path: Path) -> None:
+    """Draws four panels of bars into an image file; its ending says which kind.
+
+    Raises:
+        UserError: matplotlib is missing, or does not know the ending, or the file cannot be written.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    rows = report["rows"]
+    figure = Figure(figsize=(12, 2 + 0.45 * len(rows)), layout="constrained")
+    names = [
+        f"{row['name']}, {row['arm']}" + (" (random)" if row["prompts"] == RANDOM else "") for row in rows
+    ]
+    for axes, (title, bars_of) in zip(figure.subplots(1, 4, sharey=True), _PANELS, strict=True):
+        bars = [bars_of(row) for row in rows]
+        height = 0.8 / len(bars[0])
+        for i, label in enumerate(bars[0]):
+            places = [row + (i - (len(bars[0]) - 1) / 2) * height for row in range(len(rows))]
+            axes.barh(places, [bar[label] for bar in bars], height, label=label)
+        axes.set_title(title)
+        axes.margins(y=0.01)
+        axes.set_yticks(range(len(rows)), names)
+        if len(bars[0]) > 1:
+            axes.legend()
+    axes.invert_yaxis()
+    try:
+        figure.savefig(path, dpi=120)
+    except (ValueError, OSError) as error:
+        raise UserError(f"a plot was wanted in {path}", str(error), "Name a .png or .svg file") from error

@@ -1,0 +1,222 @@
+"""The benchmark itself: rows, runs and arms in turn, and the report on them.
+
+    once: a run of the first row that is not counted, for what a process pays once (kernels, threads, code)
+    for every run: probe bandwidths; for every row, a different one first each time: open an engine;
+        for every prompt set: empty the expert cache, "cold" run; the same prompt again, "warm" run
+
+So what drifts on the machine meets all rows alike. One engine is open at a time. Experts are read past the page
+cache where the filesystem allows it, so that an expert that is not in a tier is cold in every respect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgemoe.bench import bandwidth
+from edgemoe.bench.bandwidth import Bandwidth
+from edgemoe.bench.environment import environment
+from edgemoe.bench.prompts import RANDOM, PromptSet, make_prompts
+from edgemoe.bench.quality import EvaluationRow, quality_of
+from edgemoe.bench.rows import BenchRow
+from edgemoe.bench.sample import Sample, take_sample
+from edgemoe.bench.summary import row_report
+from edgemoe.engine import Engine, StoreModel
+from edgemoe.plan import MemoryPlan
+from storage.errors import ContextExceeded
+
+ARMS = ("cold", "warm")
+
+Samples = dict[tuple[str, str, str], list[Sample]]
+"""(row's name, prompts' source, arm) -> one sample a run."""
+
+Notify = Callable[[str], None]
+"""Told what is about to run."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run.
+
+    Args:
+        rows: at least one, their names distinct.
+        vram_limit: bytes; None: what everything resident needs, or what the machine has.
+        dram_limit: bytes of the second tier.
+        prompts: one of prompts.CHOICES.
+        prompt_file: text for prompts; None: conversations.
+        prompt_tokens: of each prompt.
+        new_tokens: decoded after each, 2 or more.
+        runs: of every row, prompt set and arm.
+        seed: of prompts.
+        context: tokens; None: what prompt and new tokens need.
+        notes: sentences for the report, such as which rows are left out.
+    """
+
+    rows: tuple[BenchRow, ...]
+    vram_limit: int | None = None
+    dram_limit: int = 0
+    prompts: str = "text"
+    prompt_file: Path | None = None
+    prompt_tokens: int = 64
+    new_tokens: int = 64
+    runs: int = 3
+    seed: int = 0
+    context: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of context that a run needs."""
+        return self.prompt_tokens + self.new_tokens
+
+
+def run_bench(
+    store: StoreModel,
+    request: BenchRequest,
+    quality: Sequence[EvaluationRow] = (),
+    notify: Notify | None = None,
+) -> dict[str, Any]:
+    """Measures every row and returns the report (names as in the documentation).
+
+    Args:
+        store: of the model.
+        request: what to run.
+        quality: rows of an evaluation of the same store, if there is one.
+        notify: told what is about to run.
+
+    Raises:
+        UserError: a prompt file is missing or too short, or a setting does not go with the store.
+        ContextExceeded: prompt and new tokens do not fit the context asked for.
+        DoesNotFit: a row does not fit the limits. All three before anything is measured.
+    """
+    plans = make_plans(store, request)
+    sets = make_prompts(
+        store,
+        request.prompts,
+        request.prompt_file,
+        request.prompt_tokens,
+        request.runs,
+        request.seed,
+    )
+    facts = environment(store)
+    samples, probes = _measure(store, request, plans, sets, notify or (lambda what: None))
+    measured = bandwidth.best(probes)
+    rows = [
+        row_report(row, arm, prompts.source, samples[row.name, prompts.source, arm], store, plan, measured)
+        | {"quality": quality_of(quality, row.settings)}
+        for row, plan in zip(request.rows, plans, strict=True)
+        for prompts in sets
+        for arm in ARMS
+    ]
+    return {"environment": facts | _conditions(request, sets, rows, probes), "rows": rows}
+
+
+def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
+    """A plan a row.
+
+    Raises:
+        as run_bench.
+    """
+    if request.context is not None and request.context < request.tokens:
+        raise ContextExceeded(
+            f"a context of {request.context} tokens was wanted",
+            f"{request.prompt_tokens} tokens of prompt and {request.new_tokens} new ones need {request.tokens}",
+            f"Use --context {request.tokens}, or leave it out",
+        )
+    return [
+        store.plan(
+            vram_limit=request.vram_limit,
+            # A second tier is a cache: without one, it would not be loading on demand.
+            dram_limit=request.dram_limit if row.settings.cache else 0,
+            settings=row.settings,
+            context=request.context or request.tokens,
+        )
+        for row in request.rows
+    ]
+
+
+def _measure(
+    store: StoreModel,
+    request: BenchRequest,
+    plans: Sequence[MemoryPlan],
+    sets: Sequence[PromptSet],
+    notify: Notify,
+) -> tuple[Samples, list[Bandwidth]]:
+    levels = {level for row in request.rows for level in row.settings.levels}
+    planned = list(zip(request.rows, plans, strict=True))
+    samples: Samples = {}
+    probes = []
+    notify("warming up")
+    _run_row(store, request, *planned[0], sets[:1], 0, {})
+    for run in range(request.runs):
+        notify(f"run {run + 1} of {request.runs}: bandwidths")
+        probes.append(bandwidth.measure(store, levels))
+        first = run % len(planned)
+        for row, plan in planned[first:] + planned[:first]:
+            notify(f"run {run + 1} of {request.runs}: {row.name}")
+            _run_row(store, request, row, plan, sets, run, samples)
+    probes.append(bandwidth.measure(store, levels))
+    return samples, probes
+
+
+def _run_row(
+    store: StoreModel,
+    request: BenchRequest,
+    row: BenchRow,
+    plan: MemoryPlan,
+    sets: Sequence[PromptSet],
+    run: int,
+    samples: Samples,
+) -> None:
+    started = time.perf_counter()
+    with Engine(store, plan, row.settings) as engine:
+        load_s = time.perf_counter() - started
+        sequence = engine.new_sequence()
+        for prompts in sets:
+            engine.forget_experts()
+            for arm in ARMS:
+                sample = take_sample(
+                    engine, sequence, prompts.prompts[run], request.new_tokens, load_s=load_s
+                )
+                samples.setdefault((row.name, prompts.source, arm), []).append(sample)
+    # Given back before anything else takes memory: what comes next must fit beside it otherwise.
+    del engine, sequence
+    gc.collect()
+
+
+def _conditions(
+    request: BenchRequest,
+    sets: Sequence[PromptSet],
+    rows: Sequence[dict[str, Any]],
+    probes: Sequence[Bandwidth],
+) -> dict[str, Any]:
+    """How it was measured, as part of the environment."""
+    sources = [prompts.source for prompts in sets]
+    notes = list(request.notes)
+    if request.prompts == "text" and not request.prompt_file and sources == [RANDOM]:
+        notes.append("the store has no tokenizer: prompts are random tokens, whose routing is not a text's")
+    return {
+        "prompt": sources[0],
+        "prompts": sources,
+        "prompt_tokens": request.prompt_tokens,
+        "new_tokens": request.new_tokens,
+        "runs": request.runs,
+        "seed": request.seed,
+        "vram_limit_asked_bytes": request.vram_limit,
+        "dram_limit_asked_bytes": request.dram_limit,
+        "page_cache": "bypassed"
+        if all(probe.direct for probe in probes)
+        else "used, dropped after each read",
+        "cold": "expert cache just emptied",
+        "warm_up": "one run of the first row, not counted",
+        "warm": "the same prompt again, right after the cold run",
+        "load_s": max(row["load_s"]["mean"] for row in rows),
+        "peak_process_bytes": max(row["peak_process_bytes"] for row in rows),
+        "bandwidth_probes": [dataclasses.asdict(probe) for probe in probes],
+        "notes": notes,
+    }

@@ -1,0 +1,97 @@
+"""One prompt and the tokens after it, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from edgemoe.bench.prompts import Encode
+from edgemoe.engine import Engine
+from edgemoe.generate import Sampler, Sampling, Trace, decode_tokens
+from edgemoe.kv import SequenceKV
+from edgemoe.policy import ExpertUse
+from edgemoe.process import disk_read_bytes, peak_resident_bytes
+from prefetch.base import TransferCounts
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one phase, prefill or decode, moved and used."""
+
+    counts: TransferCounts
+    use: ExpertUse
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt answered once. Seconds, bytes, tokens.
+
+    Args:
+        prompt_tokens: of the prompt; none of them was cached.
+        ttft_s: from before templating and tokenizing to the first token.
+        tpot_s: mean time of a token after the first.
+        itl_s: every gap between two tokens.
+        prefill: the prompt.
+        decode: the tokens after the first.
+        disk_read_bytes: by the operating system's count; None where it keeps none.
+        load_s: seconds it took to open the engine that this ran on.
+        peak_vram_bytes: most memory of the process so far above what it had before the engine was opened.
+        peak_process_bytes: the same, with what it had before.
+    """
+
+    prompt_tokens: int
+    ttft_s: float
+    tpot_s: float
+    itl_s: list[float]
+    prefill: Phase
+    decode: Phase
+    disk_read_bytes: int | None
+    load_s: float
+    peak_vram_bytes: int
+    peak_process_bytes: int
+
+    @property
+    def steps(self) -> int:
+        """Decode steps: tokens after the first."""
+        return len(self.itl_s)
+
+
+def take_sample(
+    engine: Engine, sequence: SequenceKV, encode: Encode, new_tokens: int, *, load_s: float = 0.0
+) -> Sample:
+    """Runs a prompt and decodes `new_tokens` (2 or more) greedily; the end-of-text token does not stop it.
+
+    Args:
+        engine: to run. What its counters held before is dropped.
+        sequence: emptied first.
+        encode: makes the prompt; timed.
+        new_tokens: decoded, the first included.
+        load_s: passed on to the sample.
+
+    Raises:
+        ContextExceeded: the sequence is too short.
+        DamagedData: as Engine.step.
+    """
+    sequence.crop(0)
+    disk = disk_read_bytes()
+    greedy = Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset()))
+    trace = Trace(time.perf_counter())
+    tokens = encode()
+    prompt = len(tokens)
+    for _ in decode_tokens(engine, sequence, tokens, 0, greedy, trace):
+        if len(trace.token_times) == new_tokens:
+            break
+    assert trace.tpot is not None
+    peak = peak_resident_bytes()
+    return Sample(
+        prompt_tokens=prompt,
+        ttft_s=trace.ttft,
+        tpot_s=trace.tpot,
+        itl_s=trace.gaps,
+        prefill=Phase(trace.prefill, trace.prefill_use),
+        decode=Phase(trace.decode, trace.decode_use),
+        disk_read_bytes=None if disk is None else (disk_read_bytes() or 0) - disk,
+        load_s=load_s,
+        peak_vram_bytes=max(peak - engine.resident_before, 0),
+        peak_process_bytes=peak,
+    )

@@ -1,0 +1,187 @@
+"""A report as text: Markdown for people, CSV for spreadsheets, JSON and JSON lines for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+from edgemoe.bench.bound import TIERS
+from edgemoe.bench.prompts import RANDOM
+from edgemoe.sizes import format_size
+
+Report = dict[str, Any]
+
+
+def as_json(report: Report) -> str:
+    """The whole report on one line."""
+    return json.dumps(report)
+
+
+def as_jsonl(report: Report) -> str:
+    """A line for each row, every one with the environment in it."""
+    return "\n".join(json.dumps(row | {"environment": report["environment"]}) for row in report["rows"])
+
+
+def as_csv(report: Report) -> str:
+    """A line for each row: all of the report but lists (samples, layers), named by its path."""
+    rows = [_flat(row) | _flat({"environment": report["environment"]}) for row in report["rows"]]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, with names joined by dots; lists are left out."""
+    flat: dict[str, Any] = {}
+    for name, part in value.items():
+        if isinstance(part, dict):
+            flat |= _flat(part, f"{prefix}{name}.")
+        elif not isinstance(part, list | tuple):
+            flat[prefix + name] = part
+    return flat
+
+
+def as_markdown(report: Report) -> str:
+    """Times, memory and bytes, quality, look-ahead: a table each, then what was measured where.
+
+    The milliseconds behind "reached" are the bound's parts: dense weights, and the bytes of each tier.
+    """
+    rows, facts = report["rows"], report["environment"]
+    parts = [_table(_TIMES, rows), _table(_BYTES, rows), _table(_QUALITY, rows)]
+    if any(row["prefetch"] != "off" for row in rows):
+        parts += [_table(_GUESSES, rows), _table(_LAYERS, _layers(rows))]
+    parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
+    shown = {name: value for name, value in facts.items() if name not in ("notes", "bandwidth_probes")}
+    parts.append("\n".join(f"- {name}: {json.dumps(value)}" for name, value in shown.items()))
+    return "\n\n".join(parts)
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "md": as_markdown,
+    "csv": as_csv,
+    "json": as_json,
+    "jsonl": as_jsonl,
+}
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+"""Title, and a row's cell."""
+
+
+def _value(row: Row, path: str) -> Any:
+    """What lies at a path of names joined by dots."""
+    found: Any = row
+    for name in path.split("."):
+        found = found[name]
+    return found
+
+
+def _text(path: str) -> Callable[[Row], str]:
+    return lambda row: str(_value(row, path))
+
+
+def _size(path: str) -> Callable[[Row], str]:
+    return lambda row: format_size(_value(row, path))
+
+
+def _number(path: str, digits: int, scale: float = 1) -> Callable[[Row], str]:
+    """A scaled number; "-" where there is none."""
+
+    def cell(row: Row) -> str:
+        value = _value(row, path)
+        return "-" if value is None else f"{scale * value:.{digits}f}"
+
+    return cell
+
+
+def _quality(phase: str, measure: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = (row["quality"] or {}).get(phase, {}).get(measure)
+        return "not measured" if value is None else f"{value:.4g}"
+
+    return cell
+
+
+def _label(row: Row) -> str:
+    return f"{row['name']}, {RANDOM}" if row["prompts"] == RANDOM else str(row["name"])
+
+
+_NAME: list[Column] = [("row", _label), ("cache", _text("arm"))]
+
+_TIMES: list[Column] = [
+    *_NAME,
+    ("TTFT s", _number("ttft_s.mean", 3)),
+    ("TPOT ms", _number("tpot_s.mean", 1, 1000)),
+    ("± std", _number("tpot_s.std", 1, 1000)),
+    ("n", _text("tpot_s.n")),
+    *[(f"ITL {p}", _number(f"itl_s.{p}", 1, 1000)) for p in ("p50", "p90", "p95", "p99")],
+    ("prefill tok/s", _number("prefill_tok_s", 1)),
+    ("decode tok/s", _number("decode_tok_s", 2)),
+    ("bound ms", _number("bound_s", 1, 1000)),
+    ("reached %", _number("fraction_of_bound", 0, 100)),
+    *[(f"{part} ms", _number(f"bound_per_tier_s.{part}", 1, 1000)) for part in ("dense", *TIERS)],
+]
+
+_BYTES: list[Column] = [
+    *_NAME,
+    ("hits VRAM %", _number("hit_rate.vram", 1, 100)),
+    ("hits DRAM %", _number("hit_rate.dram", 1, 100)),
+    *[(f"{tier.upper()} a token", _size(f"bytes_per_token.{tier}")) for tier in TIERS],
+    *[(f"{tier.upper()} a second", _size(f"bandwidth.{tier}")) for tier in TIERS],
+    ("experts at 8/4/2/0", lambda row: "/".join(str(row["levels_used"][level]) for level in "8420")),
+    ("reused", _text("experts_reused")),
+    ("limit", _size("vram_limit_bytes")),
+    ("peak", _size("peak_vram_bytes")),
+    ("process peak", _size("peak_process_bytes")),
+]
+
+_QUALITY: list[Column] = [
+    *_NAME,
+    ("setting", _text("setting")),
+    ("prefetch", _text("prefetch")),
+    ("eviction", _text("eviction")),
+    ("bits a weight", _number("bits_per_weight_read", 2)),
+    ("effective r", _number("effective_retention", 3)),
+    ("quality of", lambda row: row["quality"]["setting"] if row["quality"] else "-"),
+    ("perplexity", _quality("decode", "perplexity")),
+    ("KL decode", _quality("decode", "kl")),
+    ("KL prefill", _quality("prefill", "kl")),
+    ("task accuracy", _quality("decode", "task_accuracy")),
+]
+
+_GUESSES: list[Column] = [
+    *_NAME,
+    ("read ahead", _text("lookahead.decode.speculated")),
+    ("used", _text("lookahead.decode.speculated_used")),
+    ("cancelled", _text("lookahead.decode.speculated_cancelled")),
+    ("hidden", _size("lookahead.decode.hidden_bytes")),
+    ("wasted", _size("lookahead.decode.wasted_bytes")),
+    ("hidden s", _number("lookahead.decode.hidden_s", 3)),
+]
+
+_LAYERS: list[Column] = [
+    *_NAME,
+    ("layer", _text("layer")),
+    ("recall %", _number("recall", 1, 100)),
+    ("precision %", _number("precision", 1, 100)),
+    ("hidden", _size("hidden_bytes")),
+    ("wasted", _size("wasted_bytes")),
+    ("hidden s", _number("hidden_s", 3)),
+]
+
+
+def _table(columns: list[Column], rows: list[Row]) -> str:
+    lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|---" * len(columns) + "|"]
+    lines += ["| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _layers(rows: list[Row]) -> list[Row]:
+    """The decode look-ahead of every row, a row for each layer."""
+    return [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]

@@ -1,0 +1,168 @@
+"""Who worked when: spans of disk, copies and computing, written as a trace for a viewer.
+
+Chrome's trace format: open the file in `chrome://tracing` or https://ui.perfetto.dev. A process of the trace is a
+tier, a thread of it one of ours: readers work side by side on the lane "SSD", what they do to bytes in memory is
+on "copy", and the engine's steps, with the experts computed in them, are on "compute".
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgemoe.kernels.base import Activation, ExpertKernel
+from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
+
+LANES = ("compute", "copy", "SSD")
+COMPUTE, COPY, SSD = LANES
+
+
+@dataclass(frozen=True)
+class Span:
+    """Work of one thread, from start to end in nanoseconds of one clock."""
+
+    group: str
+    lane: str
+    thread: str
+    name: str
+    start: int
+    end: int
+    details: dict[str, int]
+
+
+@dataclass
+class Timeline:
+    """Collects spans from any thread.
+
+    Args:
+        clock: nanoseconds.
+        group: put before the lanes of what is recorded from now on; a benchmark's row.
+    """
+
+    clock: Callable[[], int] = time.perf_counter_ns
+    group: str = ""
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, lane: str, name: str, start: int, **details: int) -> None:
+        """Work on a lane from `start` until now, by the calling thread."""
+        thread = threading.current_thread().name
+        self.spans.append(Span(self.group, lane, thread, name, start, self.clock(), details))
+
+    @contextmanager
+    def span(self, lane: str, name: str, **details: int) -> Iterator[None]:
+        """Work on a lane while the context is open, whether or not it ends in an error."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.add(lane, name, start, **details)
+
+    def as_json(self) -> dict[str, Any]:
+        """In Chrome's format: complete events, microseconds since the first one began."""
+        begin = min((span.start for span in self.spans), default=0)
+        lanes = {(span.group, span.lane): 0 for span in self.spans}
+        groups = list(dict.fromkeys(group for group, _ in lanes))
+        order = sorted(lanes, key=lambda lane: (groups.index(lane[0]), LANES.index(lane[1])))
+        processes = {lane: number for number, lane in enumerate(order, 1)}
+        threads = {name: i for i, name in enumerate(sorted({span.thread for span in self.spans}), 1)}
+        events: list[dict[str, Any]] = []
+        for (group, lane), pid in processes.items():
+            name = f"{group}: {lane}" if group else lane
+            events.append(_metadata("process_name", pid, 0, {"name": name}))
+            events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
+            used = {span.thread for span in self.spans if (span.group, span.lane) == (group, lane)}
+            events += [_metadata("thread_name", pid, threads[t], {"name": t}) for t in sorted(used)]
+        events += [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.lane,
+                "pid": processes[span.group, span.lane],
+                "tid": threads[span.thread],
+                "ts": (span.start - begin) / 1000,
+                "dur": (span.end - span.start) / 1000,
+                "args": span.details,
+            }
+            for span in self.spans
+        ]
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def write(self, path: Path) -> None:
+        """Writes as_json to a file."""
+        path.write_text(json.dumps(self.as_json()), encoding="utf-8")
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+class TimedReader(PlaneReader):
+    """Another reader, whose reads are spans on the SSD lane, and the time between them spans on the copy lane.
+
+    Made for one transfer, in its thread: what happens to its bytes before, between and after the reads is
+    copying from other tiers and merging planes. `finish` ends the last of these spans.
+    """
+
+    def __init__(self, reader: PlaneReader, timeline: Timeline, name: str) -> None:
+        self._reader, self._timeline, self._name = reader, timeline, name
+        self._since = timeline.clock()
+
+    def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
+        """See PlaneReader."""
+        self.finish()
+        planes = "+".join(Plane(i).label for i in range(first, last + 1))
+        with self._timeline.span(SSD, f"{self._name} {planes}", bytes=sum(map(len, into))):
+            read = self._reader.read(key, first, last, into)
+        self._since = self._timeline.clock()
+        return read
+
+    def finish(self) -> None:
+        """Records what was done in memory since the last read."""
+        self._timeline.add(COPY, self._name, self._since)
+
+    def close(self) -> None:
+        """See PlaneReader."""
+        self._reader.close()
+
+
+class TimedForm(ResidentForm):
+    """Another form, whose fills are spans. Put it in the place of a StoreModel's form."""
+
+    def __init__(self, form: ResidentForm, timeline: Timeline) -> None:
+        self._form, self._timeline = form, timeline
+        self.kinds = form.kinds
+
+    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
+        """See ResidentForm."""
+        return self._form.rewritten(held, level)
+
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
+        """See ResidentForm."""
+        timed = TimedReader(reader, self._timeline, f"layer {key.layer} expert {key.expert}")
+        read = self._form.fill(timed, key, level, into, source)
+        timed.finish()
+        return read
+
+
+class TimedKernel:
+    """Another kernel, whose calls are spans on the compute lane."""
+
+    def __init__(self, kernel: ExpertKernel, timeline: Timeline) -> None:
+        self._kernel, self._timeline = kernel, timeline
+
+    def forward(
+        self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
+    ) -> torch.Tensor:
+        """See ExpertKernel."""
+        with self._timeline.span(COMPUTE, f"expert at {level}", tokens=x.shape[0], held=held):
+            return self._kernel.forward(x, blocks, held, level, gate)

@@ -1,0 +1,150 @@
+"""What the paper claims (DyMoE, tables 1 and 2, figures 3 and 5), held against rows that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edgemoe.evaluate.arms import PHASES, TABLE, Phase
+from edgemoe.evaluate.rows import BF16, EvalRow
+
+CLOSE = 1.02
+"""Perplexity over bf16's up to which a setting counts as close to it."""
+
+BEYOND_NOISE = 2.0
+"""Standard errors by which two KLs must differ. Rows share their tokens, so this errs on the side of caution."""
+
+UNEQUAL_BITS = 0.05
+"""Bits a weight from which on a better setting is told to have read more."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, whether it holds on this model, and the figures that say so.
+
+    `holds` is None where what is compared differs by no more than noise.
+    """
+
+    claim: str
+    holds: bool | None
+    figures: str
+
+
+def claims_of(rows: Sequence[EvalRow]) -> list[Claim]:
+    """Every claim that the rows have the figures for; rows without KL have none."""
+    measured = [row for row in rows if row.kl is not None]
+    makers = (_uniform, _retention, _substitute, _signals, _depth, _layers)
+    return [claim for make in makers for claim in make(measured)]
+
+
+def _kl(row: EvalRow) -> float:
+    assert row.kl is not None
+    return row.kl
+
+
+def _better(row: EvalRow, than: EvalRow) -> bool | None:
+    """Whether KL is lower; None where noise could make the difference."""
+    noise = math.hypot(row.kl_stderr or 0, than.kl_stderr or 0)
+    gap = _kl(than) - _kl(row)
+    return None if abs(gap) <= BEYOND_NOISE * noise else gap > 0
+
+
+def _compared(text: str, row: EvalRow, than: EvalRow, name: Callable[[EvalRow], object]) -> Claim:
+    more = (row.bits_per_weight_read or 0) - (than.bits_per_weight_read or 0)
+    caveat = f"; it reads {more:.2f} bits more" if more > UNEQUAL_BITS else ""
+    return Claim(text, _better(row, than), _figures((row, than), name) + caveat)
+
+
+def _figures(rows: Sequence[EvalRow], name: Callable[[EvalRow], object]) -> str:
+    return ", ".join(
+        f"{name(row)}: KL {_kl(row):.5f} at {row.bits_per_weight_read or 0:.2f} bits" for row in rows
+    )
+
+
+def _table(rows: Sequence[EvalRow], phase: Phase) -> list[EvalRow]:
+    return [row for row in rows if row.study == TABLE and row.phase == phase and row.exact]
+
+
+def _uniform(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Table 1: four bits are nearly free, two are not."""
+    base = next((row for row in rows if row.setting == BF16), None)
+    for phase in PHASES:
+        by = {row.levels: row for row in _table(rows, phase)}
+        if base is None or not base.perplexity or not {"4", "2"} <= set(by):
+            continue
+        four, two = ((by[level].perplexity or 0) / base.perplexity for level in ("4", "2"))
+        yield Claim(
+            f"{phase}: 4 bits keep the model's quality and 2 bits do not (table 1)",
+            four <= CLOSE < two,
+            f"perplexity over bf16's: 4 bits {four:.3f}, 2 bits {two:.3f}; close is up to {CLOSE}",
+        )
+
+
+def _retention(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Table 2, figure 11: the higher the ratio, the better."""
+    for phase in PHASES:
+        table = _table(rows, phase)
+        for levels in dict.fromkeys(row.levels for row in table if "/" in row.levels):
+            family = sorted(
+                (row for row in table if row.levels == levels), key=lambda row: row.retention or 0
+            )
+            if len(family) > 1:
+                worse = any(_better(low, high) for low, high in pairwise(family))
+                yield Claim(
+                    f"{phase}: {levels} gets better with the ratio (table 2, figure 11)",
+                    False if worse else _better(family[-1], family[0]),
+                    _figures(family, lambda row: f"r {row.retention:g}"),
+                )
+
+
+def _substitute(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Table 2: two bits for the sub-critical experts are better than none, and than two for all."""
+    for phase in PHASES:
+        table = _table(rows, phase)
+        for with_two in (row for row in table if row.levels == "4/2" and row.retention != 1):
+            share = with_two.retention
+            for other, what in (("4/0", "4/0"), ("2", "uniform 2 bits")):
+                for row in table:
+                    if row.levels == other and (other == "2" or row.retention == share):
+                        text = f"{phase}: at r {share:g}, 4/2 is better than {what} (table 2)"
+                        yield _compared(text, with_two, row, lambda row: row.levels)
+
+
+def _signals(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Figure 3: ranking by critical tokens beats chance. And how it compares with plain load."""
+    study = [row for row in rows if row.study == "signals"]
+    for levels, share in dict.fromkeys((row.levels, row.retention) for row in study):
+        by = {row.importance: row for row in study if (row.levels, row.retention) == (levels, share)}
+        for better, worse in (("heavy-hitters", "random"), ("load", "random"), ("heavy-hitters", "load")):
+            if better in by and worse in by:
+                text = f"prefill {levels} r {share:g}: {better} keeps more than {worse} (figure 3)"
+                yield _compared(text, by[better], by[worse], lambda row: row.importance)
+
+
+def _depth(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Figure 3: less for deep layers is better than the same for all."""
+    study = [row for row in rows if row.study == "depth"]
+    for levels, phase in dict.fromkeys((row.levels, row.phase) for row in study):
+        by = {row.depth: row for row in study if (row.levels, row.phase) == (levels, phase)}
+        if {"cosine", "equal"} <= set(by):
+            text = f"{phase} {levels}: cosine over depth keeps more than equal (figure 3)"
+            yield _compared(text, by["cosine"], by["equal"], lambda row: row.depth)
+
+
+def _layers(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Figure 5: shallow layers are the sensitive ones."""
+    study = [row for row in rows if row.study == "layers"]
+    for levels in dict.fromkeys(row.levels for row in study):
+        family = sorted((row for row in study if row.levels == levels), key=lambda row: row.layer or 0)
+        half = len(family) // 2
+        if half:
+            shallow, deep = (sum(map(_kl, part)) / half for part in (family[:half], family[-half:]))
+            noise = math.hypot(*(row.kl_stderr or 0 for row in family)) / half
+            yield Claim(
+                f"{levels} in one layer: shallow layers are more sensitive than deep ones (figure 5)",
+                None if abs(shallow - deep) <= BEYOND_NOISE * noise else shallow > deep,
+                f"mean KL of the first half {shallow:.5f}, of the second {deep:.5f}; by layer "
+                + ", ".join(f"{_kl(row):.5f}" for row in family),
+            )

@@ -1,0 +1,81 @@
+"""From logits to perplexity, KL and top-1 agreement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+BLOCK_ROWS = 64
+"""Rows whose float32 log-probabilities are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Quality over the predicted tokens of some windows.
+
+    Args:
+        tokens: predicted ones: all of a window but its first.
+        perplexity: exp of their mean negative log-likelihood.
+        kl: mean KL(reference || setting) a token, in nats; None without a reference.
+        kl_stderr: standard error of that mean, tokens taken as independent; None as kl, or of a single token.
+        top1_agreement: share of tokens where both find the same token most likely; None without a reference.
+    """
+
+    tokens: int
+    perplexity: float
+    kl: float | None
+    kl_stderr: float | None
+    top1_agreement: float | None
+
+
+class QualityMeter:
+    """Adds up windows. Either every window comes with the reference's logits or none does."""
+
+    def __init__(self) -> None:
+        self._tokens = self._compared = self._agreed = 0
+        self._nll = self._kl = self._kl_squared = 0.0
+
+    def add(self, logits: torch.Tensor, tokens: Sequence[int], reference: torch.Tensor | None = None) -> None:
+        """One window.
+
+        Args:
+            logits: float [n, vocab]; row i predicts token i + 1, so the last row is not used.
+            tokens: the window's n token ids.
+            reference: float or bf16 [n, vocab], the reference's logits of the same window.
+        """
+        predicted = len(tokens) - 1
+        for start in range(0, predicted, BLOCK_ROWS):
+            rows = slice(start, min(start + BLOCK_ROWS, predicted))
+            ours = logits[rows].float().log_softmax(-1)
+            wanted = torch.tensor(tokens[rows.start + 1 : rows.stop + 1]).unsqueeze(1)
+            self._nll -= float(ours.gather(1, wanted).double().sum())
+            if reference is not None:
+                self._compare(ours, reference[rows].float().log_softmax(-1))
+        self._tokens += predicted
+
+    def _compare(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        kl = (theirs.exp() * (theirs - ours)).sum(-1).double()
+        self._kl += float(kl.sum())
+        self._kl_squared += float(kl.square().sum())
+        self._agreed += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        self._compared += len(ours)
+
+    def quality(self) -> Quality:
+        """Of everything added, which must be at least one predicted token."""
+        return Quality(
+            tokens=self._tokens,
+            perplexity=math.exp(self._nll / self._tokens),
+            kl=self._kl / self._compared if self._compared else None,
+            kl_stderr=self._kl_stderr(),
+            top1_agreement=self._agreed / self._compared if self._compared else None,
+        )
+
+    def _kl_stderr(self) -> float | None:
+        count = self._compared
+        if count < 2:
+            return None
+        variance = max(self._kl_squared - self._kl**2 / count, 0.0) / (count - 1)
+        return math.sqrt(variance / count)

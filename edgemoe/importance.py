@@ -1,0 +1,105 @@
+"""How important each expert is: attention heavy hitters in prefill, gate weights in decode (DyMoE eq. 1-3)."""
+
+from __future__ import annotations
+
+import torch
+
+QUERY_BLOCK = 64
+"""Query rows whose attention is in memory at once."""
+
+LAST_QUERIES = 32
+"""Query rows that "heavy-hitters-last" looks at."""
+
+
+def token_scores(
+    query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None, signal: str
+) -> torch.Tensor:
+    """Attention that each of a sequence's last rows receives (DyMoE eq. 1), without a [R, N] matrix.
+
+    Args:
+        query: [heads, R, D], the last R of the N tokens.
+        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        scaling: factor on the scores.
+        window: how many of the latest tokens a row sees, itself included; None: all.
+        signal: "heavy-hitters" is the mean over heads and all R queries; "heavy-hitters-mean" over the
+            queries that see the token; "heavy-hitters-last" over the last LAST_QUERIES queries.
+
+    Returns:
+        float32 [R], for the same rows as `query`.
+    """
+    heads, rows, dim = query.shape
+    kv_heads, tokens, _ = keys.shape
+    grouped = query.reshape(kv_heads, heads // kv_heads, rows, dim)
+    transposed = keys.float().transpose(1, 2).unsqueeze(1)
+    past = tokens - rows
+    first = max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
+    received = torch.zeros(tokens)
+    key_position = torch.arange(tokens)
+    for start in range(first, rows, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, rows)
+        scores = grouped[:, :, start:end].float() @ transposed * scaling
+        position = torch.arange(past + start, past + end).unsqueeze(1)
+        hidden = key_position > position
+        if window:
+            hidden |= key_position <= position - window
+        received += scores.masked_fill_(hidden, -torch.inf).softmax(-1).sum((0, 1, 2))
+    own = received[past:] / heads
+    if signal == "heavy-hitters-mean":
+        row = torch.arange(rows)
+        seen_until = torch.clamp(row + window, max=rows) if window else torch.full((rows,), rows)
+        return own / (seen_until - row)
+    return own / (rows - first)
+
+
+def needs_attention(signal: str) -> bool:
+    """Whether a signal is made from token_scores."""
+    return signal.startswith("heavy-hitters") or signal == "mix"
+
+
+def attention_kind(signal: str) -> str:
+    """The kind of token_scores that a signal is made from."""
+    return "heavy-hitters-mean" if signal == "mix" else signal
+
+
+def expert_importance(
+    signal: str,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    scores: torch.Tensor | None,
+    heavy_hitters: float,
+    experts: int,
+) -> torch.Tensor:
+    """How important each expert is to a prompt.
+
+    Args:
+        signal: "heavy-hitters*" counts the heavy hitters routed to the expert (DyMoE eq. 2); "load" all its
+            tokens; "gate" sums its gate weights; "mix" adds heavy hitters' share to the load's; "random".
+        top_k_index: int64 [T, k].
+        top_k_weights: [T, k].
+        scores: float [T] of token_scores; needed by "heavy-hitters*" and "mix".
+        heavy_hitters: share of the T tokens with the highest scores that are heavy hitters.
+        experts: E.
+
+    Returns:
+        float32 [E]. Ties within a signal are broken by the sum of gate weights.
+    """
+    flat = top_k_index.reshape(-1)
+    gates = torch.zeros(experts).index_add_(0, flat, top_k_weights.reshape(-1).float())
+    if signal == "gate":
+        return gates
+    if signal == "random":
+        # A function of the routing, so that the answer to a prompt can be repeated.
+        generator = torch.Generator().manual_seed(int(flat.sum()))
+        return torch.rand(experts, generator=generator) + 1e-3
+    load = torch.bincount(flat, minlength=experts).float()
+    tie = gates / (gates.sum() * 2)
+    if signal == "load":
+        return load + tie
+    assert scores is not None
+    tokens, slots = top_k_index.shape
+    count = max(1, round(heavy_hitters * tokens))
+    heavy = scores.topk(count).indices
+    hits = torch.bincount(top_k_index[heavy].reshape(-1), minlength=experts).float()
+    if signal == "mix":
+        return load / (tokens * slots) + hits / (count * slots) + tie / (tokens * slots)
+    return hits + tie

@@ -1,0 +1,155 @@
+"""Options that commands share: the same name means the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgemoe.sizes import parse_size
+from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from edgemoe.engine import StoreModel
+    from edgemoe.plan import MemoryPlan
+    from edgemoe.settings import RunSettings
+
+ModelOption = Annotated[
+    Path,
+    typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store."),
+]
+VramOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vram-limit",
+        help="Hard limit on all the model takes: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Without a GPU it is a capped arena in RAM. Default: everything resident, or what the machine has free.",
+    ),
+]
+DramOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."
+    ),
+]
+ExactOption = Annotated[
+    int | None,
+    typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2."),
+]
+LevelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--levels",
+        help="Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
+        "Planes that are in memory already are used. Default: the store's highest level.",
+    ),
+]
+RetentionOption = Annotated[
+    float | None,
+    typer.Option("--retention", help="Mean share of critical experts over the layers, 0.5 to 1."),
+]
+ImportanceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--importance",
+        help="What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, "
+        "heavy-hitters-last, mix, gate or random.",
+    ),
+]
+HeavyHittersOption = Annotated[
+    float | None, typer.Option("--heavy-hitters", help="Share of a prompt's tokens that are heavy hitters.")
+]
+EvictionOption = Annotated[
+    str | None, typer.Option("--eviction", help="Who leaves a full tier: lfru, lru-planes or lru-experts.")
+]
+SpeculateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        help="Read ahead what the next layer's router will probably choose: off, base (2 bits only), full, or "
+        "auto (as long as it pays).",
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+
+
+def run_settings(
+    max_level: int,
+    *,
+    exact: int | None = None,
+    levels: str | None = None,
+    retention: float | None = None,
+    importance: str | None = None,
+    heavy_hitters: float | None = None,
+    eviction: str | None = None,
+    speculate: str | None = None,
+) -> RunSettings:
+    """The settings that options ask for; None is the default of settings.RunSettings.
+
+    Args:
+        max_level: of the store, for where no levels were asked.
+
+    Raises:
+        UserError: a value out of its range, or options that exclude each other.
+    """
+    from edgemoe.settings import RunSettings, parse_levels
+
+    if exact is not None and levels is not None:
+        raise UserError(
+            "either --exact or --levels was wanted",
+            f"got --exact {exact} and --levels {levels}",
+            "--exact N is one level for all, computed as it is even where more planes are in memory",
+        )
+    if exact not in (None, 8, 4, 2):
+        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
+    chosen = (exact,) if exact else parse_levels(levels) if levels else (max_level,)
+    if retention not in (None, 1.0) and len(chosen) == 1:
+        raise UserError(
+            f"--retention {retention} was wanted",
+            f"there is one level for all, {chosen[0]}",
+            "Give --levels 4/2 or another pair with it",
+        )
+    others: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("retention", retention),
+            ("importance", importance),
+            ("heavy_hitters", heavy_hitters),
+            ("eviction", eviction),
+            ("speculate", speculate),
+        )
+        if value is not None
+    }
+    return RunSettings(levels=chosen, exact=exact is not None, **others)
+
+
+def open_store(
+    model: Path,
+    choose: Callable[[int], RunSettings],
+    *,
+    vram_limit: str | None,
+    dram_limit: str | None,
+    context: int | None,
+) -> tuple[StoreModel, MemoryPlan, RunSettings]:
+    """Checks the options that commands share, opens the store and divides the limits.
+
+    Args:
+        choose: a store's highest level -> the settings asked for, as run_settings does.
+    """
+    vram = parse_size(vram_limit) if vram_limit is not None else None
+    dram = parse_size(dram_limit) if dram_limit is not None else 0
+    choose(8)  # a mistake is better told before a conversion than after it
+    from edgemoe.engine import StoreModel
+    from edgemoe.stores import resolve_store
+
+    store = StoreModel.open(resolve_store(model))
+    settings = choose(store.manifest.max_level)
+    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
+    return store, plan, settings

@@ -1,0 +1,174 @@
+"""One layer's experts: hits first, then arrivals, in whatever room there is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from cache.base import Lease
+from prefetch.interrupts import Interrupt
+from prefetch.speculation import Speculation
+from prefetch.traffic import Traffic
+from prefetch.transfer import Transfer
+from storage.base import ExpertKey
+from storage.errors import DoesNotFit
+
+
+class LayerStream:
+    """One call of Fetcher.stream. Used by the engine's thread.
+
+    Args:
+        traffic: carries demands out.
+        speculation: whose guess this call confirms or refutes.
+        wanted: as ExpertSource.stream.
+        interrupt: checked before every lease.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        speculation: Speculation,
+        wanted: Mapping[ExpertKey, int],
+        interrupt: Interrupt,
+    ) -> None:
+        self._traffic, self._speculation = traffic, speculation
+        self._vram = traffic.vram
+        self._interrupt = interrupt
+        self._wanted = wanted
+        self._hits: deque[Lease] = deque()
+        self._missing: deque[ExpertKey] = deque()
+        self._awaited: dict[ExpertKey, Transfer] = {}
+        self._current: Lease | None = None
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Pins every hit, so that no miss evicts one, takes over what is on its way, and starts the misses."""
+        self._speculation.resolve(self._wanted)
+        counts = self._traffic.counts
+        for key in sorted(self._wanted):
+            level = self._wanted[key]
+            counts.levels[level] = counts.levels.get(level, 0) + 1
+            lease = self._vram.acquire(key, level)
+            if lease:
+                self._hits.append(lease)
+            elif not self._take_over(key, level):
+                self._missing.append(key)
+        counts.requests += len(self._wanted)
+        counts.vram_hits += len(self._hits)
+        self.advance()
+
+    def leases(self) -> Iterator[Lease]:
+        """Hits, then arrivals; each valid until the next."""
+        while not self._stopped and (lease := self._next()) is not None:
+            self._current = lease
+            yield lease
+            self._release_current()
+            if not self._stopped:
+                self.advance()
+
+    def advance(self) -> None:
+        """Starts transfers, in disk order, as far as the tier gives room; with room to spare, guesses."""
+        while self._missing:
+            if not self._start_first():
+                return
+        self._speculation.pump()
+
+    def finish(self) -> None:
+        """Ends every lease, and every transfer: those not begun yet never are. Idempotent."""
+        self._stopped = True
+        self._missing.clear()
+        begun = [transfer for transfer in self._awaited.values() if not self._withdraw(transfer)]
+        self._awaited.clear()
+        self._release_current()
+        while self._hits:
+            self._vram.release(self._hits.popleft())
+        for transfer in begun:
+            lease = self._settle(self._traffic.next_done((transfer,)))
+            if lease:
+                self._vram.release(lease)
+
+    def _take_over(self, key: ExpertKey, level: int) -> bool:
+        """Waits for a guess under way instead of reading its expert again. False: it is read now.
+
+        One that began at a lower level is waited for as well: only what it lacks is read then.
+        """
+        transfer = self._traffic.under_way.get(key)
+        if transfer is None:
+            return False
+        if transfer.reservation.level >= level:
+            self._traffic.workers.hasten(transfer)
+        elif self._withdraw(transfer):
+            return False
+        self._awaited[key] = transfer
+        return True
+
+    def _next(self) -> Lease | None:
+        """The next expert that is ready, waiting for one if need be; None: all have been handed out."""
+        while True:
+            self._interrupt.check()
+            if self._hits:
+                return self._hits.popleft()
+            if not self._awaited and not self._missing:
+                return None
+            if not self._traffic.under_way:
+                self._start_alone()
+            lease = self._arrival(self._traffic.next_done(self._traffic.under_way.values()))
+            if lease:
+                return lease
+            self.advance()
+
+    def _arrival(self, transfer: Transfer) -> Lease | None:
+        """Settles a transfer that is done. None: it brings nothing to hand out."""
+        key = transfer.key
+        if self._awaited.pop(key, None) is None:
+            self._speculation.land(transfer)
+            return None
+        lease = self._settle(transfer)
+        if transfer.error and not transfer.ahead:
+            self.finish()
+            raise transfer.error
+        if lease and lease.level >= self._wanted[key]:
+            return lease
+        if lease:
+            self._vram.release(lease)
+        self._missing.append(key)
+        return None
+
+    def _settle(self, transfer: Transfer) -> Lease | None:
+        return (self._speculation if transfer.ahead else self._traffic).settle(transfer)
+
+    def _withdraw(self, transfer: Transfer) -> bool:
+        return (self._speculation if transfer.ahead else self._traffic).withdraw(transfer)
+
+    def _release_current(self) -> None:
+        if self._current:
+            lease, self._current = self._current, None
+            self._vram.release(lease)
+
+    def _start_alone(self) -> None:
+        """Starts the first transfer where nothing is pinned or under way, and still there was no room.
+
+        In a tier of one expert that is a promotion, whose new block cannot stand beside its old one.
+        """
+        key = self._missing[0]
+        self._vram.drop(key)
+        if not self._start_first():
+            level = self._wanted[key]
+            size = self._traffic.form.bytes_at(level)
+            raise DoesNotFit(
+                f"expert {key.expert} of layer {key.layer} was wanted at level {level}, {size:,} bytes",
+                "the fastest tier is too small for it",
+                "Raise --vram-limit, or ask for a lower level",
+                minimum=size,
+            )
+
+    def _start_first(self) -> bool:
+        """Starts the first transfer, with room taken back from guesses if need be. False: there is none."""
+        key = self._missing[0]
+        level = self._wanted[key]
+        while (transfer := self._traffic.start(key, level, ahead=False)) is None:
+            if not self._speculation.yield_room():
+                return False
+        self._missing.popleft()
+        self._awaited[key] = transfer
+        return True

@@ -1,0 +1,98 @@
+"""prefetch.workers: demand before guesses, and what has not begun can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+
+from prefetch.workers import Workers
+
+WAIT = 30
+
+
+class Line:
+    """Workers whose first item holds the only thread until told to go on; what ran is in `ran`, in order."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.begun, self.go = Event(), Event()
+        self.workers: Workers[str] = Workers(1, self._run)
+        self.workers.submit("first")
+        assert self.begun.wait(WAIT)
+
+    def _run(self, item: str) -> None:
+        self.ran.append(item)
+        if item == "first":
+            self.begun.set()
+            assert self.go.wait(WAIT)
+
+    def end(self) -> list[str]:
+        """Lets the thread go on, and returns what ran after the first."""
+        self.go.set()
+        self.workers.close()
+        return self.ran[1:]
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    made.end()
+
+
+def test_demand_overtakes(line: Line) -> None:
+    """Whatever was submitted ahead waits for every demand, and each class keeps its order."""
+    for item, ahead in [("a1", True), ("d1", False), ("a2", True), ("d2", False)]:
+        line.workers.submit(item, ahead=ahead)
+    assert line.end() == ["d1", "d2", "a1", "a2"]
+
+
+def test_a_hastened_guess_is_a_demand(line: Line) -> None:
+    """It joins the end of the demands, and runs once."""
+    line.workers.submit("a1", ahead=True)
+    line.workers.submit("a2", ahead=True)
+    line.workers.submit("d1")
+    line.workers.hasten("a2")
+    line.workers.submit("d2")
+    assert line.end() == ["d1", "a2", "d2", "a1"]
+
+
+def test_hastening_what_has_begun_does_nothing(line: Line) -> None:
+    """An item that a thread has taken is not queued again."""
+    line.workers.hasten("first")
+    assert line.end() == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_withdrawn_never_runs(line: Line, ahead: bool) -> None:
+    """Once, before it has begun, an item of either class can be taken back; the others run all the same."""
+    line.workers.submit("x", ahead=ahead)
+    line.workers.submit("y", ahead=ahead)
+    assert line.workers.withdraw("x")
+    assert not line.workers.withdraw("x")
+    assert not line.workers.withdraw("first")
+    assert line.end() == ["y"]
+
+
+def test_nothing_is_taken_after_close(line: Line) -> None:
+    """A closed queue refuses items instead of losing them."""
+    line.end()
+    with pytest.raises(ValueError, match="closed"):
+        line.workers.submit("late", ahead=True)
+
+
+def test_many_threads_run_every_item_once() -> None:
+    """What was not withdrawn runs, once, in whichever of four threads, however the withdrawals fall."""
+    ran: list[int] = []
+    workers: Workers[int] = Workers(4, ran.append)
+    withdrawn = set()
+    for item in range(2000):
+        workers.submit(item, ahead=item % 3 == 0)
+        if item % 5 == 0 and workers.withdraw(item - item % 2):
+            withdrawn.add(item - item % 2)
+        if item % 7 == 0:
+            workers.hasten(item)
+    workers.close()
+    assert sorted(ran) == sorted(set(range(2000)) - withdrawn)
