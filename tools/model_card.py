@@ -1,0 +1,247 @@
+"""Measures a model that train_demo.py made, and writes its model card and figures beside it.
+
+    model_card.py DIR
+
+DIR is the trainer's --out. Reads DIR/run (held-out tokens, log, recipe) and DIR/model; writes README.md, loss.png,
+routing.png and figures.json into DIR/model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from training_batches import Chats
+from training_curve import draw_curve
+from training_report import accuracy, held_out_batches, losses
+from training_routing import draw_routing, hot_load, loads, overlap
+from training_trigram import Trigram
+
+from edgemoe.tasks import training_tasks
+from storage.errors import UserError
+
+TRIGRAM_TASKS = 100_000
+"""Generated tasks that the trigram model counts: somewhat what the network saw."""
+
+HEADER = """---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+tags: [qwen3_moe, moe, edgemoe]
+---
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the card says.
+
+    Args:
+        run: what the trainer wrote down of itself.
+        last: last line of its log.
+        parameters: of the model; `weight_bytes` of its safetensors.
+        perplexity, trigram: domain -> perplexity a token on the same held-out tokens.
+        accuracy: kind of task -> share of `count` held-out ones right.
+        hot_load: domain -> each layer's share of tokens that go to the hottest quarter of experts.
+        overlap: pair of domains -> each layer's share of hot experts in common.
+    """
+
+    run: dict[str, Any]
+    last: dict[str, Any]
+    parameters: int
+    weight_bytes: int
+    perplexity: dict[str, float]
+    trigram: dict[str, float]
+    accuracy: dict[str, float]
+    count: int
+    hot_load: dict[str, list[float]]
+    overlap: dict[str, list[float]]
+
+
+def count_trigrams(tokenizer: Any, run: Path) -> Trigram:
+    """Of all training text, whether the network saw it or not, and of generated tasks."""
+    texts = [np.load(run / f"{domain}-training.npy") for domain in ("prose", "python")]
+    chats = Chats(tokenizer)
+    tasks = islice(training_tasks(2), TRIGRAM_TASKS)
+    return Trigram([*texts, *(np.array(chats.encode(t.turns)[0]) for t in tasks)], len(tokenizer))
+
+
+def measure(directory: Path, rows: int, count: int) -> Figures:
+    """Everything on the card, measured on the shipped bf16 weights, computed in float32.
+
+    Also draws both figures.
+
+    Args:
+        directory: the trainer's.
+        rows: held-out windows of each domain.
+        count: held-out tasks of each kind.
+
+    Raises:
+        UserError: no finished run is there.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run, shipped = directory / "run", directory / "model"
+    if not ((run / "run.json").exists() and (shipped / "model.safetensors").exists()):
+        raise UserError("the --out of a training run was wanted", f"got {directory}", "Train first")
+    tokenizer = AutoTokenizer.from_pretrained(shipped)
+    model = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32).eval()
+    texts = {domain: np.load(run / f"{domain}-held.npy") for domain in ("prose", "python")}
+    batches = held_out_batches(tokenizer, texts, rows)
+    trigram = count_trigrams(tokenizer, run)
+    routed = loads(model, batches)
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    draw_curve(log, shipped / "loss.png")
+    draw_routing(routed, shipped / "routing.png")
+    return Figures(
+        run=json.loads((run / "run.json").read_text()),
+        last=log[-1],
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weight_bytes=(shipped / "model.safetensors").stat().st_size,
+        perplexity={name: math.exp(loss) for name, loss in losses(model, batches).items()},
+        trigram={name: math.exp(trigram.loss(each)) for name, each in batches.items()},
+        accuracy=accuracy(model, tokenizer, count),
+        count=count,
+        hot_load={name: hot_load(load) for name, load in routed.items()},
+        overlap={f"{a} / {b}": overlap(routed[a], routed[b]) for a, b in combinations(routed, 2)},
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def percents(values: Sequence[float]) -> list[str]:
+    """Each as a whole percentage."""
+    return [f"{100 * value:.0f} %" for value in values]
+
+
+def card(figures: Figures) -> str:
+    """README.md."""
+    return HEADER + "\n".join(
+        (_what(figures), _data(figures), _training(figures), _quality(figures), _routing(figures))
+    )
+
+
+def _what(figures: Figures) -> str:
+    shape = figures.run["size"]
+    return f"""# edgemoe demo model
+
+A small mixture-of-experts chat model in the Qwen3-MoE architecture, trained from random weights on a CPU. It exists so
+that edgemoe can be shown and tested without a download: it answers a few kinds of small questions, and reads prose and
+Python well enough for perplexities to mean something. It knows nothing else; do not use it for anything else.
+
+{shape["layers"]} layers, hidden size {shape["hidden"]}, {shape["experts"]} experts of {shape["inner"]} in every layer,
+top-{shape["top_k"]}, {shape["vocabulary"]} tokens (byte-level BPE, digits apart): {figures.parameters / 1e6:.1f} M
+parameters, {figures.weight_bytes / 1e6:.1f} MB in bf16. Trained on windows of up to 512 tokens.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForCausalLM.from_pretrained(".")
+chat = [{{"role": "user", "content": "What is the capital of France?"}}]
+given = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**given, max_new_tokens=32)[0]))
+```
+"""
+
+
+def _data(figures: Figures) -> str:
+    files = figures.run["files"]
+    return f"""## Data and licences
+- **Prose**: {files["prose"]["training"]} books of Project Gutenberg, in the public domain in the USA;
+  {files["prose"]["held_out"]} more held out whole.
+- **Python**: {files["python"]["training"]} files of CPython {figures.run["versions"]["python"]}'s standard library (PSF
+  licence, version 2); {files["python"]["held_out"]} more held out whole.
+- **Tasks**: generated by `edgemoe/tasks.py`, Apache-2.0 like this model. Rules (sums, sorting, comparing) are held out
+  by their numbers in every wording; finite tables (times tables, capitals, spelling, reversing, Python) by one wording
+  of each row, whose other wordings are trained on. Chats that continue a paragraph come from the books; they have no
+  single right answer and are not scored.
+
+No data was scraped, and nothing was generated by another model.
+"""
+
+
+def _training(figures: Figures) -> str:
+    run, last = figures.run, figures.last
+    commands = "\n".join(run["commands"])
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    return f"""## Training
+```
+{commands}
+```
+Seed {run["seed"]}; {last["step"]:,} steps, {last["tokens"]:,} tokens, {last["elapsed_s"] / 60:.0f} minutes of
+running time on {run["device"]} with {run["threads"]} threads, shared with other programs ({versions}). A step holds
+{run["chat_tokens"]:,} tokens of chat, of which only answers count, and {run["text_tokens"]:,} of text. AdamW, peak rate
+{run["recipe"]["rate"]:g}, cosine over running time, balance loss {run["recipe"]["balance"]:g} against a running mean of
+each expert's load.
+
+![held-out loss and task accuracy](loss.png)
+"""
+
+
+def _quality(figures: Figures) -> str:
+    domains = [
+        [name, f"{value:.2f}", f"{figures.trigram[name]:.2f}"] for name, value in figures.perplexity.items()
+    ]
+    overall = sum(figures.accuracy.values()) / len(figures.accuracy)
+    kinds = [[kind, *percents([share])] for kind, share in figures.accuracy.items()]
+    return f"""## Quality
+Held-out perplexity a token, of answers only for tasks. The trigram model (interpolated absolute discounting, same
+tokenizer) counted all the training text, more than the network saw of it.
+
+{table(["domain", "this model", "trigram"], domains)}
+Held-out tasks answered exactly right, greedily, {figures.count} of each kind:
+
+{table(["kind", "right"], [*kinds, ["**all**", *percents([overall])]])}"""
+
+
+def _routing(figures: Figures) -> str:
+    layers = [f"layer {i}" for i in range(len(next(iter(figures.hot_load.values()))))]
+    skew = [[name, *percents(values)] for name, values in figures.hot_load.items()]
+    common = [[name, *percents(values)] for name, values in figures.overlap.items()]
+    return f"""## Routing
+Share of (token, slot) pairs that go to a domain's hottest quarter of experts; 25 % would be perfectly even:
+
+{table(["domain", *layers], skew)}
+Share of those hottest experts that two domains have in common; 25 % would be chance:
+
+{table(["domains", *layers], common)}
+![load of each expert by layer and domain](routing.png)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the trainer's --out")
+    parser.add_argument("--rows", type=int, default=64, help="held-out windows of each domain")
+    parser.add_argument("--count", type=int, default=100, help="held-out tasks of each kind")
+    options = parser.parse_args(argv)
+    try:
+        figures = measure(options.directory, options.rows, options.count)
+    except UserError as error:
+        print(f"model_card: {error}", file=sys.stderr)
+        return error.exit_code
+    shipped = options.directory / "model"
+    (shipped / "README.md").write_text(card(figures))
+    (shipped / "figures.json").write_text(json.dumps(asdict(figures), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

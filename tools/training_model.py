@@ -1,0 +1,203 @@
+"""The demo model: transformers' Qwen3-MoE with experts that train fast, and the loss that keeps them balanced."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+EXPERTS_NAME = "edgemoe-training"
+"""What the experts function is registered as in transformers."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of the demo model; the defaults are the shipped one's: 16.4 M parameters, 32.9 MB in bf16."""
+
+    vocabulary: int = 4096
+    hidden: int = 256
+    layers: int = 6
+    experts: int = 32
+    inner: int = 96
+    top_k: int = 4
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 32
+    context: int = 2048
+
+
+def build(size: Size, *, seed: int, special: dict[str, int]) -> Any:
+    """A Qwen3MoeForCausalLM in float32 with random weights, its experts computed by `experts_forward`.
+
+    Args:
+        size: of the model.
+        seed: of the weights.
+        special: bos_token_id, eos_token_id and pad_token_id.
+    """
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.integrations.moe import ExpertsInterface
+
+    config = Qwen3MoeConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=3 * size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        num_experts=size.experts,
+        num_experts_per_tok=size.top_k,
+        moe_intermediate_size=size.inner,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        max_position_embeddings=size.context,
+        tie_word_embeddings=True,
+        **special,
+    )
+    torch.manual_seed(seed)
+    model = Qwen3MoeForCausalLM(config)
+    ExpertsInterface().register(EXPERTS_NAME, experts_forward)
+    model.set_experts_implementation(EXPERTS_NAME)
+    return model
+
+
+def experts_forward(
+    experts: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """transformers' experts interface: hidden [T, H], index int64 [T, k], weights [T, k] -> [T, H]."""
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, gate_up, down, weights = (x.to(dtype) for x in (hidden, gate_up, down, weights))
+    out: torch.Tensor = _Experts.apply(hidden, gate_up, down, index, weights)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Experts(torch.autograd.Function):
+    """All experts of a layer at once: (token, slot) pairs sorted by expert, one GEMM for each expert's run.
+
+    An expert's gate weight is applied before its down projection, where rows are narrowest: w·(W x) = W (w·x).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        top_k = index.shape[1]
+        order = index.flatten().argsort()
+        counts = torch.bincount(index.flatten(), minlength=gate_up.shape[0]).tolist()
+        rows = hidden[order // top_k]
+        inner = _grouped(rows, gate_up, counts)
+        gate, up = inner.chunk(2, dim=1)
+        sorted_weights = weights.flatten()[order].unsqueeze(1)
+        scaled = F.silu(gate).mul_(up).mul_(sorted_weights)
+        out = _sum_slots(_grouped(scaled, down, counts), order, top_k)
+        ctx.save_for_backward(rows, inner, sorted_weights, gate_up, down, order)
+        ctx.counts, ctx.top_k = counts, top_k
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        rows, inner, sorted_weights, gate_up, down, order = ctx.saved_tensors
+        counts, top_k = ctx.counts, ctx.top_k
+        gate, up = inner.chunk(2, dim=1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        act = silu * up
+        grad_rows = grad[order // top_k]
+        grad_down = _outer(grad_rows, act * sorted_weights, counts)
+        grad_scaled = _grouped(grad_rows, down.transpose(1, 2), counts)
+        grad_weights = torch.empty(order.numel(), dtype=grad.dtype, device=grad.device)
+        grad_weights[order] = (grad_scaled * act).sum(1)
+        grad_act = grad_scaled.mul_(sorted_weights)
+        grad_inner = torch.empty_like(inner)
+        half = gate.shape[1]
+        torch.mul(grad_act, silu, out=grad_inner[:, half:])
+        # d silu(g)/dg = s·(1 + g·(1 - s)) = s + silu(g)·(1 - s)
+        torch.mul(grad_act.mul_(up), sigmoid + silu * (1 - sigmoid), out=grad_inner[:, :half])
+        grad_gate_up = _outer(grad_inner, rows, counts)
+        grad_hidden = _sum_slots(_grouped(grad_inner, gate_up.transpose(1, 2), counts), order, top_k)
+        return grad_hidden, grad_gate_up, grad_down, None, grad_weights.view(-1, top_k)
+
+
+def _runs(counts: list[int]) -> list[tuple[int, slice]]:
+    """(expert, its rows) of experts that have any."""
+    runs, start = [], 0
+    for expert, n in enumerate(counts):
+        if n:
+            runs.append((expert, slice(start, start + n)))
+        start += n
+    return runs
+
+
+def _grouped(rows: torch.Tensor, matrices: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """rows [n, K] sorted by expert times each expert's matrix [E, N, K], transposed -> [n, N]."""
+    out = rows.new_empty(rows.shape[0], matrices.shape[1])
+    for expert, run in _runs(counts):
+        torch.mm(rows[run], matrices[expert].t(), out=out[run])
+    return out
+
+
+def _outer(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Each expert's left [n, N] transposed times right [n, K] -> [E, N, K]; zero where an expert has no rows."""
+    out = left.new_zeros(len(counts), left.shape[1], right.shape[1])
+    for expert, run in _runs(counts):
+        torch.mm(left[run].t(), right[run], out=out[expert])
+    return out
+
+
+def _sum_slots(sorted_rows: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Rows [T·k, H] in sorted order -> their sums per token [T, H]."""
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), device=order.device)
+    return sorted_rows[place].view(-1, top_k, sorted_rows.shape[1]).sum(1)
+
+
+class Balance:
+    """The auxiliary loss E · sum_e f_e · p_e of each layer: f the share of tokens, p the mean router probability.
+
+    f is a running mean over steps, so that experts are balanced over all domains together and stay free to
+    specialise within one. Listens to the routers of the model it is made for; threads are told apart, so each may
+    run batches of its own.
+
+    Attributes:
+        load: float32 [layers, experts], f; sums to 1 in each layer.
+    """
+
+    def __init__(self, model: Any, decay: float = 0.95) -> None:
+        config = model.config
+        self._experts, self._decay = config.num_experts, decay
+        shape = (config.num_hidden_layers, config.num_experts)
+        self.load = torch.full(shape, 1 / config.num_experts, device=model.device)
+        self._heard = threading.local()
+        for block in model.model.layers:
+            block.mlp.gate.register_forward_hook(self._listen)
+
+    def _listen(self, module: Any, inputs: Any, outputs: Any) -> None:
+        if module.training:
+            logits, _, index = outputs
+            self._heard.__dict__.setdefault("routed", []).append((logits, index))
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of this thread's one forward pass since the last call.
+
+        Returns:
+            The loss, mean over layers, 1 if all is even; and how often each expert was chosen, int64 [layers, experts].
+        """
+        routed, self._heard.routed = self._heard.routed, []
+        probabilities = torch.stack([logits.float().softmax(-1).mean(0) for logits, _ in routed])
+        counts = torch.stack([torch.bincount(i.flatten(), minlength=self._experts) for _, i in routed])
+        return self._experts * (self.load * probabilities).sum(1).mean(), counts
+
+    def update(self, counts: torch.Tensor) -> None:
+        """Moves the running mean on by a step's choices, int64 [layers, experts]."""
+        self.load = self.load.lerp(counts / counts.sum(1, keepdim=True), 1 - self._decay)
