@@ -55,6 +55,8 @@ class LayerStream:
                 self._missing.append(key)
         counts.requests += len(self._wanted)
         counts.vram_hits += len(self._hits)
+        # What is there in part goes first: a whole expert's transfer might evict it meanwhile.
+        self._missing = deque(sorted(self._missing, key=lambda key: not self._vram.level_of(key)))
         self.advance()
 
     def leases(self) -> Iterator[Lease]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from cache.base import Lease, Reservation, Tier
+from cache.base import Lease, Reservation, Tier, Victim
 from prefetch.base import TransferCounts
 from prefetch.transfer import Spill, Transfer
 from prefetch.workers import Workers
-from storage.base import ExpertKey, PlaneReader, ResidentForm
+from storage.base import LEVELS, ExpertKey, PlaneReader, ResidentForm
 
 
 class Traffic:
@@ -121,11 +121,20 @@ class Traffic:
             # A victim whose spill is under way came back and was evicted again; the first spill may stay.
             if self.vram.level_of(victim.key) or victim.key in self._spilling:
                 continue
-            room = self.dram.reserve(victim.key, victim.level)
+            room = self._room_below(self.dram, victim)
             if room:
                 self._spilling.add(victim.key)
                 spills.append(Spill(victim, room))
         return spills
+
+    def _room_below(self, dram: Tier, victim: Victim) -> Reservation | None:
+        """Room for as much of a victim as DRAM has blocks for: better its lower planes than nothing of it."""
+        for level in LEVELS:
+            if 0 < level <= victim.level and self.form.demoted(victim.level, level) == level:
+                room = dram.reserve(victim.key, level)
+                if room:
+                    return room
+        return None
 
     def _settle_spill(self, spill: Spill, copied: bool) -> None:
         if self.dram is None:
@@ -134,7 +143,7 @@ class Traffic:
         self._spilling.remove(key)
         # One that is on its way back stays here until it has arrived: its own settling drops it.
         if copied and not self.vram.level_of(key):
-            self.counts.spilled_bytes += self.form.bytes_at(spill.victim.level)
+            self.counts.spilled_bytes += self.form.bytes_at(spill.room.level)
             self.dram.release(self.dram.publish(spill.room))
         else:
             self.dram.abandon(spill.room)

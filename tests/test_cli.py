@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from edgemoe.cli import main
 from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "bench")
+COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "bench", "eval")
 ANSWER = {
     "text",
     "prompt_tokens",
@@ -115,6 +116,39 @@ def test_chat_for_people(run, tiny_store):
     assert "3 tokens" in err
 
 
+def test_chat_at_scheduled_levels(checkpoint, tmp_path):
+    """4/0 skips experts and says how many; /set changes that for the turns after it, and is no turn itself."""
+    turns = "the quick brown fox\n/set levels 4\nand the lazy dog\n/set levels 4/2\n/set retention 0.5\nonce more\n"
+    done = edgemoe(
+        tmp_path,
+        *("chat", "--model", checkpoint, "--json", "--max-new-tokens", 3, "--temperature", 0),
+        *("--levels", "4/0", "--retention", "0.75"),
+        stdin=turns,
+    )
+    assert done.returncode == 0
+    skipping, whole, mixed = (json.loads(line) for line in done.stdout.splitlines())
+    assert skipping["levels"]["0"] > 0
+    assert 0 < skipping["effective_retention"] < 1
+    assert skipping["bytes_read"]["ssd"] > 0
+    assert (whole["levels"]["0"], whole["effective_retention"]) == (0, 1)
+    assert mixed["effective_retention"] < 1
+    assert mixed["reused"] > 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("set: ")] == [
+        "set: 4",
+        "set: 4/2 r 0.75",
+        "set: 4/2 r 0.5",
+    ]
+
+
+@pytest.mark.parametrize("words", ["levels 8/4", "levels two", "retention 2", "temper 1", "levels"])
+def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
+    """What cannot be set ends a piped chat with the reason: a script must not go on with other settings."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set {words}\n"))
+    code, out, err = run("chat", "--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
+    assert (code, out) == (2, "")
+    assert "edgemoe: " in err.splitlines()[-1]
+
+
 def test_help_is_there_and_loads_nothing_heavy():
     """--help of edgemoe and of every command exits with 0 without importing torch or transformers."""
     code = (
@@ -147,6 +181,10 @@ def test_a_bare_process_exits_as_main_says(tmp_path):
         (("--vram-limit", "0"), "'0'"),
         (("--dram-limit", "-1GB"), "-1GB"),
         (("--exact", "3"), "got 3"),
+        (("--exact", "4", "--levels", "4/2"), "--exact 4 and --levels 4/2"),
+        (("--levels", "2/4"), "'2/4'"),
+        (("--levels", "4/2", "--retention", "0.2"), "got 0.2"),
+        (("--retention", "0.75"), "one level for all"),
         (("--context", "1"), "--context"),
         (("--no-such-option",), "no-such-option"),
     ],

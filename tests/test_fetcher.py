@@ -129,6 +129,18 @@ def test_promotion_reads_what_is_missing(rig: type[Rig], form: ToyForm, low: int
     assert (counts.ssd_bytes, counts.vram_hits, counts.requests) == (disk_bytes(low, 8), 0, 1)
 
 
+@FORMS
+def test_what_is_there_in_part_is_not_evicted_for_the_rest_of_its_layer(
+    rig: type[Rig], form: ToyForm
+) -> None:
+    """D at level 2 is promoted before A and B take its place: only its upper plane is read."""
+    r = rig(form, 2)
+    r.fetch({D: 2, E: 2})
+    r.fetcher.take_counts()
+    r.fetch({A: 4, B: 4, D: 4})
+    assert r.fetcher.take_counts().ssd_bytes == 2 * disk_bytes(0, 4) + disk_bytes(2, 4)
+
+
 def test_promotion_in_a_tier_of_one_reads_anew(rig: type[Rig]) -> None:
     """Where the new block cannot stand beside the old one, the old one goes first."""
     r = rig(MERGED, 1)
@@ -310,6 +322,21 @@ def test_a_full_dram_forgets_its_oldest(rig: type[Rig]) -> None:
     for key in (A, B, C, D):
         r.fetch({key: 8})
     assert (r.vram.resident(), r.dram.resident()) == ({D: 8}, {B: 8, C: 8})
+
+
+def test_dram_keeps_as_much_of_a_victim_as_it_has_blocks_for(rig: type[Rig]) -> None:
+    """Without a block for the upper planes, the lower ones are kept, and the disk gives the rest again."""
+    r = rig(MERGED, 1, 1)
+    r.fetcher.close()
+    dram = PlaneTier(MERGED, {"p4": 2}, LRU(), device="cpu", name="dram")
+    r.dram, r.fetcher = dram, Fetcher(r.vram, dram, MERGED, r.reader, workers=1)
+    r.fetch({A: 8})
+    r.fetch({B: 8})
+    counts = r.fetcher.take_counts()
+    assert (r.vram.resident(), dram.resident()) == ({B: 8}, {A: 4})
+    assert counts.spilled_bytes == MERGED.bytes_at(4)
+    r.fetch({A: 8})
+    assert r.fetcher.take_counts().ssd_bytes == disk_bytes(4, 8)
 
 
 def test_dram_without_room_forgets_the_victim(rig: type[Rig]) -> None:

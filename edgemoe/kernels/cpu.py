@@ -8,6 +8,7 @@ depends on the number of tokens only, never on what is resident, so an answer do
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,7 +42,6 @@ class CpuExpertKernel:
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
         self._geometry, self._layout = geometry, layout
-        self._offsets = geometry.matrix_offsets()
         self._product_dtype = torch.bfloat16 if fast_bf16() else torch.float32
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
@@ -66,95 +66,95 @@ class CpuExpertKernel:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
             codes = self._nibbles.data
         low = blocks[P0] if level == 8 else None
-        (up, up_parameters, up_codes), (down, down_parameters, down_codes) = self._offsets
-        hidden = gate(self._product(x, up, parameters, up_parameters, codes, low, up_codes, level))
-        return self._product(hidden, down, parameters, down_parameters, codes, low, down_codes, level)
-
-    def _product(
-        self,
-        x: torch.Tensor,
-        spec: MatrixSpec,
-        parameters: memoryview,
-        parameters_at: int,
-        codes: memoryview,
-        low: memoryview | None,
-        codes_at: int,
-        level: int,
-    ) -> torch.Tensor:
-        """bf16 [T, K] -> bf16 [T, N] through one quantized matrix."""
-        pair = torch.frombuffer(
-            parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
-        ).view(-1, spec.padded_rows, 2)
-        shape = (spec.padded_rows, spec.padded_cols // 2)
-        high = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(
-            shape
+        up, down = (
+            _Matrix.at(offsets, level, parameters, codes, low) for offsets in self._geometry.matrix_offsets()
         )
-        rest = None
-        if low is not None:
-            rest = torch.frombuffer(low, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at).view(
-                shape
-            )
+        return self._product(gate(self._product(x, up)), down)
+
+    def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
+        """bf16 [T, K] -> bf16 [T, N] through one quantized matrix."""
+        spec = matrix.spec
         if spec.padded_cols != spec.cols:
             x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
-        if x.shape[0] < DEQUANTIZE_FROM[level]:
-            y = self._by_nibbles(x, spec, pair, high, rest, level)
-        else:
-            y = self._by_weights(x, spec, pair, high, rest, level)
+        few = x.shape[0] < DEQUANTIZE_FROM[matrix.level]
+        y = self._by_nibbles(x.contiguous(), matrix) if few else self._by_weights(x, matrix)
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
-    def _by_nibbles(
-        self,
-        x: torch.Tensor,
-        spec: MatrixSpec,
-        pair: torch.Tensor,
-        high: torch.Tensor,
-        rest: torch.Tensor | None,
-        level: int,
-    ) -> torch.Tensor:
+    def _by_nibbles(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         int4mm: Callable[..., torch.Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
-        x = x.contiguous()
-        if level == 4:
-            return int4mm(x, high, spec.group, pair)
+        pair, group = matrix.pair, matrix.spec.group
+        if matrix.level == 4:
+            return int4mm(x, matrix.high, group, pair)
         other = self._parameters[: pair.numel()].view(pair.shape)
-        scale = pair[..., 0]
-        if level == 2:
+        if matrix.low is None:
+            scale = pair[..., 0]
             other[..., 0] = scale
             torch.add(pair[..., 1], scale, alpha=0.5, out=other[..., 1])
-            return int4mm(x, high, spec.group, other)
-        assert rest is not None
+            return int4mm(x, matrix.high, group, other)
         torch.mul(pair[..., :1], _P0_OF_SCALE, out=other)
-        return int4mm(x, high, spec.group, pair).add_(int4mm(x, rest, spec.group, other))
+        return int4mm(x, matrix.high, group, pair).add_(int4mm(x, matrix.low, group, other))
 
-    def _by_weights(
-        self,
-        x: torch.Tensor,
-        spec: MatrixSpec,
-        pair: torch.Tensor,
-        high: torch.Tensor,
-        rest: torch.Tensor | None,
-        level: int,
-    ) -> torch.Tensor:
+    def _by_weights(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         """The same through a dequantized [K, N] matrix; products accumulate in float32."""
-        transposed = self._dequantized(spec, pair, high, rest, level)
+        transposed = self._dequantized(matrix)
         tokens = x.shape[0]
         x = torch.nn.functional.pad(x, (0, 0, 0, -tokens % _PAD_TOKENS)).to(self._product_dtype)
         return (x @ transposed)[:tokens].to(torch.bfloat16)
 
-    def _dequantized(
-        self, spec: MatrixSpec, pair: torch.Tensor, high: torch.Tensor, rest: torch.Tensor | None, level: int
-    ) -> torch.Tensor:
+    def _dequantized(self, matrix: _Matrix) -> torch.Tensor:
         """[padded_cols, padded_rows] from nibbles in kernel order; valid until the next call."""
+        spec, pair = matrix.spec, matrix.pair
         rows, cols = spec.padded_rows, spec.padded_cols
         weights = self._weights[: rows * cols].view(cols, rows).zero_()
-        if rest is not None:
-            self._layout.add_to(rest.view(-1), weights)
+        if matrix.low is not None:
+            self._layout.add_to(matrix.low.view(-1), weights)
             weights.mul_(1 / 16)
-        self._layout.add_to(high.view(-1), weights)
+        self._layout.add_to(matrix.high.view(-1), weights)
         scale, centre = pair[..., 0].float(), pair[..., 1].float()
-        centre.sub_(scale, alpha=_CENTRE_CODE[level])
+        centre.sub_(scale, alpha=_CENTRE_CODE[matrix.level])
         grouped = weights.view(cols // spec.group, spec.group, rows)
         torch.addcmul(centre.unsqueeze(1), grouped, scale.unsqueeze(1), out=grouped)
         return weights.to(self._product_dtype)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One quantized matrix as it lies in an expert's blocks.
+
+    Args:
+        spec: its shape, padding and group.
+        level: to compute at.
+        pair: bf16 [groups, padded_rows, 2], 16 scale and centre.
+        high: uint8 [padded_rows, padded_cols / 2], nibbles code >> 4 in kernel order.
+        low: the same of code & 15; None below level 8.
+    """
+
+    spec: MatrixSpec
+    level: int
+    pair: torch.Tensor
+    high: torch.Tensor
+    low: torch.Tensor | None
+
+    @classmethod
+    def at(
+        cls,
+        offsets: tuple[MatrixSpec, int, int],
+        level: int,
+        parameters: memoryview,
+        high: memoryview,
+        low: memoryview | None,
+    ) -> _Matrix:
+        """The matrix at (spec, offset of its parameters, offset of its codes); bytes are not copied."""
+        spec, parameters_at, codes_at = offsets
+
+        def nibbles(codes: memoryview) -> torch.Tensor:
+            flat = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at)
+            return flat.view(spec.padded_rows, spec.padded_cols // 2)
+
+        pair = torch.frombuffer(
+            parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
+        ).view(-1, spec.padded_rows, 2)
+        return cls(spec, level, pair, nibbles(high), None if low is None else nibbles(low))
 
 
 _CENTRE_CODE = {8: 135.5 / 16, 4: 8.0, 2: 7.5}
