@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from storage.base import PLANES_OF_LEVEL
 from storage.layout import Layout
 from storage.planes import Bytes, dequantize, merge, midpoint, quantize, split
 from storage.record import MatrixSpec, RecordGeometry
@@ -65,12 +64,12 @@ def unpack_codes(record: Bytes, geometry: RecordGeometry, layout: Layout, level:
     """
     at, half = geometry.parameter_bytes, geometry.codes_bytes // 2
     p4 = np.zeros(geometry.codes_bytes, np.uint8)
-    have = min(PLANES_OF_LEVEL[level], 2) * half
-    p4[:have] = record[at : at + have]
+    p4[half:] = record[at : at + half]
     if level == 2:
         midpoint(p4)
         p4 &= 0xCC
     else:
+        p4[:half] = record[at + half : at + 2 * half]
         merge(p4)
     out = []
     for spec, parameter_at, codes_at in geometry.matrix_offsets():

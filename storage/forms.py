@@ -3,7 +3,7 @@
     block p4    group parameters | merged nibbles code >> 4      levels 2, 4 and 8
     block p0    nibbles code & 15, as d8 is on disk              level 8
 
-A record's prefix at level 4 is exactly as long as a p4 block, so it is read straight into the block and
+A record's prefix at level 4 is exactly as long as a p4 block, so it is scattered straight into the block and
 merged where it lies. Level 2 occupies a whole p4 block too (its low two bits at the mid-point): on a CPU it
 saves reads, not memory.
 """
@@ -69,13 +69,16 @@ class CpuForm(ResidentForm):
         return read
 
     def _read_whole(self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks) -> int:
-        p4 = into[P4]
-        codes = _bytes(p4[self._parameters :])
+        p4, at = into[P4], self._parameters
+        codes = _bytes(p4[at:])
         if level == 2:
-            read = reader.read(key, Plane.BASE, Plane.BASE, [p4[: self._parameters + self._half]])
+            read = reader.read(key, Plane.BASE, Plane.BASE, [p4[:at], p4[at + self._half :]])
             midpoint(codes)
         else:
-            buffers = [p4, into[P0]] if level == 8 else [p4]
+            # base and d4 change places on their way in: that is how merge wants them.
+            buffers = [p4[:at], p4[at + self._half :], p4[at : at + self._half]]
+            if level == 8:
+                buffers.append(into[P0])
             read = reader.read(key, Plane.BASE, Plane.D8 if level == 8 else Plane.D4, buffers)
             merge(codes)
             if level == 8:
@@ -86,14 +89,14 @@ class CpuForm(ResidentForm):
     def _promote(self, reader: PlaneReader, key: ExpertKey, p4: memoryview, old: memoryview) -> int:
         """Level 2's p4 to level 4's: reads d4 only."""
         at = self._parameters
-        read = reader.read(key, Plane.D4, Plane.D4, [p4[at + self._half :]])
+        read = reader.read(key, Plane.D4, Plane.D4, [p4[at : at + self._half]])
         new, held = _bytes(p4), _bytes(old)
         new[:at] = held[:at]
         codes = held[at:]
         if self._relay:
             stored, used = self._relay
             codes = self._permuted(codes, used, stored)
-        base_of(codes, new[at : at + self._half])
+        base_of(codes, new[at + self._half :])
         merge(new[at:])
         self._re_lay(p4[at:])
         return read

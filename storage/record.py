@@ -8,7 +8,7 @@
 In memory the same bytes make two arrays of nibbles: p4 (code >> 4) and p0 (code & 15), each `codes_bytes`
 long: all matrices' packed nibbles one after another, then zeros up to a multiple of 8 KiB. base and d4 are
 each half as long as p4, and d8 is p0 itself, so the record's prefix at level 4 is exactly as long as
-parameters + p4 and is read straight to where p4 will lie (`planes.merge`).
+parameters + p4 and is read straight to where p4 will lie, d4 before base (`planes.merge`).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def nibbles(n: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def joined(p4: np.ndarray) -> np.ndarray:
-    """base | d4 of a nibble array, one after another as they lie in a record."""
-    return np.concatenate(split(p4))
+    """d4 | base of a nibble array, one after another as merge wants them."""
+    return np.concatenate(split(p4)[::-1])
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
@@ -117,7 +117,7 @@ def test_midpoint_needs_base_only(garbage):
     """From base alone every nibble becomes its top two bits and 01, whatever lay where d4 would."""
     p4 = nibbles(64)
     got = np.full(64, garbage, np.uint8)
-    got[:32] = split(p4)[0]
+    got[32:] = split(p4)[0]
     midpoint(got)
     for nibble, was in zip(_each(got), _each(p4), strict=True):
         assert nibble == 4 * (was >> 2) + 1
@@ -127,7 +127,7 @@ def test_base_of_takes_the_same_from_level_2_and_level_4():
     """Slicing base out again gives what was on disk, from complete nibbles and from mid-points."""
     p4 = nibbles(64)
     base = split(p4)[0]
-    level2 = np.concatenate((base, np.zeros(32, np.uint8)))
+    level2 = np.concatenate((np.zeros(32, np.uint8), base))
     midpoint(level2)
     for source in (p4, level2):
         out = np.zeros(32, np.uint8)
@@ -138,7 +138,7 @@ def test_base_of_takes_the_same_from_level_2_and_level_4():
 def test_truncating_level_4_gives_level_2s_nibbles():
     """Computing at level 2 from higher planes uses the very nibbles that a level 2 expert has."""
     p4 = nibbles(64)
-    level2 = np.concatenate((split(p4)[0], np.zeros(32, np.uint8)))
+    level2 = np.concatenate((np.zeros(32, np.uint8), split(p4)[0]))
     midpoint(level2)
     out = np.zeros(64, np.uint8)
     truncate_to_base(p4, out)
