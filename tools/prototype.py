@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from storage.base import ExpertKey, Plane
+from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError
+from storage.forms import P4, CpuForm
 from storage.layout import detect
 from storage.manifest import Manifest
-from storage.planes import merge
 from storage.reader import RecordReader
 from storage.record import MatrixSpec, align
 
@@ -69,12 +69,12 @@ def prepare(store: Path, directory: Path) -> None:
     padding = bytes(
         slot_bytes(geometry.matrices) - sum(m.nibble_bytes + m.parameter_bytes for m in geometry.matrices)
     )
+    form = CpuForm(geometry, detect(), detect())
     reader = RecordReader.open(store, manifest)
     with (directory / "experts.bin").open("wb") as out:
         for layer, records in sorted(manifest.layers.items()):
             for expert in range(len(records.records)):
-                reader.read(ExpertKey(layer, expert), Plane.BASE, Plane.D4, [buffer])
-                merge(codes)
+                form.fill(reader, ExpertKey(layer, expert), 4, {P4: buffer}, None)
                 out.write(codes[: sum(m.nibble_bytes for m in geometry.matrices)].data)
                 out.write(parameters[: sum(m.parameter_bytes for m in geometry.matrices)].data)
                 out.write(padding)
