@@ -1,6 +1,6 @@
 # On a machine with Python 3.11 or newer, git and make, every target here installs what it needs into .venv.
 #
-#   make chat MODEL=DIR [ARGS="--vram-limit 4GB"]   talk to a model: a checkpoint or a store
+#   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]   talk to the demo model, a checkpoint or a store
 #   make test [ARGS="-k planes"]                    run the tests
 #   make check                                      format, lint, types, imports and tests
 #   make install                                    only .venv and the edgemoe command in it
@@ -16,10 +16,10 @@ TORCH := torch==2.13.0
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
-.PHONY: chat test check install model-given
+.PHONY: chat test check install
 
-chat: model-given $(VENV)/.installed
-	@$(PYTHON) -m edgemoe chat --model "$(MODEL)" $(ARGS)
+chat: $(VENV)/.installed
+	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(PYTHON) -m pytest $(ARGS)
@@ -28,14 +28,6 @@ check: $(VENV)/.installed-dev
 	@tools/check
 
 install: $(VENV)/.installed
-
-model-given:
-ifeq ($(strip $(MODEL)),)
-	@echo "make chat: a model was wanted: MODEL is not set." >&2
-	@echo "Give the directory of a Hugging Face checkpoint (it is converted on first use) or of a store" >&2
-	@echo "that edgemoe convert wrote:   make chat MODEL=DIR" >&2
-	@exit 2
-endif
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(create-venv)

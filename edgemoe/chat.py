@@ -26,12 +26,13 @@ def stats_line(answer: Answer) -> str:
     reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
     retention = ""
     if answer.effective_retention is not None and answer.effective_retention < 1:
-        retention = f", {100 * answer.effective_retention:.0f} % critical"
+        retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
     return (
         f"TTFT {answer.ttft_s:.2f} s, TPOT {tpot}, {answer.new_tokens} tokens "
         f"({answer.cached_tokens} of {answer.prompt_tokens} prompt tokens reused), "
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
-        f"{per_token} MB/token from SSD, levels {levels or '-'}{reused}{retention}, "
+        f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
+        f"{format_size(answer.bytes_read['dram'])} from DRAM, levels {levels or '-'}{reused}{retention}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
@@ -45,7 +46,7 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
     interactive = prompt is None and sys.stdin.isatty()
     for turn in [prompt] if prompt is not None else _turns(interactive):
         try:
-            if turn.startswith("/set"):
+            if turn.split()[:1] == ["/set"]:
                 _set(engine, turn.split()[1:], forgiving=interactive)
             else:
                 _answer(conversation, turn, as_json=as_json)
@@ -83,13 +84,19 @@ def changed(settings: RunSettings, words: list[str]) -> RunSettings:
     """Settings with one changed, as typed after /set.
 
     Raises:
-        UserError: it is neither levels nor retention, or the value is no such thing.
+        UserError: it is neither levels nor retention, the value is no such thing, or it would change nothing.
     """
     try:
         name, value = words
         if name == "levels":
             return settings.with_(levels=parse_levels(value), exact=False)
         if name == "retention":
+            if len(settings.levels) == 1:
+                raise UserError(
+                    f"/set retention {value} was wanted",
+                    f"there is one level for all, {settings.levels[0]}",
+                    "/set levels 4/2 or another pair first",
+                )
             return settings.with_(retention=float(value))
     except ValueError:
         pass

@@ -16,6 +16,7 @@ from edgemoe.bench.command import bench_command
 from edgemoe.evaluate.command import EPILOG as EVAL_EXAMPLES
 from edgemoe.evaluate.command import eval_command
 from edgemoe.options import (
+    DEMO,
     ContextOption,
     DramOption,
     EvictionOption,
@@ -52,11 +53,11 @@ app = typer.Typer(
 
 
 @app.command(
-    epilog="Examples: edgemoe chat --model DIR | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
+    epilog="Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
     "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
 )
 def chat(
-    model: ModelOption,
+    model: ModelOption = DEMO,
     prompt: Annotated[
         str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")
     ] = None,
@@ -181,7 +182,7 @@ def verify(
 
 @app.command()
 def plan(
-    model: ModelOption,
+    model: ModelOption = DEMO,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
     exact: ExactOption = None,

@@ -242,7 +242,8 @@ class Engine:
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
         """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
 
-        With `decode` every token's levels are chosen by its own gate weights, as if it had come alone.
+        With `decode` every token's levels are chosen by its own gate weights, as if it had come alone;
+        unless exact, it is computed from the most planes that any of them asked for.
 
         Raises:
             as step.
@@ -250,7 +251,14 @@ class Engine:
         return self._run(Step((Segment(sequence, tuple(tokens)),)), decode=decode, all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
-        """Appends a prompt of any length that the context holds; returns the last token's logits [vocab]."""
+        """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
+
+        Raises:
+            UserError: there is no token.
+            ContextExceeded: there are too many; nothing was run.
+        """
+        if not tokens:
+            raise UserError("a prompt was wanted", "it has no tokens", "Ask something")
         sequence.require(len(tokens))
         for start in range(0, len(tokens), PREFILL_ROWS):
             logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))

@@ -116,7 +116,7 @@ class Answer:
     reused: int
     """Experts of these computed at more bits than scheduled, because their planes were there."""
     effective_retention: float | None
-    """Share of (token, expert) pairs scheduled at the highest level; rounding up makes it more than asked."""
+    """Share of (token, expert) pairs scheduled at the highest level; of two, rounding up makes it more than asked."""
     bytes_read: dict[str, int]
     """Bytes that moved from each slower tier, prefill and decode: ssd, dram."""
     peak_vram_bytes: int
@@ -125,7 +125,7 @@ class Answer:
     """The same, of the whole process."""
     vram_limit_bytes: int
     finish_reason: str
-    """stop, length, context or interrupted."""
+    """stop, length or context."""
 
     def as_json(self) -> dict[str, object]:
         """One JSON object."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-QUERY_BLOCK = 64
-"""Query rows whose attention is in memory at once."""
+QUERY_BLOCK = 16
+"""Query rows whose attention is in memory at once; plan.workspace_bytes counts them."""
 
 LAST_QUERIES = 32
 """Query rows that "heavy-hitters-last" looks at."""
@@ -29,20 +29,21 @@ def token_scores(
     """
     heads, rows, dim = query.shape
     kv_heads, tokens, _ = keys.shape
-    grouped = query.reshape(kv_heads, heads // kv_heads, rows, dim)
-    transposed = keys.float().transpose(1, 2).unsqueeze(1)
+    transposed = keys.float().transpose(1, 2)
     past = tokens - rows
     first = max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
     received = torch.zeros(tokens)
     key_position = torch.arange(tokens)
     for start in range(first, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
-        scores = grouped[:, :, start:end].float() @ transposed * scaling
+        # Heads of a group lie below each other: as a batch they would get a copy of the keys each.
+        block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
+        scores = (block @ transposed).view(heads, end - start, tokens)
         position = torch.arange(past + start, past + end).unsqueeze(1)
         hidden = key_position > position
         if window:
             hidden |= key_position <= position - window
-        received += scores.masked_fill_(hidden, -torch.inf).softmax(-1).sum((0, 1, 2))
+        received += scores.masked_fill_(hidden, -torch.inf).softmax(-1).sum((0, 1))
     own = received[past:] / heads
     if signal == "heavy-hitters-mean":
         row = torch.arange(rows)

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from edgemoe.plan import MemoryPlan
     from edgemoe.settings import RunSettings
 
+DEMO = Path(__file__).parent / "demo"
+"""The checkpoint that comes with edgemoe, trained by tools/train_demo.py."""
+
 ModelOption = Annotated[
     Path,
-    typer.Option("--model", help="A checkpoint directory (converted on first use) or a converted store."),
+    typer.Option(
+        "--model",
+        help="A checkpoint directory (converted on first use) or a converted store. "
+        "Default: the demo model that comes with edgemoe.",
+        show_default=False,
+    ),
 ]
 VramOption = Annotated[
     str | None,
@@ -48,18 +56,24 @@ LevelsOption = Annotated[
 ]
 RetentionOption = Annotated[
     float | None,
-    typer.Option("--retention", help="Mean share of critical experts over the layers, 0.5 to 1."),
+    typer.Option(
+        "--retention", help="Mean share of critical experts over the layers, 0.5 to 1. Default: 0.75."
+    ),
 ]
 ImportanceOption = Annotated[
     str | None,
     typer.Option(
         "--importance",
         help="What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, "
-        "heavy-hitters-last, mix, gate or random.",
+        "heavy-hitters-last, mix, gate or random. Default: gate.",
     ),
 ]
 HeavyHittersOption = Annotated[
-    float | None, typer.Option("--heavy-hitters", help="Share of a prompt's tokens that are heavy hitters.")
+    float | None,
+    typer.Option(
+        "--heavy-hitters",
+        help="Share of a prompt's tokens that are heavy hitters, for an --importance that counts them. Default: 0.5.",
+    ),
 ]
 EvictionOption = Annotated[
     str | None, typer.Option("--eviction", help="Who leaves a full tier: lfru, lru-planes or lru-experts.")
@@ -97,7 +111,7 @@ def run_settings(
         max_level: of the store, for where no levels were asked.
 
     Raises:
-        UserError: a value out of its range, or options that exclude each other.
+        UserError: a value out of its range, options that exclude each other, or one that would do nothing.
     """
     from edgemoe.settings import RunSettings, parse_levels
 
@@ -109,13 +123,15 @@ def run_settings(
         )
     if exact not in (None, 8, 4, 2):
         raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
-    chosen = (exact,) if exact else parse_levels(levels) if levels else (max_level,)
-    if retention not in (None, 1.0) and len(chosen) == 1:
-        raise UserError(
-            f"--retention {retention} was wanted",
-            f"there is one level for all, {chosen[0]}",
-            "Give --levels 4/2 or another pair with it",
-        )
+    chosen = (exact,) if exact else parse_levels(levels) if levels is not None else (max_level,)
+    scheduling = {"retention": retention, "importance": importance, "heavy-hitters": heavy_hitters}
+    for name, value in scheduling.items():
+        if value is not None and len(chosen) == 1:
+            raise UserError(
+                f"--{name} {value} was wanted",
+                f"there is one level for all, {chosen[0]}",
+                "Give --levels 4/2 or another pair with it",
+            )
     others: dict[str, Any] = {
         name: value
         for name, value in (
@@ -127,7 +143,21 @@ def run_settings(
         )
         if value is not None
     }
-    return RunSettings(levels=chosen, exact=exact is not None, **others)
+    settings = RunSettings(levels=chosen, exact=exact is not None, **others)
+    if heavy_hitters is not None:
+        _require_heavy_hitters(settings)
+    return settings
+
+
+def _require_heavy_hitters(settings: RunSettings) -> None:
+    from edgemoe.importance import needs_attention
+
+    if not needs_attention(settings.importance):
+        raise UserError(
+            f"--heavy-hitters {settings.heavy_hitters} was wanted",
+            f"--importance {settings.importance} counts none",
+            "Give --importance heavy-hitters or mix with it",
+        )
 
 
 def open_store(

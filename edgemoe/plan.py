@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from edgemoe.dense import SLICE_BYTES
+from edgemoe.importance import QUERY_BLOCK
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kv import SequenceKV
 from edgemoe.process import available_memory
@@ -100,6 +101,8 @@ def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -
     through = rows * shape.hidden * (2 + 2 + 4 + 4)
     attention = rows * attention_width * (2 + 4) * 3 + 2 * shape.kv_heads * shape.head_dim * context * (2 + 4)
     attention += rows * context * (1 + 4)
+    scored = context * 4 * (shape.kv_heads * shape.head_dim + 3 * shape.heads * min(rows, QUERY_BLOCK))
+    attention = max(attention, scored)
     widest = max(attention_width, shape.hidden)
     converted = min(SLICE_BYTES, 4 * shape.hidden * max(attention_width, shape.vocab))
     product = converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)

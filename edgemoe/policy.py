@@ -16,7 +16,7 @@ class LevelPolicy:
     """Decides how many bits every (token, slot) pair of a layer is computed at. Stateless.
 
     Args:
-        settings: levels, retention, importance and depth are used.
+        settings: levels, retention, importance, heavy_hitters, depth and only_layer are used.
         layers: of the model.
         experts: in a layer.
     """
@@ -90,7 +90,7 @@ class LevelPolicy:
 
 @dataclass
 class ExpertUse:
-    """What experts were computed at, since it was last taken. An expert counts once a layer and step."""
+    """What experts were computed at, since it was last taken. An expert counts once a layer, step and level."""
 
     experts: dict[int, int] = field(default_factory=dict)
     """Level computed at -> experts; 0 are the skipped ones."""

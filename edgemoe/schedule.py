@@ -60,7 +60,7 @@ def two_levels(importance: torch.Tensor, high: int, low: int, share: float) -> t
 def by_damage(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
     """The level of least cost, damage * error(level)^2 + price * bits(level), for every expert.
 
-    So experts are skipped only where their gate weight is negligible, and get 8 bits only where that pays.
+    So experts are skipped only where they hardly matter, and get 8 bits only where that pays.
 
     Args:
         damage: [rows, M], what leaving the expert out would cost, 1 for an expert of mean gate weight.

@@ -24,7 +24,7 @@ class RunSettings:
 
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
-        retention: mean share r of critical experts over the layers, 0.5 to 1.
+        retention: mean share r of critical experts over the layers, 0.5 to 1. One level leaves nothing to retain.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: share of a prompt's tokens that count as heavy hitters, above 0, at most 1.
@@ -42,7 +42,7 @@ class RunSettings:
     """
 
     levels: tuple[int, ...] = (8,)
-    retention: float = 1.0
+    retention: float = 0.75
     exact: bool = False
     importance: str = "gate"
     heavy_hitters: float = 0.5

@@ -130,6 +130,7 @@ class LayerStream:
             self.finish()
             raise transfer.error
         if lease and lease.level >= self._wanted[key]:
+            self._traffic.counts.dram_hits += transfer.from_below_alone
             return lease
         if lease:
             self._vram.release(lease)

@@ -103,7 +103,8 @@ class Traffic:
         if transfer.read is None:
             self.vram.abandon(transfer.reservation)
         else:
-            self._count(transfer, transfer.read)
+            self.counts.ssd_bytes += transfer.read
+            self.counts.dram_bytes += transfer.bytes_from_below
             lease = self.vram.publish(transfer.reservation)
         if self.dram:
             if transfer.below:
@@ -147,13 +148,6 @@ class Traffic:
             self.dram.release(self.dram.publish(spill.room))
         else:
             self.dram.abandon(spill.room)
-
-    def _count(self, transfer: Transfer, read: int) -> None:
-        self.counts.ssd_bytes += read
-        self.counts.dram_bytes += transfer.bytes_from_below
-        demanded = not transfer.ahead or transfer.asked is not None
-        if demanded and transfer.source is transfer.below is not None and not read:
-            self.counts.dram_hits += 1
 
     def _work(self, transfer: Transfer) -> None:
         """In a worker."""

@@ -82,6 +82,11 @@ class Transfer:
             return 0
         return sum(len(block) for kind, block in self.reservation.into.items() if kind in self.below.blocks)
 
+    @property
+    def from_below_alone(self) -> bool:
+        """Whether it is complete, and the slower tier had all of it."""
+        return self.read == 0 and self.below is not None and self.source is self.below
+
     def hidden_s(self, asked: float) -> float:
         """Seconds of a done transfer that had passed when it was asked for."""
         return max(0.0, min(asked, self.ended) - self.began)

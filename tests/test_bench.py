@@ -38,6 +38,8 @@ ROW = {
     "fraction_of_bound",
     "samples",
     "quality",
+    "importance",
+    "heavy_hitters",
 }
 SUMMARY = {"mean", "p50", "p90", "p95", "p99", "std", "n"}
 NEW_TOKENS, RUNS = 20, 2
@@ -125,7 +127,9 @@ def test_times_follow_from_the_samples(report):
         assert row["tpot_s"]["mean"] == pytest.approx(statistics.fmean(tpots))
         assert row["tpot_s"]["std"] == pytest.approx(statistics.stdev(tpots))
         assert row["decode_tok_s"] == pytest.approx(1 / statistics.fmean(tpots))
-        assert row["prefill_tok_s"] == pytest.approx(8 * RUNS / sum(s["ttft_s"] for s in row["samples"]))
+        prefills = [sample["prefill_s"] for sample in row["samples"]]
+        assert all(0 < t < s["ttft_s"] for t, s in zip(prefills, row["samples"], strict=True))
+        assert row["prefill_tok_s"] == pytest.approx(8 * RUNS / sum(prefills))
 
 
 def test_bytes_and_the_bound_follow_from_the_counts(report):
@@ -212,11 +216,12 @@ def two_rows() -> tuple[BenchRow, ...]:
 
 
 def test_rows_take_turns(tiny_store, monkeypatch):
-    """After a warm-up, runs are outside and rows inside, another row first each time; one engine at a time."""
+    """After a warm-up, runs are outside and rows inside, another row first each time; an engine for each prompt set,
+    one at a time."""
     opened = Opened(monkeypatch)
     store = StoreModel.open(tiny_store)
     done = run_bench(store, BenchRequest(two_rows(), prompts="both", prompt_tokens=4, new_tokens=2, runs=2))
-    assert [settings.levels[0] for settings in opened.settings] == [4, 4, 8, 8, 4]
+    assert [settings.levels[0] for settings in opened.settings] == [4, 4, 4, 8, 8, 8, 8, 4, 4]
     assert (opened.now, opened.most) == (0, 1)
     told = [(row["name"], row["prompts"] == "random tokens", row["arm"]) for row in done["rows"]]
     assert told == [(n, random, arm) for n in ("low", "high") for random in (False, True) for arm in ARMS]
@@ -322,10 +327,14 @@ def test_loading_on_demand_has_no_second_tier(tiny_store):
     assert [plan.dram_experts > 0 for plan in make_plans(store, request)] == [False, True]
 
 
-def test_each_part_of_the_ablation_does_something(ablation):
-    """Load on demand reads most; a cache hits; levels read fewer bits; skipping skips; guesses are counted."""
+def test_each_part_of_the_ablation_does_something(ablation, tiny_store):
+    """Load on demand reads everything; a cache hits; levels read fewer bits; skipping skips; guesses are counted."""
     rows = {row["name"]: row for row in ablation["rows"] if row["arm"] == "warm"}
     demand, cache = rows["load on demand"], rows["cache"]
+    whole = StoreModel.open(tiny_store).manifest.geometry.prefix_bytes(4)
+    for row in (row for row in ablation["rows"] if row["name"] == "load on demand"):
+        assert row["hit_rate"] == {"vram": 0, "dram": 0}
+        assert row["bytes_per_token"]["ssd"] == 2 * 2 * whole
     assert demand["bytes_per_token"]["ssd"] > cache["bytes_per_token"]["ssd"]
     assert demand["hit_rate"]["vram"] < cache["hit_rate"]["vram"]
     assert rows["cache + 4/2"]["bits_per_weight_read"] < cache["bits_per_weight_read"] == 4.5

@@ -14,6 +14,7 @@ import pytest
 from small_store import flip
 
 from edgemoe.cli import main
+from edgemoe.sizes import format_size
 from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,6 +115,7 @@ def test_chat_for_people(run, tiny_store):
     assert "16 experts resident at 8 bits" in err
     assert "TTFT" in err
     assert "3 tokens" in err
+    assert f"in all {format_size(answer['bytes_read']['ssd'])} from SSD and 0 B from DRAM" in err
 
 
 def test_chat_at_scheduled_levels(checkpoint, tmp_path):
@@ -147,6 +149,33 @@ def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
     code, out, err = run("chat", "--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
     assert (code, out) == (2, "")
     assert "edgemoe: " in err.splitlines()[-1]
+
+
+def test_set_refuses_what_would_do_nothing_and_is_a_word(run, tiny_store, monkeypatch):
+    """One level for all retains nothing, so the first line ends the chat; `/settle` is a turn like any other."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set retention 0.9\n"))
+    code, _, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, "one level for all, 8" in err) == (2, True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/settle the matter\n"))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64, "--max-new-tokens", 2, "--json")
+    assert (code, "set: " in err) == (0, False)
+    assert json.loads(out)["new_tokens"] == 2
+
+
+@pytest.mark.parametrize("command", ["chat", "bench"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--importance", "load"), "--importance load was wanted: there is one level for all"),
+        (("--levels", "4/2", "--heavy-hitters", "0.2"), "--importance gate counts none"),
+        (("--levels", ""), "got ''"),
+    ],
+)
+def test_an_option_that_would_do_nothing_exits_2(run, command, options, said):
+    """Before the model is even looked for."""
+    code, out, err = run(command, "--model", "there-is-none", *options)
+    assert (code, out) == (2, "")
+    assert said in err
 
 
 def test_help_is_there_and_loads_nothing_heavy():

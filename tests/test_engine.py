@@ -17,6 +17,7 @@ from edgemoe.kv import SequenceKV
 from edgemoe.process import disk_read_bytes
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint
+from storage.errors import UserError
 
 SHARPER = 8
 """At initialisation all 300 tokens are about equally likely, and any two distributions a KL of 0.02 apart."""
@@ -151,6 +152,13 @@ def test_a_prompt_may_come_in_two_steps(open_engine, prompts, store):
             engine.prefill(sequence, tokens[:cut])
             assert sequence.length == cut
             assert apart(engine.prefill(sequence, tokens[cut:]), whole) < ROUNDING
+
+
+def test_a_prompt_of_nothing_is_refused(open_engine, store):
+    """A tokenizer without a template makes no tokens of an empty prompt: a user's mistake, and no crash."""
+    engine = open_engine(store)
+    with pytest.raises(UserError, match="no tokens"):
+        engine.prefill(a_sequence(engine), [])
 
 
 def test_sequences_of_one_step_do_not_see_each_other(open_engine, prompts, store):

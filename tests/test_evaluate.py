@@ -197,6 +197,27 @@ def test_reuse_is_a_row_of_its_own(evaluate):
     assert reuse.bits_per_weight_read > exact.bits_per_weight_read
 
 
+def test_decode_with_reuse_comes_token_by_token(evaluate, tiny_store, text):
+    """What a later token asks for is not there for an earlier one; bits are those of the planes computed from."""
+    from edgemoe.step import Segment, Step
+
+    settings = RunSettings(levels=(8, 2), retention=0.5, depth="equal")
+    _, rows = evaluate([Arm(settings, ("decode",), "table")], tokens=24, window=24)
+    row = rows["8/2 r 0.5 reuse", "decode"]
+    store = StoreModel.open(tiny_store)
+    plan = store.plan(vram_limit=None, settings=settings, context=32)
+    tokens = a_tokenizer()(text.read_text())["input_ids"][:24]
+    with Engine(store, plan, settings) as engine:
+        sequence = engine.new_sequence()
+        logits = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
+        use = engine.take_use()
+    loss = torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(tokens[1:]))
+    assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+    assert use.reused > 0
+    assert use.bits_per_weight < row.bits_per_weight_read < 8.5
+    assert row.bits_per_weight_read == pytest.approx(use.bits_per_expert)
+
+
 def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, caplog):
     """A store of 4 bits measures what it can, and says what it left out; if that is all, it is an error."""
     small = tmp_path / "store"
@@ -282,6 +303,9 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--tasks", "--task-count", 0), "--task-count 0"),
         (("--tasks", "--study", "depth"), "--study depth"),
         (("--tasks", "--plot", "x.png"), "x.png"),
+        (("--tasks", "--tokens", 100), "--tokens 100"),
+        (("--tasks", "--window", 100), "--window 100"),
+        (("--text", "x", "--levels", 4, "--reuse"), "--reuse"),
         (("--text", "x", "--study", "breadth"), "breadth"),
         (("--text", "x", "--levels", "2/4"), "2/4"),
         (("--text", "x", "--levels", 4, "--retention", 0.75), "--retention 0.75"),

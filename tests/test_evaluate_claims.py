@@ -181,7 +181,7 @@ def test_tasks_for_people():
     rows = [with_accuracy(r, {"sums": 0.25, "words": 0.5}) for r in (bf16(), row(), row(phase="decode"))]
     lines = [line.split() for line in task_lines(rows)]
     assert lines == [
-        ["task", "bf16", "4/2", "r", "1"],
+        ["task", "bf16", "4/2", "r", "0.75"],
         ["sums", "0.250", "0.250"],
         ["words", "0.500", "0.500"],
         ["all", "kinds", "0.375", "0.375"],

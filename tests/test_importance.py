@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgemoe.importance import LAST_QUERIES, QUERY_BLOCK, expert_importance, token_scores
 
@@ -43,6 +44,29 @@ def test_blockwise_scores_are_those_of_the_whole_matrix(signal, rows, past, wind
         }[signal]
         want = float(weights[queries, token].sum()) / len(queries)
         assert float(got[token]) == pytest.approx(want, rel=1e-4, abs=1e-7)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operator made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple) else (out,):
+            if isinstance(each, torch.Tensor):
+                held = each.untyped_storage().nbytes() // each.element_size()
+                self.elements = max(self.elements, held)
+        return out
+
+
+def test_no_more_than_a_block_of_queries_is_held():
+    """Neither the whole matrix nor a copy of the keys for each head: the largest tensor is one block's scores."""
+    heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 20 * QUERY_BLOCK, 4 * QUERY_BLOCK
+    query, keys = torch.randn(heads, rows, dim), torch.randn(2, tokens, dim)
+    with Largest() as largest:
+        token_scores(query.bfloat16(), keys.bfloat16(), 0.1, None, "heavy-hitters")
+    assert largest.elements == heads * QUERY_BLOCK * tokens
 
 
 def test_scores_by_hand():

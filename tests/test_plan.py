@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan
+from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
 from edgemoe.settings import RunSettings
 from storage.errors import DoesNotFit
 from storage.forms import CpuForm
@@ -64,6 +66,13 @@ def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, co
 def test_kv_bytes_by_hand():
     """Keys and values, 16 layers, 4 heads of 128, bf16, 1024 tokens."""
     assert plan().kv_bytes == 2 * 16 * 4 * 128 * 2 * 1024
+
+
+def test_workspace_holds_the_attention_that_importance_looks_at():
+    """256 heads over one pair of keys and values: three float32 copies of 16 queries' scores outweigh the rest."""
+    many = dataclasses.replace(SHAPE, heads=256, head_dim=16, kv_heads=1)
+    context = 65536
+    assert workspace_bytes(many, GEOMETRY, context) > 3 * 256 * 16 * context * 4
 
 
 def test_experts_resident_by_hand():

@@ -52,6 +52,30 @@ def test_options_that_exclude_each_other_or_do_nothing_are_refused():
         run_settings(8, exact=4, retention=0.75)
     with pytest.raises(UserError, match="level"):
         run_settings(8, exact=3)
+    with pytest.raises(UserError, match="got ''"):
+        run_settings(8, levels="")
+
+
+@pytest.mark.parametrize("option", [{"retention": 1.0}, {"importance": "load"}, {"heavy_hitters": 0.2}])
+def test_options_that_choose_need_a_choice(option):
+    """With one level for all nothing ranks experts, so what ranks them is refused; with two it is taken."""
+    with pytest.raises(UserError, match="one level for all, 8"):
+        run_settings(8, **option)
+    wanted = option | ({"importance": "mix"} if "heavy_hitters" in option else {})
+    taken = run_settings(8, levels="4/2", **wanted)
+    assert {name: getattr(taken, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("signal", ["load", "gate", "random", None])
+def test_heavy_hitters_need_a_signal_that_counts_them(signal):
+    """A share of heavy hitters is refused where importance is not made from them, the default included."""
+    with pytest.raises(UserError, match="counts none"):
+        run_settings(8, levels="4/2", heavy_hitters=0.2, importance=signal)
+
+
+def test_levels_alone_are_a_schedule():
+    """Without a retention the low level is used all the same: r is below 1."""
+    assert run_settings(8, levels="4/0").retention == 0.75
 
 
 def test_defaults_are_the_stores_highest_level():

@@ -451,6 +451,30 @@ def test_dram_is_looked_at_first(rig: type[Rig]) -> None:
     assert (counts.dram_bytes, counts.dram_hits, counts.speculated_used) == (MERGED.bytes_at(4), 0, 1)
 
 
+def test_dram_is_no_hit_for_what_it_has_in_part(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess that brings level 2 from DRAM, overtaken by the demand for level 4: d4 is read, so DRAM has not hit."""
+    r = rig(SLICED, 1, 2, speculate="full")
+    r.fetch({X: 2})
+    r.fetch({A: 4})
+    assert r.dram.resident() == {X: 2}
+    r.fetcher.take_counts()
+    begun, go, run = threading.Event(), threading.Event(), Transfer.run
+
+    def held(transfer: Transfer, *arguments: object) -> None:
+        begun.set()
+        assert go.wait(WAIT)
+        run(transfer, *arguments)
+
+    monkeypatch.setattr(Transfer, "run", held)
+    r.guess({X: 2})
+    assert begun.wait(WAIT)
+    with r.fetcher.stream({X: 4}) as leases:
+        go.set()
+        assert [lease.level for lease in leases] == [4]
+    counts = r.fetcher.take_counts()
+    assert (counts.ssd_bytes, counts.dram_hits, counts.vram_hits) == (disk_bytes(2, 4), 0, 0)
+
+
 def test_half_of_a_read_is_hidden(rig: type[Rig]) -> None:
     """Asked for 1 second into a read of 4: a quarter of its bytes and that second were hidden, of layer 1."""
     r = rig(MERGED, 2, speculate="full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tarfile
 from collections.abc import Iterator
 from itertools import islice, pairwise
@@ -433,3 +434,21 @@ def test_a_run_is_neither_overwritten_nor_invented(
     assert "--resume" in capsys.readouterr().err
     assert train_demo.main(["--corpus", str(demo / "books"), "--out", str(tmp_path), "--resume"], TINY) == 2
     assert "Leave out --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change", [("--seed", "1"), ("--chat-tokens", "128"), ("--text-tokens", "1024"), ("--corpus", "more")]
+)
+def test_a_run_resumes_with_its_own_data(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str]
+) -> None:
+    """An option that would change what the next steps are trained on is refused; the run stays as it was."""
+    option, value = change
+    if option == "--corpus":
+        shutil.copytree(demo / "books", tmp_path / "books")
+        (tmp_path / "books" / "3.txt").write_text("One more.")
+        value = str(tmp_path / "books")
+    described = (demo / "out" / "run" / "run.json").read_text()
+    assert train(demo, "--resume", "--steps", "4", option, value) == 2
+    assert option in capsys.readouterr().err
+    assert (demo / "out" / "run" / "run.json").read_text() == described

@@ -92,13 +92,7 @@ def record(
             f"got {tokens} tokens, windows of {context}, prompts of {prompt}",
             "Shorten the prompt",
         )
-    if not (checkpoint / "config.json").is_file() or (checkpoint / "store.json").exists():
-        raise UserError(
-            f"a checkpoint was wanted at {checkpoint}", "it is none", "Give a Hugging Face model directory"
-        )
-    ids = AutoTokenizer.from_pretrained(checkpoint)(text.read_text(encoding="utf-8"))["input_ids"][:tokens]
-    if not ids:
-        raise UserError(f"a text was wanted in {text}", "it is empty", "Give another")
+    ids = _tokens(checkpoint, text)[:tokens]
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
     modules = {name: m for name, m in model.named_modules() if hasattr(m, "_apply_gate")}
     if not modules:
@@ -111,6 +105,18 @@ def record(
         choices = _choices(model, modules, window)
         trace.extend(_groups(choices, policy, prompt, window.shape[1]))
     return trace
+
+
+def _tokens(checkpoint: Path, text: Path) -> list[int]:
+    """All of a text, by a checkpoint's tokenizer."""
+    if not (checkpoint / "config.json").is_file() or (checkpoint / "store.json").exists():
+        raise UserError(
+            f"a checkpoint was wanted at {checkpoint}", "it is none", "Give a Hugging Face model directory"
+        )
+    ids: list[int] = AutoTokenizer.from_pretrained(checkpoint)(text.read_text(encoding="utf-8"))["input_ids"]
+    if not ids:
+        raise UserError(f"a text was wanted in {text}", "it is empty", "Give another")
+    return ids
 
 
 def _choices(model: Any, modules: dict[str, Any], window: torch.Tensor) -> Choices:

@@ -97,11 +97,41 @@ def check_start(options: argparse.Namespace) -> None:
     )
 
 
+def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: Files) -> None:
+    """A resumed run goes on with the data that it began with.
+
+    Raises:
+        UserError: naming the first option that would change it.
+    """
+    for name in ("seed", "chat_tokens", "text_tokens"):
+        if getattr(options, name) != before[name]:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} {before[name]}, as the run began, was wanted",
+                f"got {getattr(options, name)}",
+                f"Give {option} {before[name]}, or start another --out",
+            )
+    if files["prose"] != before["files"]["prose"]:
+        raise UserError(
+            f"the corpus that the run began with was wanted, {before['files']['prose']} files",
+            f"got {files['prose']} in {options.corpus}",
+            "Give the same --corpus",
+        )
+
+
 def write_description(
     path: Path, options: argparse.Namespace, size: Size, recipe: Recipe, files: Files, threads: int
 ) -> None:
-    """Writes what decided the run, for its model card, as JSON; a resumed run adds its command to those before."""
-    commands = json.loads(path.read_text())["commands"] if options.resume else []
+    """Writes what decided the run, for its model card, as JSON; a resumed run adds its command to those before.
+
+    Raises:
+        UserError: as check_same_data, if resumed; nothing is written.
+    """
+    commands = []
+    if options.resume:
+        before = json.loads(path.read_text())
+        check_same_data(before, options, files)
+        commands = before["commands"]
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     description = {
         "commands": [*commands, options.command],
@@ -122,7 +152,7 @@ def train(options: argparse.Namespace, size: Size) -> None:
     """Prepares, trains, saves.
 
     Raises:
-        UserError: no corpus; a run is there already, or there is none to resume.
+        UserError: no corpus; a run is there already, or there is none to resume, or it began with other data.
     """
     check_start(options)
     directory, threads = options.out / "run", torch.get_num_threads()

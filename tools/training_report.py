@@ -12,6 +12,9 @@ from training_loop import total_loss
 
 from edgemoe.tasks import KINDS, Task, held_out_tasks, is_right
 
+TASKS = 100
+"""Most held-out tasks of a kind whose loss is measured: the smallest kind has few more."""
+
 
 def held_out_batches(tokenizer: Any, texts: dict[str, np.ndarray], rows: int) -> dict[str, list[Batch]]:
     """Domain -> what its held-out loss is measured on.
@@ -19,11 +22,13 @@ def held_out_batches(tokenizer: Any, texts: dict[str, np.ndarray], rows: int) ->
     Args:
         tokenizer: of the model.
         texts: domain -> uint16 [tokens].
-        rows: windows of each domain; 8 tasks of each kind for every one.
+        rows: windows of each domain; 8 tasks of each kind for every one, at most TASKS.
     """
     out = {name: list(windows(tokens, rows, TEXT_WINDOW)) for name, tokens in texts.items()}
     chats = Chats(tokenizer)
-    tasks = [chats.encode(t.turns) for kind in KINDS for t in held_out_tasks(kind, 8 * rows, seed=1)]
+    tasks = [
+        chats.encode(t.turns) for kind in KINDS for t in held_out_tasks(kind, min(8 * rows, TASKS), seed=1)
+    ]
     return out | {"tasks": [as_batch(pack(iter(tasks), 4 * rows, CHAT_WINDOW), CHAT_WINDOW, apart=True)]}
 
 

@@ -30,7 +30,7 @@ class Bandwidth:
 
     Args:
         ssd: level -> reading whole experts up to it, in random order, PROBE_THREADS at a time, checksums verified.
-        dram: copying, as a move between tiers does, one thread.
+        dram: copying, as moves between tiers do, PROBE_THREADS at a time.
         vram: reading, all compute threads, as a kernel does.
         direct: whether the reads went past the page cache.
     """
@@ -99,7 +99,9 @@ def _ssd(reader: RecordReader, store: StoreModel, level: int) -> float:
 
 def _copy() -> float:
     source, target = np.ones(PROBE_BYTES, np.uint8), np.ones(PROBE_BYTES, np.uint8)
-    return _rate(lambda: np.copyto(target, source), source.nbytes)
+    parts = [np.array_split(whole, PROBE_THREADS) for whole in (target, source)]
+    with ThreadPoolExecutor(PROBE_THREADS) as pool:
+        return _rate(lambda: list(pool.map(np.copyto, *parts)), source.nbytes)
 
 
 def _read() -> float:

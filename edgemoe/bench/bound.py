@@ -3,7 +3,8 @@
 bound = dense / BW_vram + max(experts / BW_vram, copied / BW_dram, read / BW_ssd)
 
 Dense weights are computed before a layer's experts are known, so their time comes on top; the tiers work at the
-same time, so the slowest of them counts. Bytes are those that were moved, cache hits taken off.
+same time, so the slowest of them counts. Bytes are those that were moved, cache hits taken off. What is read ahead
+is read beside the dense weights too: with prefetch, less than this is possible, if only by the dense weights' time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TIERS = ("ssd", "dram", "vram")
 
 @dataclass(frozen=True)
 class Bound:
-    """Least seconds a decoded token.
+    """Least seconds a decoded token, without reading ahead.
 
     Args:
         dense_s: reading the dense weights.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgemoe.options import (
+    DEMO,
     ContextOption,
     DramOption,
     EvictionOption,
@@ -40,7 +41,7 @@ EXAMPLES = (
 
 
 def bench_command(
-    model: ModelOption,
+    model: ModelOption = DEMO,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
     exact: ExactOption = None,

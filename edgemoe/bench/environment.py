@@ -22,7 +22,7 @@ def environment(store: StoreModel) -> dict[str, Any]:
 
     return {
         "edgemoe": __version__,
-        "commit": _commit(),
+        "commit": _commit(Path(__file__).parent.parent.parent),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -42,9 +42,11 @@ def environment(store: StoreModel) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of the checkout this runs from, with + if it has changes; None outside one."""
-    root = Path(__file__).parent.parent.parent
+def _commit(root: Path) -> str | None:
+    """The commit that is checked out in `root`, with + if it has changes; None where that is no checkout."""
+    # Git looks upwards: installed below another repository, we would name that one's commit.
+    if not (root / ".git").exists():
+        return None
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)

@@ -1,8 +1,8 @@
 """The benchmark itself: rows, runs and arms in turn, and the report on them.
 
     once: a run of the first row that is not counted, for what a process pays once (kernels, threads, code)
-    for every run: probe bandwidths; for every row, a different one first each time: open an engine;
-        for every prompt set: empty the expert cache, "cold" run; the same prompt again, "warm" run
+    for every run: probe bandwidths; for every row, a different one first each time; for every prompt set:
+        open an engine, "cold" run; the same prompt again, "warm" run
 
 So what drifts on the machine meets all rows alike. One engine is open at a time. Experts are read past the page
 cache where the filesystem allows it, so that an expert that is not in a tier is cold in every respect.
@@ -173,20 +173,20 @@ def _run_row(
     run: int,
     samples: Samples,
 ) -> None:
-    started = time.perf_counter()
-    with Engine(store, plan, row.settings) as engine:
-        load_s = time.perf_counter() - started
-        sequence = engine.new_sequence()
-        for prompts in sets:
-            engine.forget_experts()
+    for prompts in sets:
+        # An engine each: eviction and look-ahead remember what was used even of experts that are gone.
+        started = time.perf_counter()
+        with Engine(store, plan, row.settings) as engine:
+            load_s = time.perf_counter() - started
+            sequence = engine.new_sequence()
             for arm in ARMS:
                 sample = take_sample(
                     engine, sequence, prompts.prompts[run], request.new_tokens, load_s=load_s
                 )
                 samples.setdefault((row.name, prompts.source, arm), []).append(sample)
-    # Given back before anything else takes memory: what comes next must fit beside it otherwise.
-    del engine, sequence
-    gc.collect()
+        # Given back before anything else takes memory: what comes next must fit beside it otherwise.
+        del engine, sequence
+        gc.collect()
 
 
 def _conditions(
@@ -198,7 +198,7 @@ def _conditions(
     """How it was measured, as part of the environment."""
     sources = [prompts.source for prompts in sets]
     notes = list(request.notes)
-    if request.prompts == "text" and not request.prompt_file and sources == [RANDOM]:
+    if request.prompts != "random" and sources == [RANDOM]:
         notes.append("the store has no tokenizer: prompts are random tokens, whose routing is not a text's")
     return {
         "prompt": sources[0],
@@ -212,7 +212,7 @@ def _conditions(
         "page_cache": "bypassed"
         if all(probe.direct for probe in probes)
         else "used, dropped after each read",
-        "cold": "expert cache just emptied",
+        "cold": "expert cache empty, engine just opened",
         "warm_up": "one run of the first row, not counted",
         "warm": "the same prompt again, right after the cold run",
         "load_s": max(row["load_s"]["mean"] for row in rows),

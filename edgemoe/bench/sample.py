@@ -31,6 +31,7 @@ class Sample:
         ttft_s: from before templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
         itl_s: every gap between two tokens.
+        prefill_s: from the prompt's token ids to the first token; templating and tokenizing left out.
         prefill: the prompt.
         decode: the tokens after the first.
         disk_read_bytes: by the operating system's count; None where it keeps none.
@@ -43,6 +44,7 @@ class Sample:
     ttft_s: float
     tpot_s: float
     itl_s: list[float]
+    prefill_s: float
     prefill: Phase
     decode: Phase
     disk_read_bytes: int | None
@@ -77,7 +79,7 @@ def take_sample(
     greedy = Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset()))
     trace = Trace(time.perf_counter())
     tokens = encode()
-    prompt = len(tokens)
+    encoded, prompt = time.perf_counter(), len(tokens)
     for _ in decode_tokens(engine, sequence, tokens, 0, greedy, trace):
         if len(trace.token_times) == new_tokens:
             break
@@ -88,6 +90,7 @@ def take_sample(
         ttft_s=trace.ttft,
         tpot_s=trace.tpot,
         itl_s=trace.gaps,
+        prefill_s=trace.token_times[0] - encoded,
         prefill=Phase(trace.prefill, trace.prefill_use),
         decode=Phase(trace.decode, trace.decode_use),
         disk_read_bytes=None if disk is None else (disk_read_bytes() or 0) - disk,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgemoe.bench.bandwidth import Bandwidth
-from edgemoe.bench.bound import TIERS, Bound, bound_of
+from edgemoe.bench.bound import TIERS, bound_of
 from edgemoe.bench.lookahead import lookahead_report
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
@@ -52,10 +52,6 @@ def row_report(
         bandwidth: of every level that the row uses.
     """
     decode, prefill = together([s.decode for s in samples]), together([s.prefill for s in samples])
-    rates = bandwidth.of_levels(row.settings.levels)
-    per_token = _expert_bytes(decode, sum(s.steps for s in samples), store)
-    bound = bound_of(store.dense_bytes_per_token, per_token, rates)
-    per_token["vram"] += store.dense_bytes_per_token
     return {
         **_settings(row, plan),
         "arm": arm,
@@ -63,14 +59,8 @@ def row_report(
         "peak_vram_bytes": max(s.peak_vram_bytes for s in samples),
         "peak_process_bytes": max(s.peak_process_bytes for s in samples),
         **_times(samples),
-        "bytes_per_token": per_token,
-        "hit_rate": _hit_rates(decode),
-        "levels_used": {str(level): decode.use.experts.get(level, 0) for level in LEVELS},
-        "experts_reused": decode.use.reused,
-        "bits_per_weight_read": decode.use.bits_per_weight,
-        "effective_retention": decode.use.effective_retention(row.settings.levels[0]),
-        "bandwidth": rates,
-        **_bound_report(bound, samples),
+        **_experts(decode, row.settings.levels[0]),
+        **_bound_report(decode, samples, store, bandwidth.of_levels(row.settings.levels)),
         "lookahead": {
             "prefill": lookahead_report(prefill.counts),
             "decode": lookahead_report(decode.counts),
@@ -93,6 +83,7 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "retention": settings.retention if len(settings.levels) > 1 else None,
         "exact": settings.exact,
         "importance": settings.importance,
+        "heavy_hitters": settings.heavy_hitters,
         "depth": settings.depth,
         "renormalise": settings.renormalise,
         "cache": settings.cache,
@@ -112,15 +103,15 @@ def _times(samples: Sequence[Sample]) -> dict[str, Any]:
         "ttft_s": summary([s.ttft_s for s in samples]),
         "tpot_s": summary([s.tpot_s for s in samples]),
         "itl_s": summary([gap for s in samples for gap in s.itl_s]),
-        "prefill_tok_s": sum(s.prompt_tokens for s in samples) / sum(s.ttft_s for s in samples),
+        "prefill_tok_s": sum(s.prompt_tokens for s in samples) / sum(s.prefill_s for s in samples),
         "decode_tok_s": steps / sum(sum(s.itl_s) for s in samples),
     }
 
 
 def _expert_bytes(decode: Phase, steps: int, store: StoreModel) -> dict[str, float]:
-    """Bytes of experts a decoded token, per tier. From VRAM an expert is read whole at the level asked for."""
+    """Bytes of experts a decoded token, per tier. From VRAM an expert is read whole at the level computed at."""
     counts = decode.counts
-    read = sum(store.form.bytes_at(level) * experts for level, experts in counts.levels.items())
+    read = sum(store.form.bytes_at(level) * experts for level, experts in decode.use.experts.items())
     return {
         "ssd": counts.ssd_bytes / steps,
         "dram": (counts.dram_bytes + counts.spilled_bytes) / steps,
@@ -135,9 +126,29 @@ def _hit_rates(decode: Phase) -> dict[str, float | None]:
     return {tier: n / counts.requests if counts.requests else None for tier, n in hits.items()}
 
 
-def _bound_report(bound: Bound, samples: Sequence[Sample]) -> dict[str, Any]:
+def _experts(decode: Phase, high: int) -> dict[str, Any]:
+    """Where experts were found, and the bits they were scheduled and computed at."""
+    use = decode.use
+    return {
+        "hit_rate": _hit_rates(decode),
+        "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
+        "experts_reused": use.reused,
+        "bits_per_weight_read": use.bits_per_weight,
+        "effective_retention": use.effective_retention(high),
+    }
+
+
+def _bound_report(
+    decode: Phase, samples: Sequence[Sample], store: StoreModel, rates: dict[str, float]
+) -> dict[str, Any]:
+    """Bytes moved, the bandwidths beside them, and what share of the time they account for."""
+    per_token = _expert_bytes(decode, sum(s.steps for s in samples), store)
+    dense = store.dense_bytes_per_token
+    bound = bound_of(dense, per_token, rates)
     tpot = float(np.mean([s.tpot_s for s in samples]))
     return {
+        "bytes_per_token": per_token | {"vram": per_token["vram"] + dense},
+        "bandwidth": rates,
         "bound_s": bound.total_s,
         "bound_per_tier_s": {"dense": bound.dense_s, **bound.tiers_s},
         "fraction_of_bound": bound.total_s / tpot,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.options import DramOption, JsonOption, ModelOption, SeedOption, VramOption
+from edgemoe.options import DEMO, DramOption, JsonOption, ModelOption, SeedOption, VramOption
 from edgemoe.sizes import parse_size
 from storage.errors import UserError
 
@@ -24,28 +24,34 @@ EPILOG = (
 
 
 def eval_command(
-    model: ModelOption,
+    model: ModelOption = DEMO,
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text for perplexity, KL and top-1 agreement.")
     ] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Checkpoint whose bf16 model, run by transformers, is compared with. Default: none."
+            help="Checkpoint whose bf16 model, run by transformers, is compared with. "
+            "Default: the demo model where that is measured, else none."
         ),
     ] = None,
     levels: Annotated[
         list[str] | None,
-        typer.Option(help="A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0, 8/4, 8/4/2/0."),
+        typer.Option(
+            help="A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0."
+        ),
     ] = None,
     retention: Annotated[
         list[float] | None,
         typer.Option(
-            help="Mean share of critical experts, 0.5 to 1; repeat for more. Default: 0.75, 0.9, 1."
+            help="Mean share of critical experts, 0.5 to 1; repeat for more. Default: 0.75 and, with --text, 0.9, 1."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 4096,
-    window: Annotated[int, typer.Option(min=2, max=512, help="Tokens of a window, each run alone.")] = 512,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Most tokens of the text. Default: 4096.")] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=2, max=512, help="Tokens of a window of the text, each run alone. Default: 512."),
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Print the chat tasks' accuracy by kind.")] = False,
     task_count: Annotated[
         int, typer.Option(min=0, help="Held-out chat tasks of each kind, for every row of the table.")
@@ -57,7 +63,9 @@ def eval_command(
     reuse: Annotated[
         bool,
         typer.Option(
-            "--reuse", help="Mixed settings once more, with higher planes used where they are resident."
+            "--reuse",
+            help="Mixed settings once more, with higher planes used where they are resident; "
+            "their decode rows run token by token.",
         ),
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw KL against bits read into this PNG.")] = None,
@@ -67,7 +75,14 @@ def eval_command(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
+    if reference is None and model == DEMO:
+        reference = DEMO
     _check(text, reference, tasks, task_count, study, plot)
+    for name, value in (("tokens", tokens), ("window", window)):
+        if value is not None and text is None:
+            raise UserError(
+                f"--{name} {value} was wanted", "there is no text to measure on", "Give --text FILE"
+            )
     vram = parse_size(vram_limit) if vram_limit is not None else None
     dram = parse_size(dram_limit) if dram_limit is not None else 0
     arms = _table(levels, retention, reuse=reuse, short=text is None)
@@ -86,8 +101,8 @@ def eval_command(
         EvalRequest(
             text=text,
             reference=reference,
-            tokens=tokens,
-            window=window,
+            tokens=tokens or 4096,
+            window=window or 512,
             task_count=task_count,
             seed=seed,
             arms=tuple(arms),
@@ -148,6 +163,12 @@ def _table(levels: list[str] | None, retention: list[float] | None, *, reuse: bo
     if retention and all(len(each) == 1 for each in chosen):
         raise UserError(
             f"--retention {retention[0]} was wanted",
+            "every setting has one level for all",
+            "Give --levels 4/2 or another pair with it",
+        )
+    if reuse and all(len(each) == 1 for each in chosen):
+        raise UserError(
+            "--reuse was wanted",
             "every setting has one level for all",
             "Give --levels 4/2 or another pair with it",
         )

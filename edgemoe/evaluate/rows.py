@@ -38,7 +38,10 @@ class EvalRow:
     task_accuracy: float | None
     """Mean over kinds of the share of turns answered right."""
     bits_per_weight_read: float | None
-    """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode."""
+    """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode.
+
+    Of what was computed from: with reuse that is more than was asked for.
+    """
     tokens: int
     """Predicted tokens that perplexity is over."""
     task_accuracy_by_kind: dict[str, float] | None
@@ -97,7 +100,7 @@ def reference_row(quality: Quality | None) -> EvalRow:
 def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse) -> EvalRow:
     """A setting's, from what was measured and what was used for it."""
     settings = arm.settings
-    counts = use.experts if phase == "prefill" else use.scheduled
+    counts = use.scheduled if phase == "decode" and settings.exact else use.experts
     return EvalRow(
         setting=arm.name,
         phase=phase,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from edgemoe.engine import Engine
 from edgemoe.evaluate.arms import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
@@ -44,7 +46,8 @@ def setting_quality(
         sequence: holds a window; what it holds is forgotten.
         settings: to measure.
         phase: prefill: every expert has one level for the whole window. decode: every token's experts have
-            levels of their own, as if the tokens came one by one.
+            levels of their own, as if the tokens came one by one; where higher planes are used they do come so,
+            or what one token asked for would be there for those before it.
         windows: of token ids.
         reference: logits of the same windows, or None.
         done: called after every window.
@@ -55,10 +58,11 @@ def setting_quality(
     engine.configure(settings)
     engine.forget_experts()
     engine.take_use()
-    meter = QualityMeter()
+    meter, decode = QualityMeter(), phase == "decode"
     for number, window in enumerate(windows):
         sequence.crop(0)
-        logits = engine.all_logits(sequence, window, decode=phase == "decode")
+        steps = [(token,) for token in window] if decode and not settings.exact else [window]
+        logits = torch.cat([engine.all_logits(sequence, step, decode=decode) for step in steps])
         meter.add(logits, window, reference.read(number) if reference else None)
         done()
     sequence.crop(0)
