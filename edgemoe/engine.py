@@ -28,7 +28,7 @@ from edgemoe.importance import attention_kind, needs_attention
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kv import SequenceKV, StepKV
-from edgemoe.model import build_model
+from edgemoe.model import build_model, skeleton
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan, ModelShape, make_plan
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.process import reset_peak, resident_bytes
@@ -151,6 +151,7 @@ class Engine:
         *,
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
     ) -> None:
+        model = skeleton(store.directory)
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape = plan, store.shape
@@ -181,9 +182,7 @@ class Engine:
         kernel = wrap_kernel(CpuExpertKernel(store.manifest.geometry, detect()))
         self._runner = ExpertRunner(self._source, kernel, self._policy(settings))
         try:
-            self._model: nn.Module = build_model(
-                store.directory, store.directory / "dense.safetensors", self._runner
-            )
+            self._model = build_model(model, store.directory / "dense.safetensors", self._runner)
         except BaseException:
             self.close()
             raise

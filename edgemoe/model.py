@@ -19,11 +19,27 @@ SCALE_SUFFIX = "_scale"
 """A tensor `name` at 8 bits has its row scales in `name` + this."""
 
 
-def build_model(directory: Path, dense: Path, runner: ExpertRunner) -> nn.Module:
-    """The model of a store, ready to run, with every expert left where `runner` finds it.
+def skeleton(directory: Path) -> nn.Module:
+    """The model of a store without any weights: transformers' modules on the meta device.
+
+    Brings in the code of the model's class, which is the program's memory and not the model's.
 
     Args:
         directory: with config.json.
+    """
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
+        )
+    return model
+
+
+def build_model(model: Any, dense: Path, runner: ExpertRunner) -> nn.Module:
+    """Makes a skeleton ready to run, with every expert left where `runner` finds it.
+
+    Args:
+        model: of `skeleton`.
         dense: the store's dense.safetensors.
         runner: shared by all MoE layers.
 
@@ -31,14 +47,9 @@ def build_model(directory: Path, dense: Path, runner: ExpertRunner) -> nn.Module
         MissingTensor: a parameter that the config asks for is not in the store.
         ModelRefused: the architecture has parts that are not understood.
     """
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
-        )
     model.set_experts_implementation(experts.NAME)
     modules = _without_weights(model)
-    _place_dense(model, load_dense(dense), tied=bool(config.tie_word_embeddings))
+    _place_dense(model, load_dense(dense), tied=bool(model.config.tie_word_embeddings))
     _place_buffers(model)
     _bind_experts(model, modules, runner)
     return model.eval()  # type: ignore[no-any-return]
