@@ -14,7 +14,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogits
 
 from edgemoe.engine import Engine
 from edgemoe.kv import SequenceKV
-from edgemoe.policy import ExpertUse
+from edgemoe.policy import ExpertUse, share_at
 from edgemoe.process import peak_resident_bytes
 from edgemoe.step import Segment, Step
 from prefetch.base import TransferCounts
@@ -252,7 +252,7 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         ssd_bytes_per_token=decode.ssd_bytes / steps if steps > 0 else None,
         levels={str(level): use.experts.get(level, 0) for level in LEVELS},
         reused=use.reused,
-        effective_retention=use.effective_retention(engine.settings.levels[0]) if use.scheduled else None,
+        effective_retention=share_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
         peak_vram_bytes=max(peak - engine.resident_before, 0),
         peak_process_bytes=peak,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -120,22 +121,14 @@ class ExpertUse:
             both(self.scheduled, other.scheduled),
         )
 
-    @property
-    def bits_per_weight(self) -> float:
-        """Mean bits a weight of what was scheduled, over (token, slot) pairs; nan before any."""
-        pairs = sum(self.scheduled.values())
-        bits = sum(BITS_PER_WEIGHT[level] * count for level, count in self.scheduled.items())
-        return bits / pairs if pairs else float("nan")
 
-    @property
-    def bits_per_expert(self) -> float:
-        """Mean bits a weight of what was computed from, over experts: what a prefill reads; nan before any."""
-        experts = sum(self.experts.values())
-        bits = sum(BITS_PER_WEIGHT[level] * count for level, count in self.experts.items())
-        return bits / experts if experts else float("nan")
+def mean_bits(counts: Mapping[int, int]) -> float | None:
+    """Mean bits a weight of counts by level; None of nothing."""
+    total = sum(counts.values())
+    return math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items()) / total if total else None
 
-    def effective_retention(self, high: int) -> float:
-        """Share of (token, slot) pairs scheduled at `high` or above: ceil makes it more than r; nan before any."""
-        pairs = sum(self.scheduled.values())
-        critical = sum(count for level, count in self.scheduled.items() if level >= high)
-        return critical / pairs if pairs else float("nan")
+
+def share_at(counts: Mapping[int, int], high: int) -> float | None:
+    """Share of counts by level that is at `high` or above; None of nothing."""
+    total = sum(counts.values())
+    return sum(n for level, n in counts.items() if level >= high) / total if total else None

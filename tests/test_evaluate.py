@@ -18,8 +18,9 @@ from edgemoe.evaluate import accuracy
 from edgemoe.evaluate.arms import PHASES, Arm
 from edgemoe.evaluate.command import EPILOG, eval_command
 from edgemoe.evaluate.run import EvalRequest, run_eval
-from edgemoe.evaluate.studies import table_arms
+from edgemoe.evaluate.studies import study_arms, table_arms
 from edgemoe.plan import PREFILL_ROWS
+from edgemoe.policy import mean_bits
 from edgemoe.settings import RunSettings
 from edgemoe.stores import convert_checkpoint
 from edgemoe.tasks import KINDS
@@ -214,8 +215,8 @@ def test_decode_with_reuse_comes_token_by_token(evaluate, tiny_store, text):
     loss = torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(tokens[1:]))
     assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
     assert use.reused > 0
-    assert use.bits_per_weight < row.bits_per_weight_read < 8.5
-    assert row.bits_per_weight_read == pytest.approx(use.bits_per_expert)
+    assert mean_bits(use.scheduled) < row.bits_per_weight_read < 8.5
+    assert row.bits_per_weight_read == pytest.approx(mean_bits(use.experts))
 
 
 def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, caplog):
@@ -327,3 +328,12 @@ def test_the_largest_window_is_one_step(command):
     assert "neither --text nor --tasks" in str(most)
     assert isinstance(beyond, SystemExit)
     assert beyond.code == 2
+
+
+def test_skipping_is_studied_both_ways():
+    """The study of skipped experts has each setting with and without scaling, under names of their own."""
+    arms = study_arms("skipping", (0, 1), 8)
+    assert {(arm.settings.levels, arm.settings.renormalise) for arm in arms} == {
+        (levels, scaled) for levels in ((4, 0), (8, 4, 2, 0)) for scaled in (False, True)
+    }
+    assert len({arm.name for arm in arms}) == len(arms)

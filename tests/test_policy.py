@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgemoe.experts import without_skipped
-from edgemoe.policy import ExpertUse, LevelPolicy
+from edgemoe.policy import ExpertUse, LevelPolicy, mean_bits, share_at
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from storage.errors import UserError
@@ -86,10 +86,11 @@ def test_use_by_hand():
     use.computed_at(8, scheduled=4)
     use.computed_at(0, scheduled=0)
     both = use + use
-    assert both.bits_per_weight == use.bits_per_weight == 3 * 4.5 / 4
-    assert both.effective_retention(4) == 0.75
+    assert mean_bits(both.scheduled) == mean_bits(use.scheduled) == 3 * 4.5 / 4
+    assert share_at(both.scheduled, 4) == 0.75
+    assert mean_bits({}) is share_at({}, 4) is None
     assert (both.reused, both.experts) == (2, {8: 2, 0: 2})
-    assert use.bits_per_expert == 8.5 / 2
+    assert mean_bits(use.experts) == 8.5 / 2
 
 
 def run(engine, tokens=PROMPT, *, rest=()):

@@ -82,7 +82,7 @@ def bench_command(
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
     wanted = _format(output, as_json)
-    chosen = {
+    chosen: dict[str, Any] = {
         "exact": exact,
         "levels": levels,
         "retention": retention,
@@ -95,7 +95,7 @@ def bench_command(
     _require_folders(plot, trace)
     vram = parse_size(vram_limit) if vram_limit is not None else None
     dram = parse_size(dram_limit) if dram_limit is not None else 0
-    run_settings(8, **chosen)  # type: ignore[arg-type]  # before a conversion that may take an hour
+    run_settings(8, **chosen)  # before a conversion that may take an hour
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
     from edgemoe.bench.run import BenchRequest
@@ -109,9 +109,7 @@ def bench_command(
     measured = load_quality(quality) if quality else ()
     store = StoreModel.open(resolve_store(model))
     top = store.manifest.max_level
-    rows, notes = (
-        ablation_rows(top) if ablation else (single_row(run_settings(top, **chosen)), ())  # type: ignore[arg-type]
-    )
+    rows, notes = ablation_rows(top) if ablation else (single_row(run_settings(top, **chosen)), ())
     request = BenchRequest(
         rows, vram, dram, prompts, prompt_file, prompt_tokens, new_tokens, runs, seed, context, notes
     )

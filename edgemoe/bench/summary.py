@@ -17,6 +17,7 @@ from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
 from edgemoe.engine import StoreModel
 from edgemoe.plan import MemoryPlan
+from edgemoe.policy import mean_bits, share_at
 from edgemoe.settings import format_levels
 from storage.base import LEVELS
 
@@ -133,8 +134,8 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
         "hit_rate": _hit_rates(decode),
         "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
         "experts_reused": use.reused,
-        "bits_per_weight_read": use.bits_per_weight,
-        "effective_retention": use.effective_retention(high),
+        "bits_per_weight_read": mean_bits(use.scheduled),
+        "effective_retention": share_at(use.scheduled, high),
     }
 
 

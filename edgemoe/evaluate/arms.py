@@ -31,6 +31,7 @@ class Arm:
         varied = {
             "signals": f" {settings.importance}",
             "depth": f" {settings.depth}",
+            "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
             "layers": f" layer {settings.only_layer}",
         }
         return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")

@@ -58,7 +58,7 @@ def eval_command(
     ] = 20,
     study: Annotated[
         list[str] | None,
-        typer.Option(help="Rows beside the table: signals, depth or layers; repeat for more."),
+        typer.Option(help="Rows beside the table: signals, depth, layers or skipping; repeat for more."),
     ] = None,
     reuse: Annotated[
         bool,

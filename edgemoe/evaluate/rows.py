@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from edgemoe.evaluate.accuracy import mean_accuracy
 from edgemoe.evaluate.arms import TABLE, Arm, Phase
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.policy import ExpertUse
-from edgemoe.schedule import BITS_PER_WEIGHT
+from edgemoe.policy import ExpertUse, mean_bits, share_at
 from edgemoe.settings import format_levels
 
 BF16 = "bf16"
@@ -106,13 +104,13 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         phase=phase,
         levels=format_levels(settings.levels),
         retention=settings.retention,
-        effective_retention=_share_at(counts, settings.levels[0]),
+        effective_retention=share_at(counts, settings.levels[0]),
         perplexity=quality.perplexity if quality else None,
         kl=quality.kl if quality else None,
         kl_stderr=quality.kl_stderr if quality else None,
         top1_agreement=quality.top1_agreement if quality else None,
         task_accuracy=None,
-        bits_per_weight_read=_mean_bits(counts),
+        bits_per_weight_read=mean_bits(counts),
         tokens=quality.tokens if quality else 0,
         task_accuracy_by_kind=None,
         importance=settings.importance,
@@ -123,13 +121,3 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         exact=settings.exact,
         study=arm.study,
     )
-
-
-def _share_at(counts: Mapping[int, int], level: int) -> float | None:
-    total = sum(counts.values())
-    return counts.get(level, 0) / total if total else None
-
-
-def _mean_bits(counts: Mapping[int, int]) -> float | None:
-    total = sum(counts.values())
-    return math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items()) / total if total else None

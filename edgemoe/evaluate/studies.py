@@ -26,11 +26,12 @@ TASK_RETENTIONS = (0.75,)
 """Where only tasks are asked, which take longer than a text."""
 
 STUDIED_LEVELS = ((4, 2), (4, 0))
+FOUR_LEVELS = (8, 4, 2, 0)
 SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
 DEPTH_RETENTION = 0.75
 LAYER_RETENTION = 0.5
 
-STUDIES = ("signals", "depth", "layers")
+STUDIES = ("signals", "depth", "layers", "skipping")
 
 
 def table_arms(levels: Sequence[tuple[int, ...]], retentions: Sequence[float], *, reuse: bool) -> list[Arm]:
@@ -53,6 +54,7 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
 
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3);
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
+    - skipping: with and without scaling the other gate weights up where experts are skipped;
     - layers: one layer at a time loses its less important half to 2 bits, or altogether, while all others keep
       `top` bits (DyMoE figure 5).
 
@@ -78,8 +80,18 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
     if study == "depth":
         return [
             Arm(RunSettings(levels=levels, retention=DEPTH_RETENTION, exact=True, depth=depth), PHASES, study)
-            for levels in STUDIED_LEVELS
+            for levels in (*STUDIED_LEVELS, FOUR_LEVELS)
             for depth in DEPTHS
+        ]
+    if study == "skipping":
+        return [
+            Arm(
+                RunSettings(levels=levels, retention=DEPTH_RETENTION, exact=True, renormalise=scaled),
+                PHASES,
+                study,
+            )
+            for levels in ((4, 0), FOUR_LEVELS)
+            for scaled in (False, True)
         ]
     if study == "layers":
         half = RunSettings(levels=(top,), retention=LAYER_RETENTION, exact=True, depth="equal")
