@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
+from cache.page_lock import lock_pages
 from storage.base import BLOCK
 
 _MADV_POPULATE_WRITE = 23
@@ -41,6 +42,7 @@ class Arena:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         with suppress(OSError):  # Linux before 5.14 and other systems
             self._memory.madvise(_MADV_POPULATE_WRITE)
+        lock_pages(self._memory)
         whole = memoryview(self._memory)
         self._views = [whole[i * block_size : (i + 1) * block_size] for i in range(capacity)]
         whole.release()

@@ -128,8 +128,9 @@ class Tier(ABC):
 class EvictionPolicy(ABC):
     """Orders resident experts by how soon they may go. Not thread-safe: its tier calls it under its lock.
 
-    A policy sees experts, not planes: with `whole` False a victim loses no more than is needed, its top
-    planes first, and keeps its place in the order; with True it loses everything at once.
+    A tier has one for each kind of block, and to it the experts that have such a block are the resident
+    ones. With `whole` False a victim loses no more than is needed, its top planes first; with True it loses
+    everything at once.
     """
 
     whole: ClassVar[bool] = False

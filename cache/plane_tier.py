@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
@@ -42,14 +42,14 @@ class _Pending:
 class PlaneTier(Tier):
     """See Tier. One lock; every method holds it for some microseconds, `reserve` for its search as well.
 
-    Eviction is by kind: where a reservation needs a block of a kind of which none is free, the first of the
-    policy's candidates that has one nobody else refers to loses it, and with it every plane above; or, under
-    a policy of whole experts, everything.
+    Eviction is by kind, and every kind has a policy of its own, told of the experts that have a block of it:
+    where a reservation needs a block of which none is free, the first candidate whose block nobody else
+    refers to loses it, and with it every plane above; or, under a policy of whole experts, everything.
 
     Args:
         form: how an expert lies here. A tier that experts move to must have the same.
         capacity: block kind's name -> blocks; a kind that is absent has none.
-        policy: orders the residents for eviction. Owned by this tier from now on.
+        policy: makes one that orders residents for eviction; called once for each kind of block.
         device: where the blocks lie, for the leases.
         name: of the tier, for messages.
 
@@ -62,7 +62,7 @@ class PlaneTier(Tier):
         self,
         form: ResidentForm,
         capacity: Mapping[str, int],
-        policy: EvictionPolicy,
+        policy: Callable[[], EvictionPolicy],
         *,
         device: str,
         name: str,
@@ -77,9 +77,10 @@ class PlaneTier(Tier):
             for level in LEVELS
             for kind in self._names[level]
         }
-        self._policy = policy
         kinds = self._blocks.kinds
-        self._victims_kinds = kinds[::-1] if policy.whole else kinds
+        self._policies = {kind: policy() for kind in kinds}
+        self._whole = any(policy.whole for policy in self._policies.values())
+        self._victims_kinds = kinds[::-1] if self._whole else kinds
         self._resident: dict[ExpertKey, _Version] = {}
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
@@ -107,7 +108,8 @@ class PlaneTier(Tier):
             version = self._resident.get(key)
             if version is None:
                 return None
-            self._policy.used(key)
+            for kind in version.indices:
+                self._policies[kind].used(key)
             return self._lease(version) if version.level >= level else None
 
     def release(self, lease: Lease) -> None:
@@ -153,7 +155,8 @@ class PlaneTier(Tier):
             self._blocks.refer(indices)
             version = _Version(key, level, indices, self._blocks.views(indices))
             self._replace(key, version)
-            self._policy.arrived(key)
+            for kind in indices:
+                self._policies[kind].arrived(key)
             self._let_go(pending)
             return self._lease(version)
 
@@ -194,7 +197,9 @@ class PlaneTier(Tier):
                 assert tuple(version.indices) == tuple(version.blocks) == self._names[version.level]
             references = [version.indices for version in alive] + [p.indices for p in self._pending.values()]
             self._blocks.check_integrity(Counter(block for some in references for block in some.items()))
-            assert sorted(self._policy.candidates()) == sorted(self._resident)
+            for kind, policy in self._policies.items():
+                holders = [key for key, version in self._resident.items() if kind in version.indices]
+                assert sorted(policy.candidates()) == sorted(holders)
             assert all(key == version.key for key, version in self._resident.items())
 
     # What follows is called with the lock held.
@@ -219,7 +224,7 @@ class PlaneTier(Tier):
             version = self._first_to_lose(kind, key)
             if version is None:
                 return None
-            left = losers[version] = 0 if self._policy.whole else self._level_without[version.level, kind]
+            left = losers[version] = 0 if self._whole else self._level_without[version.level, kind]
             for lost in version.indices.keys() - self._names[left]:
                 if lost in needed and self._blocks.sole(lost, version.indices[lost]):
                     yielded.setdefault(lost, version.indices[lost])
@@ -227,10 +232,9 @@ class PlaneTier(Tier):
 
     def _first_to_lose(self, kind: str, key: ExpertKey) -> _Version | None:
         """The first candidate, other than `key`, whose block of a kind comes free when it loses it."""
-        for candidate in self._policy.candidates():
+        for candidate in self._policies[kind].candidates():
             version = self._resident[candidate]
-            index = version.indices.get(kind)
-            if index is not None and not version.pins and candidate != key and self._blocks.sole(kind, index):
+            if not version.pins and candidate != key and self._blocks.sole(kind, version.indices[kind]):
                 return version
         return None
 
@@ -250,9 +254,12 @@ class PlaneTier(Tier):
         old = self._resident.pop(key, None)
         if version:
             self._resident[key] = version
-        else:
-            self._policy.forgotten(key)
-        if old and not old.pins:
+        if not old:
+            return
+        for kind in old.indices:
+            if not version or kind not in version.indices:
+                self._policies[kind].forgotten(key)
+        if not old.pins:
             self._blocks.forget(old.indices)
 
     def _unpin(self, version: _Version) -> None:

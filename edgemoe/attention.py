@@ -1,8 +1,8 @@
 """Attention over the preallocated KV, registered with transformers under the name `edgemoe`.
 
-Each sequence of a step attends to its own keys. The causal structure follows from positions, so no mask is
-ever built by transformers for this name; a sliding window is honoured, and what is not understood is refused
-rather than ignored.
+Each sequence of a step attends to its own keys. The causal structure follows from positions, so in the place of a
+mask a layer gets its window, as the model's own code chooses it; what is not understood is refused rather than
+ignored.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from edgemoe.importance import token_scores
+from edgemoe.importance import QUERY_BLOCK, token_scores
 from edgemoe.kernels.cpu import fast_bf16
-from edgemoe.kv import StepKV
+from edgemoe.kv import SequenceKV, StepKV
+from edgemoe.latent_attention import LatentHeads
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
 
-_NOT_UNDERSTOOD = ("s_aux", "softcap", "position_bias")
+_NOT_UNDERSTOOD = ("softcap", "position_bias")
 
 
 def attend(
@@ -30,18 +31,22 @@ def attend(
 
     Args:
         query: [heads, R, D], the last R of the N tokens.
-        keys, values: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        values: [kv_heads, N, V], V at most D.
         scaling: factor on the scores.
         window: how many of the latest tokens a row sees, itself included; None: all.
 
     Returns:
-        [heads, R, D] in query's dtype.
+        [heads, R, V] in query's dtype.
     """
     heads, rows, dim = query.shape
     kv_heads, tokens, _ = keys.shape
-    dtype = query.dtype
+    dtype, wanted = query.dtype, values.shape[2]
     if not fast_bf16():
         query, keys, values = query.float(), keys.float(), values.float()
+    if wanted < dim:
+        # torch's kernels for unequal sizes keep the whole matrix of scores.
+        values = F.pad(values, (0, dim - wanted))
     grouped = query.reshape(kv_heads, heads // kv_heads, rows, dim)
     past = tokens - rows
     if rows == 1:
@@ -61,7 +66,46 @@ def attend(
             if window:
                 mask &= key_position > position - window
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
-    return out.reshape(heads, rows, dim).to(dtype)
+    return out.reshape(heads, rows, dim)[..., :wanted].to(dtype)
+
+
+def attend_with_sinks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """`attend` where each head has one more score, of a token without a value, that takes its share of the softmax.
+
+    Args:
+        query, keys, values, scaling, window: of attend.
+        sinks: [heads], the scores.
+
+    Returns:
+        [heads, R, V] in query's dtype.
+    """
+    heads, rows, dim = query.shape
+    kv_heads, tokens, _ = keys.shape
+    past, out = tokens - rows, []
+    for start in range(0, rows, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, rows)
+        first = max(past + start + 1 - window, 0) if window else 0
+        seen = slice(first, past + end)
+        block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
+        scores = (block @ keys[:, seen].float().mT).view(heads, end - start, -1)
+        position = torch.arange(past + start, past + end)[:, None]
+        key_position = torch.arange(first, past + end)
+        hidden = key_position > position
+        if window:
+            hidden |= key_position <= position - window
+        scores.masked_fill_(hidden, -torch.inf)
+        sink = sinks.float()[:, None, None].expand(-1, end - start, 1)
+        shares = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+        summed = shares.reshape(kv_heads, -1, shares.shape[-1]) @ values[:, seen].float()
+        out.append(summed.view(heads, end - start, -1))
+    return torch.cat(out, dim=1).to(query.dtype)
 
 
 def attention(
@@ -71,17 +115,18 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float,
-    sliding_window: int | None = None,
     kv: StepKV | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, D].
+    """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, V].
 
     `kv` is the step's, handed through the model's keyword arguments; keys and values of this step are
-    already in it. Where the experts want to know, the attention every row receives goes to the step's state.
+    already in it. `attention_mask` is the layer's window (window_of_mask); `sliding_window` among the other
+    arguments is what some models pass to layers whose mask has none, and is not looked at. Where the experts
+    want to know, the attention every row receives goes to the step's state.
     """
     assert kv is not None
-    assert attention_mask is None
     for name in _NOT_UNDERSTOOD:
         if kwargs.get(name) is not None:
             raise ModelRefused(
@@ -89,17 +134,56 @@ def attention(
                 f"it uses {name}, which this attention does not implement",
                 "Choose a model without it",
             )
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    out = torch.empty_like(query[0])
+    window = None if attention_mask is None else int(attention_mask)
+    out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
     state = kv.state
     state.scores = torch.empty(query.shape[2]) if state.signal else None
     for sequence, row, rows in kv.spans:
-        end = sequence.length + rows
-        own, keys = query[0, :, row : row + rows], sequence.keys[layer, :, :end]
-        out[:, row : row + rows] = attend(own, keys, sequence.values[layer, :, :end], scaling, sliding_window)
+        part = slice(row, row + rows)
+        own, keys, values = _visible(module, sequence, query[0, :, part], key[0, :, part], value[0, :, part])
+        if s_aux is None:
+            summed = attend(own, keys, values, scaling, window)
+        else:
+            summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
+        out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
         if state.scores is not None and state.signal:
-            state.scores[row : row + rows] = token_scores(own, keys, scaling, sliding_window, state.signal)
+            state.scores[part] = token_scores(own, keys, scaling, window, state.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
+def _visible(
+    module: Any, sequence: SequenceKV, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sequence's queries, and all keys and values so far: its cache's, or the step's own where they are all.
+
+    Latents are attended to as they are, but for a sequence that begins with this step: its keys and values
+    are here already.
+    """
+    rows = query.shape[1]
+    if sequence.shape.latent and sequence.length == 0:
+        return query, key, value
+    slot, end = sequence.slots[module.layer_idx], sequence.length + rows
+    if sequence.shape.latent:
+        query = LatentHeads(module).query(query)
+    return query, sequence.keys[slot, :, :end], sequence.values[slot, :, :end]
+
+
+def window_of_mask(
+    *, allow_is_causal_skip: bool = True, local_size: int | None = None, **kwargs: Any
+) -> torch.Tensor | None:
+    """transformers' mask interface: a layer's window, int64 [], or None where every row sees all before it.
+
+    Raises:
+        ModelRefused: the model wants a mask that is not causal.
+    """
+    if not allow_is_causal_skip:
+        raise ModelRefused(
+            "causal attention was wanted",
+            "the model masks attention in a way of its own",
+            "Choose a model without it",
+        )
+    return torch.tensor(local_size) if local_size else None
+
+
 AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, window_of_mask)

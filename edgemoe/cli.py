@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,17 @@ import typer
 
 from edgemoe.bench.command import EXAMPLES as BENCH_EXAMPLES
 from edgemoe.bench.command import bench_command
+from edgemoe.config import ConfiguredApp
 from edgemoe.evaluate.command import EPILOG as EVAL_EXAMPLES
 from edgemoe.evaluate.command import eval_command
+from edgemoe.model_commands import (
+    DOCTOR_EXAMPLES,
+    MODELS_EXAMPLES,
+    RM_EXAMPLES,
+    doctor_command,
+    models_command,
+    rm_command,
+)
 from edgemoe.options import (
     DEMO,
     ContextOption,
@@ -34,7 +44,7 @@ from edgemoe.options import (
     run_settings,
 )
 from edgemoe.sizes import format_size
-from storage.errors import EdgemoeError
+from storage.errors import EdgemoeError, UserError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -42,11 +52,12 @@ INTERRUPTED = 130
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError. Newer typers bring a click of their own along, so its name is not to be imported."""
 
-app = typer.Typer(
+app = ConfiguredApp(
     name="edgemoe",
     help="Run Mixture-of-Experts models larger than memory: experts stream from SSD under a hard limit.",
+    epilog="Every option of a command can also be set by --config FILE (TOML) and by a variable: EDGEMOE_VRAM_LIMIT is "
+    "--vram-limit. Flags win over variables, and those over the file; --print-config shows what holds.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -84,7 +95,8 @@ def chat(
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
-    A turn `/set levels 4/2` or `/set retention 0.9` changes how the next ones are run.
+    A turn /help lists the commands of a chat, among them /set levels 4/2. Ctrl-C cancels an answer and drops its
+    turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D exits.
     """
     choose = partial(
         run_settings,
@@ -102,11 +114,19 @@ def chat(
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
     from edgemoe.chat import run_chat
+    from edgemoe.commands import refuse_command
     from edgemoe.conversation import Conversation, generation_config, load_tokenizer
     from edgemoe.engine import Engine
     from edgemoe.generate import Sampling
+    from edgemoe.loading import loading
+    from edgemoe.template import renderer
 
-    with Engine(store, plan, settings) as engine:
+    if prompt is not None:
+        refuse_command(prompt)
+    renderer().start()  # beside loading, so that the first answer does not wait for it
+    with ExitStack() as stack:
+        with loading(plan.dense_bytes):
+            engine = stack.enter_context(Engine(store, plan, settings))
         tokenizer = load_tokenizer(store.directory)
         sampling = Sampling.of_model(
             generation_config(store.directory),
@@ -116,6 +136,12 @@ def chat(
             seed=seed,
             max_new_tokens=max_new_tokens,
         )
+        if top_p is not None and sampling.temperature == 0:
+            raise UserError(
+                f"--top-p {top_p} was wanted",
+                "at temperature 0 there is no choice",
+                "Give --temperature 0.7 or another one with it",
+            )
         run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
 
 
@@ -123,17 +149,39 @@ def chat(
     epilog="Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
 )
 def convert(
-    source: Annotated[Path, typer.Argument(help="Checkpoint directory with safetensors.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Checkpoint directory, or a model of the Hub: org/name or org/name@revision."),
+    ],
     destination: Annotated[Path, typer.Argument(help="Store directory to write.")],
-    max_level: Annotated[int, typer.Option(help="Highest level stored, 8 or 4 bits.")] = 8,
+    max_level: Annotated[
+        int | None,
+        typer.Option(
+            help="Highest level stored, 8 or 4 bits. Default: 4 where the experts have 4-bit codes, otherwise 8.",
+            show_default=False,
+        ),
+    ] = None,
     layout: Annotated[str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-generic or cuda.")] = "auto",
     dense_bits: Annotated[int, typer.Option(help="Bits of all weights that are not experts', 16 or 8.")] = 16,
+    keep_source: Annotated[
+        bool, typer.Option("--keep-source", help="Keep what is downloaded from the Hub (in the cache).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a checkpoint to a store. Killed, it resumes; finished, it returns at once."""
-    from edgemoe.stores import convert_checkpoint
+    """Convert a checkpoint to a store. Killed, it resumes; finished, it returns at once.
 
-    convert_checkpoint(source, destination, max_level=max_level, layout=layout, dense_bits=dense_bits)
+    A model of the Hub is downloaded shard by shard, each deleted once it is converted.
+    """
+    from edgemoe.stores import convert_named
+
+    convert_named(
+        source,
+        destination,
+        max_level=max_level,
+        layout=layout,
+        dense_bits=dense_bits,
+        keep_source=keep_source,
+    )
     inspect(destination, as_json=as_json)
 
 
@@ -200,6 +248,9 @@ def plan(
         print(*made.lines(), f"smallest limit that works: {made.minimum_vram_bytes} bytes", sep="\n")
 
 
+app.command("models", epilog=MODELS_EXAMPLES)(models_command)
+app.command("rm", epilog=RM_EXAMPLES)(rm_command)
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(doctor_command)
 app.command("bench", epilog=BENCH_EXAMPLES)(bench_command)
 app.command("eval", epilog=EVAL_EXAMPLES)(eval_command)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from edgemoe.kernels import native
 from edgemoe.kernels.cpu import fast_bf16
 from storage.errors import TruncatedFile
 from storage.header import read_header
@@ -30,6 +31,12 @@ _INT8_KERNEL_UP_TO = 16
 def dense_bytes(path: Path) -> int:
     """Bytes of memory that the tensors of dense.safetensors take."""
     return sum(tensor.range.length for tensor in read_header(path).tensors.values())
+
+
+def widest_matrix(path: Path, vocab: int) -> int:
+    """Largest side of a matrix in dense.safetensors, those with a row for each of `vocab` tokens aside."""
+    shapes = (tensor.shape for tensor in read_header(path).tensors.values())
+    return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)
 
 
 def load_dense(path: Path) -> dict[str, torch.Tensor]:
@@ -72,8 +79,10 @@ class DenseLinear(nn.Module):
         """bf16 [..., K] -> bf16 [..., N]. The way taken depends on the number of rows only."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
-        if self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
-            y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
+        if native.available() and rows <= native.DENSE_UP_TO:
+            y = native.dense_product(flat.contiguous(), self.weight, self.scale)
+        elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
+            y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
         elif self.scale is None and (rows == 1 or fast_bf16()):
             y = F.linear(flat, self.weight)
         else:
@@ -94,6 +103,34 @@ class DenseLinear(nn.Module):
                 part.mul_(self.scale[start:end])
             y[:, start:end] = part
         return y
+
+
+class DenseNorm(nn.Module):
+    """y = weight * x / sqrt(mean(x^2) + epsilon), in one pass instead of transformers' seven."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.variance_epsilon = epsilon
+
+    @classmethod
+    def like(cls, module: nn.Module) -> DenseNorm | None:
+        """The same as a module with weights, if that is such a norm: it is asked, bit for bit."""
+        weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+        if not native.available() or not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
+            return None
+        if weight.dim() != 1 or weight.dtype != torch.bfloat16:
+            return None
+        norm = cls(weight.data, epsilon)
+        probe = torch.linspace(-3, 3, 4 * len(weight)).view(4, -1).to(torch.bfloat16)
+        try:
+            return norm if torch.equal(module(probe), norm(probe)) else None
+        except (TypeError, RuntimeError):  # a norm that takes more than x
+            return None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """bf16 [..., K] -> bf16 [..., K]."""
+        return native.rms_norm(x.contiguous(), self.weight, self.variance_epsilon)
 
 
 class DenseEmbedding(nn.Module):

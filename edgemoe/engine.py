@@ -3,15 +3,15 @@
 One decode step, top to bottom: `Engine.step` runs transformers' layers; each MoE layer's router ends in
 `experts.experts_forward`, which asks `prefetch.fetcher.Fetcher` for its experts; that pins the hits of
 `cache.plane_tier.PlaneTier`, reserves blocks for the misses, reads them through `storage.reader.RecordReader`
-into their `storage.forms` shape, publishes and hands out leases; `kernels.cpu` computes from each.
+into their `storage.forms` shape, publishes and hands out leases; `kernels.native` computes from each.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from torch import nn
 from cache.budget import Budget
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
-from edgemoe.dense import dense_bytes
+from edgemoe.dense import dense_bytes, widest_matrix
 from edgemoe.experts import ExpertRunner
 from edgemoe.families import family_of
 from edgemoe.importance import attention_kind, needs_attention
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.cpu import CpuExpertKernel
+from edgemoe.kernels.choice import Compute, compute
 from edgemoe.kv import SequenceKV, StepKV
 from edgemoe.model import build_model, skeleton
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan, ModelShape, make_plan
@@ -39,10 +39,10 @@ from prefetch.fetcher import Fetcher
 from storage.base import ResidentForm
 from storage.checkpoint import bounded_config
 from storage.errors import NotFinite, UserError
-from storage.forms import CpuForm
-from storage.layout import LAYOUTS, detect
+from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.reader import RecordReader
+from storage.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class StoreModel:
     config: dict[str, Any]
     shape: ModelShape
     form: ResidentForm
+    compute: Compute
 
     @classmethod
     def open(cls, directory: Path) -> StoreModel:
@@ -63,9 +64,8 @@ class StoreModel:
             UserError, BadManifest, BadHeader, ModelRefused: naming what is wrong.
         """
         manifest = Manifest.load(directory)
-        config = bounded_config(json.loads((directory / "config.json").read_text()))
+        config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config)
-        heads = config["num_attention_heads"]
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             experts=sum(len(layer.records) for layer in manifest.layers.values()),
@@ -73,24 +73,24 @@ class StoreModel:
             top_k=config[family.top_k_key],
             hidden=config["hidden_size"],
             intermediate=config[family.intermediate_key],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            heads=config["num_attention_heads"],
+            kv=family.kv(config),
+            widest=widest_matrix(directory / "dense.safetensors", config["vocab_size"]),
             vocab=config["vocab_size"],
             dense_bytes=dense_bytes(directory / "dense.safetensors"),
         )
-        used = detect()
-        if manifest.layout != used.name:
+        way = compute()
+        if manifest.layout != way.layout.name:
             logging.getLogger("edgemoe").warning(
-                "%s is in layout %s, and torch's kernel here wants %s: every expert is re-laid out as it is read, "
+                "%s is in layout %s, and the kernel here wants %s: every expert is re-laid out as it is read, "
                 "which is several times slower. Convert the model again with --layout %s",
                 directory,
                 manifest.layout,
-                used.name,
-                used.name,
+                way.layout.name,
+                way.layout.name,
             )
-        form = CpuForm(manifest.geometry, LAYOUTS[manifest.layout], used)
-        return cls(directory, manifest, config, shape, form)
+        form = way.form(manifest.geometry, LAYOUTS[manifest.layout], way.layout)
+        return cls(directory, manifest, config, shape, form, way)
 
     @property
     def dense_bytes_per_token(self) -> int:
@@ -166,7 +166,7 @@ class Engine:
             self.budget.reserve(name, size)
 
         def tier(name: str, blocks: dict[str, int]) -> PlaneTier:
-            return PlaneTier(form, blocks, make_policy(settings.eviction), device="cpu", name=name)
+            return PlaneTier(form, blocks, partial(make_policy, settings.eviction), device="cpu", name=name)
 
         self._reader = RecordReader.open(store.directory, store.manifest)
         self.vram = tier("vram", plan.vram_blocks)
@@ -179,7 +179,7 @@ class Engine:
             workers=settings.readers,
             speculate=settings.speculate,
         )
-        kernel = wrap_kernel(CpuExpertKernel(store.manifest.geometry, detect()))
+        kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         self._runner = ExpertRunner(self._source, kernel, self._policy(settings))
         try:
             self._model = build_model(model, store.directory / "dense.safetensors", self._runner)
@@ -217,12 +217,11 @@ class Engine:
     def new_sequence(self) -> SequenceKV:
         """A sequence with a KV for the plan's context, reserved from the budget."""
         self.budget.reserve("kv", self.plan.kv_bytes)
-        shape = self.shape
-        return SequenceKV(shape.layers, shape.kv_heads, shape.head_dim, self.plan.context)
+        return SequenceKV(self.shape.kv, self.plan.context)
 
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Gives a sequence's KV back to the budget. It must not be used any more."""
-        del sequence.keys, sequence.values
+        del sequence.keys, sequence.values, sequence.states
         self.budget.release("kv", self.plan.kv_bytes)
 
     def step(self, step: Step) -> torch.Tensor:

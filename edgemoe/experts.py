@@ -6,6 +6,7 @@ residual structure stay transformers' code.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
-from edgemoe.kernels.base import ExpertKernel
+from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.step import StepState
 from prefetch.base import ExpertSource
@@ -103,7 +104,8 @@ def experts_forward(
     with runner.source.stream(wanted) as leases:
         _look_ahead(binding, hidden, slots)
         for lease in leases:
-            _compute(module, runner, lease, shares[lease.key.expert], hidden, rows.view(tokens, slots, -1))
+            together = [lease, *leases.ready()]
+            _compute(module, runner, together, shares, hidden, rows.view(tokens, slots, -1))
     return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights)
 
 
@@ -164,24 +166,63 @@ def _look_ahead(binding: ExpertLayer, hidden: torch.Tensor, slots: int) -> None:
 def _compute(
     module: Any,
     runner: ExpertRunner,
-    lease: Lease,
-    shares: list[_Share],
+    leases: Sequence[Lease],
+    shares: dict[int, list[_Share]],
     hidden: torch.Tensor,
     rows: torch.Tensor,
 ) -> None:
-    """Computes one expert into its places of rows [T, k, H]."""
+    """Computes experts into their places of rows [T, k, H]."""
     tokens, slots, _ = rows.shape
     flat = rows.view(tokens * slots, -1)
-    for share in shares:
-        level = share.level if runner.policy.settings.exact else lease.level
-        x = hidden if tokens == 1 else hidden[share.places // slots]
-        flat[share.places] = runner.kernel.forward(x, lease.blocks, lease.level, level, module._apply_gate)
-        runner.use.scheduled_at(share.level, len(share.places))
-        runner.use.computed_at(level, scheduled=share.level)
+    for batch in _batches(leases, shares):
+        parts = []
+        for lease, share in batch:
+            level = share.level if runner.policy.settings.exact else lease.level
+            parts.append(Part(lease.blocks, lease.level, level, len(share.places)))
+            runner.use.scheduled_at(share.level, len(share.places))
+            runner.use.computed_at(level, scheduled=share.level)
+        places = torch.cat([share.places for _, share in batch])
+        x = hidden.expand(len(places), -1) if tokens == 1 else hidden[places // slots]
+        flat[places] = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
+
+
+BATCH_ROWS = 16
+"""Most rows that several experts have in one call of the kernel: with more, calls cost little beside products."""
+
+
+def _batches(
+    leases: Sequence[Lease], shares: dict[int, list[_Share]]
+) -> Iterator[list[tuple[Lease, _Share]]]:
+    """Every expert's shares, as many together as BATCH_ROWS allows."""
+    batch: list[tuple[Lease, _Share]] = []
+    room = BATCH_ROWS
+    for lease in leases:
+        for share in shares[lease.key.expert]:
+            room -= len(share.places)
+            if batch and room < 0:
+                yield batch
+                batch, room = [], BATCH_ROWS - len(share.places)
+            batch.append((lease, share))
+    if batch:
+        yield batch
+
+
+def _apply(
+    module: Any, kernel: ExpertKernel, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int]
+) -> torch.Tensor:
+    """The parts' rows [R, H], with the biases that a family may have: gate_up's [E, 2 I] and down's [E, H]."""
+    if not getattr(module, "has_bias", False):
+        return kernel.forward(x, parts, module._apply_gate)
+    of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
+    up: torch.Tensor = module.gate_up_proj_bias[of_row]
+    down: torch.Tensor = module.down_proj_bias[of_row]
+    return kernel.forward(x, parts, lambda y: module._apply_gate(y + up)) + down
 
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum over slots of weights [T, k] * rows [T, k, H], in float32, slot 0 first."""
+    """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
+    if rows.shape[0] == 1:
+        return (weights.float() @ rows[0].float()).to(rows.dtype)
     total = rows[:, 0].float() * weights[:, :1].float()
     for slot in range(1, rows.shape[1]):
         total.addcmul_(rows[:, slot].float(), weights[:, slot : slot + 1].float())

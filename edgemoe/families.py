@@ -1,97 +1,19 @@
-"""Model families: what each calls its experts. A new family is a row of the table."""
+"""The model families that edgemoe runs: a row each. Their code is transformers' own."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import partial
+from pathlib import Path
 
+from edgemoe.family import Family
+from edgemoe.kv_shape import hybrid, latents, sized
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
+from storage.untrusted import read_json
 
 
-@dataclass(frozen=True)
-class Family:
-    """One row: config keys and name templates of a `model_type`. Implements storage's ExpertNames.
-
-    Args:
-        model_type: as in config.json.
-        experts_keys: config keys for the experts of a layer; releases of transformers differ, one is enough.
-        top_k_key: config key for the experts that a token is routed to.
-        intermediate_key: config key for an expert's inner size I.
-        sparse_layers: config -> the layers that have experts, ascending.
-        gate, up: template of one expert's [I, H], with {layer} and {expert}.
-        down: template of one expert's [H, I].
-        fused_gate_up: template of all experts' [E, 2I, H], gate first, with {layer}.
-        fused_down: template of all experts' [E, H, I].
-        router: template of a layer's router weight [E, H].
-    """
-
-    model_type: str
-    experts_keys: tuple[str, ...]
-    top_k_key: str
-    intermediate_key: str
-    sparse_layers: Callable[[Config], tuple[int, ...]]
-    gate: str
-    up: str
-    down: str
-    fused_gate_up: str
-    fused_down: str
-    router: str
-
-    def moe_layers(self, config: Config) -> tuple[int, ...]:
-        """The layers that have experts, ascending."""
-        return self.sparse_layers(config)
-
-    def experts(self, config: Config) -> int:
-        """Experts in each of them.
-
-        Raises:
-            ModelRefused: the config has none of the keys, or two that disagree.
-        """
-        found = {key: config[key] for key in self.experts_keys if config.get(key) is not None}
-        if len(set(found.values())) != 1:
-            raise ModelRefused(
-                f"the number of experts was wanted in config.json, as {' or '.join(self.experts_keys)}",
-                f"it has {found or 'neither'}",
-                "Check that config.json belongs to this checkpoint",
-            )
-        return int(next(iter(found.values())))
-
-    def intermediate(self, config: Config) -> int:
-        """An expert's inner size I."""
-        return int(config[self.intermediate_key])
-
-    def separate(self, layer: int, expert: int) -> tuple[str, str, str]:
-        """One expert's tensors: gate, up, down."""
-        return (
-            self.gate.format(layer=layer, expert=expert),
-            self.up.format(layer=layer, expert=expert),
-            self.down.format(layer=layer, expert=expert),
-        )
-
-    def fused(self, layer: int) -> tuple[str, str]:
-        """All experts' tensors: gate and up, down."""
-        return self.fused_gate_up.format(layer=layer), self.fused_down.format(layer=layer)
-
-    def is_expert(self, name: str) -> bool:
-        """Whether a tensor of this name holds expert weights, of any layer and expert."""
-        templates = (self.gate, self.up, self.down, self.fused_gate_up, self.fused_down)
-        return any(_matches(template, name) for template in templates)
-
-    def is_router(self, name: str) -> bool:
-        """Whether a tensor of this name is a router's weight."""
-        return _matches(self.router, name)
-
-
-def _matches(template: str, name: str) -> bool:
-    return _pattern(template).fullmatch(name) is not None
-
-
-@cache
-def _pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.escape(template).replace(r"\{layer\}", r"\d+").replace(r"\{expert\}", r"\d+"))
+def _every_layer(config: Config) -> tuple[int, ...]:
+    return tuple(range(config["num_hidden_layers"]))
 
 
 def _every_sparse_step(config: Config) -> tuple[int, ...]:
@@ -104,27 +26,172 @@ def _every_sparse_step(config: Config) -> tuple[int, ...]:
             "Check where this checkpoint is from",
         )
     step = config.get("decoder_sparse_step") or 1
-    return tuple(i for i in range(config["num_hidden_layers"]) if (i + 1) % step == 0 and i not in dense)
+    return tuple(i for i in _every_layer(config) if (i + 1) % step == 0 and i not in dense)
 
+
+def _after_dense(config: Config, *, otherwise: int) -> tuple[int, ...]:
+    """Every layer from first_k_dense_replace on; `otherwise` where the config does not say."""
+    first = config.get("first_k_dense_replace", otherwise)
+    if type(first) is not int or first < 0:
+        raise ModelRefused(
+            "a whole number of dense layers was wanted for first_k_dense_replace in config.json",
+            f"it is {str(first)[:30]}",
+            "Check where this checkpoint is from",
+        )
+    return _every_layer(config)[first:]
+
+
+def _from_start_to_end(config: Config) -> tuple[int, ...]:
+    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index, itself included."""
+    interval = sized({"moe_layer_interval": 1} | dict(config), "moe_layer_interval")
+    start, end = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    if type(start) is not int or type(end) is not int:
+        raise ModelRefused(
+            "whole numbers were wanted for moe_layer_start_index and moe_layer_end_index in config.json",
+            f"they are {str(start)[:30]} and {str(end)[:30]}",
+            "Choose a model of text alone",
+        )
+    last = config["num_hidden_layers"] - 1 if end == -1 else end
+    return tuple(i for i in _every_layer(config) if (i + 1) % interval == 0 and start <= i <= last)
+
+
+_MLP = "model.layers.{layer}.mlp."
+_SPARSE = "model.layers.{layer}.block_sparse_moe."
+_FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
+_BIAS = _MLP + "gate.e_score_correction_bias"
+
+_qwen = partial(
+    Family,
+    experts_keys=("num_experts", "num_local_experts"),
+    intermediate_key="moe_intermediate_size",
+    sparse_layers=_every_sparse_step,
+    expert_names=(
+        _MLP + "experts.{expert}.gate_proj.weight",
+        _MLP + "experts.{expert}.up_proj.weight",
+        _MLP + "experts.{expert}.down_proj.weight",
+    ),
+    fused_names=(_FUSED,),
+    router_names=(_MLP + "gate.weight",),
+)
+"""The names that most families share."""
+
+_deepseek = partial(
+    _qwen,
+    experts_keys=("n_routed_experts", "num_experts", "num_local_experts"),
+)
+
+_mixtral = partial(
+    Family,
+    experts_keys=("num_local_experts", "num_experts"),
+    intermediate_key="intermediate_size",
+    sparse_layers=_every_layer,
+    expert_names=(
+        _SPARSE + "experts.{expert}.w1.weight",
+        _SPARSE + "experts.{expert}.w3.weight",
+        _SPARSE + "experts.{expert}.w2.weight",
+    ),
+    fused_names=(_FUSED,),
+)
 
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family(
-            model_type="qwen3_moe",
-            experts_keys=("num_experts", "num_local_experts"),
-            top_k_key="num_experts_per_tok",
-            intermediate_key="moe_intermediate_size",
-            sparse_layers=_every_sparse_step,
-            gate="model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
-            up="model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
-            down="model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
-            fused_gate_up="model.layers.{layer}.mlp.experts.gate_up_proj",
-            fused_down="model.layers.{layer}.mlp.experts.down_proj",
-            router="model.layers.{layer}.mlp.gate.weight",
+        _qwen(model_type="qwen2_moe"),
+        _qwen(model_type="qwen3_moe"),
+        _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid),
+        _qwen(model_type="olmoe", intermediate_key="intermediate_size", sparse_layers=_every_layer),
+        _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, otherwise=0), kv=latents),
+        _deepseek(
+            model_type="deepseek_v3",
+            sparse_layers=partial(_after_dense, otherwise=3),
+            precise=(_BIAS,),
+            predicts_ahead=True,
+            kv=latents,
+        ),
+        _deepseek(
+            model_type="glm4_moe",
+            sparse_layers=partial(_after_dense, otherwise=1),
+            precise=(_BIAS,),
+            predicts_ahead=True,
+        ),
+        _qwen(
+            model_type="ernie4_5_moe",
+            experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
+            top_k_key="moe_k",
+            sparse_layers=_from_start_to_end,
+            renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
+            precise=(
+                _MLP + "gate.weight",
+                _MLP + "moe_statics.e_score_correction_bias",
+                _MLP + "gate.moe_statics.e_score_correction_bias",
+            ),
+            unused=(r"(model\.)?mtp.*",),
+        ),
+        _mixtral(
+            model_type="mixtral",
+            router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
+            renames=((".block_sparse_moe.", ".mlp."),),
+        ),
+        _mixtral(
+            model_type="phimoe",
+            router_names=(_SPARSE + "gate.weight", _MLP + "router.weight"),
+            renames=((".block_sparse_moe.", ".mlp."), (".mlp.gate.", ".mlp.router.")),
+        ),
+        _mixtral(
+            model_type="granitemoe",
+            expert_names=None,
+            fused_names=(
+                (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
+                (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
+            ),
+            router_names=(_SPARSE + "router.layer.weight", _SPARSE + "router.weight"),
+            renames=((".router.layer.", ".router."),),
+        ),
+        _mixtral(
+            model_type="gpt_oss",
+            expert_names=None,
+            transposed=True,
+            router_names=(_MLP + "router.weight",),
         ),
     )
 }
+
+_DENSE_PRODUCT = (
+    "its experts are one product over all of them, which only a module of its own could take apart"
+)
+
+REFUSED = {"llama4": _DENSE_PRODUCT, "llama4_text": _DENSE_PRODUCT}
+"""model_type -> why there is no row for it."""
+
+
+def known_family(model_type: str) -> Family:
+    """The family of a model_type.
+
+    Raises:
+        ModelRefused: the table has none; the message has the list.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
+        raise ModelRefused(
+            f"a supported model family was wanted for model_type {model_type!r}",
+            f"edgemoe knows {', '.join(sorted(FAMILIES))}{reason}",
+            "Choose a model of one of these families",
+        )
+    return family
+
+
+def require_known(directory: Path) -> None:
+    """Raises ModelRefused where a checkpoint's config.json names a family that is not in the table.
+
+    To be called before anything else is read, looked at or downloaded: other families' configs may not even
+    have the keys that these have.
+    """
+    if not (directory / "config.json").exists():
+        return
+    found = read_json(directory, "config.json").get("model_type")
+    if isinstance(found, str):
+        known_family(found)
 
 
 def family_of(config: Config) -> Family:
@@ -133,13 +200,7 @@ def family_of(config: Config) -> Family:
     Raises:
         ModelRefused: the model type is not in the table, or a key that its family needs is not in the config.
     """
-    family = FAMILIES.get(config["model_type"])
-    if family is None:
-        raise ModelRefused(
-            f"a supported model family was wanted for model_type {config['model_type']!r}",
-            f"edgemoe knows {', '.join(sorted(FAMILIES))}",
-            "Choose a model of one of these families",
-        )
+    family = known_family(config["model_type"])
     family.experts(config)
     for key in (family.top_k_key, family.intermediate_key):
         if config.get(key) is None:

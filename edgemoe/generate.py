@@ -75,7 +75,7 @@ class Sampler:
     """Chooses tokens. Holds the random state of one conversation."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+        self.sampling = sampling
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._processors = LogitsProcessorList()
         if sampling.repetition_penalty != 1:
@@ -88,10 +88,17 @@ class Sampler:
             if sampling.top_p < 1:
                 self._processors.append(TopPLogitsWarper(sampling.top_p))
 
+    def changed(self, sampling: Sampling) -> Sampler:
+        """One that chooses otherwise. Its random state is this one's, unless the seed is another."""
+        other = Sampler(sampling)
+        if sampling.seed == self.sampling.seed:
+            other._generator.set_state(self._generator.get_state())
+        return other
+
     def next(self, tokens: Sequence[int], logits: torch.Tensor) -> int:
         """The token after `tokens`, from float32 logits [vocab]."""
         scores = self._processors(torch.tensor([tokens]), logits.unsqueeze(0))[0]
-        if self._sampling.temperature == 0:
+        if self.sampling.temperature == 0:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 
@@ -187,7 +194,6 @@ def generate(
     sequence: SequenceKV,
     tokens: list[int],
     cached: int,
-    sampling: Sampling,
     sampler: Sampler,
     start: float,
     on_text: Callable[[str], None],
@@ -200,8 +206,7 @@ def generate(
         sequence: holds the first `cached` of `tokens`.
         tokens: the whole prompt's ids; grows by the answer's.
         cached: tokens reused.
-        sampling: stopping rules.
-        sampler: chooses tokens.
+        sampler: chooses tokens, and knows what ends an answer.
         start: time.perf_counter() before templating and tokenizing.
         on_text: called with every piece of text as it becomes complete.
 
@@ -209,7 +214,7 @@ def generate(
         ContextExceeded: the prompt does not fit, before anything is run.
         KeyboardInterrupt: after leaving sequence and tokens consistent.
     """
-    prompt = len(tokens)
+    prompt, sampling = len(tokens), sampler.sampling
     trace = Trace(start)
     stream = DecodeStream(skip_special_tokens=True)
     answer: list[int] = []

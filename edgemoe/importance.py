@@ -12,7 +12,12 @@ LAST_QUERIES = 32
 
 
 def token_scores(
-    query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None, signal: str
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    signal: str,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention that each of a sequence's last rows receives (DyMoE eq. 1), without a [R, N] matrix.
 
@@ -23,6 +28,7 @@ def token_scores(
         window: how many of the latest tokens a row sees, itself included; None: all.
         signal: "heavy-hitters" is the mean over heads and all R queries; "heavy-hitters-mean" over the
             queries that see the token; "heavy-hitters-last" over the last LAST_QUERIES queries.
+        sinks: [heads], the score that takes a share of every query's attention and belongs to no token.
 
     Returns:
         float32 [R], for the same rows as `query`.
@@ -43,7 +49,10 @@ def token_scores(
         hidden = key_position > position
         if window:
             hidden |= key_position <= position - window
-        received += scores.masked_fill_(hidden, -torch.inf).softmax(-1).sum((0, 1))
+        scores.masked_fill_(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, end - start, 1)), dim=-1)
+        received += scores.softmax(-1)[..., :tokens].sum((0, 1))
     own = received[past:] / heads
     if signal == "heavy-hitters-mean":
         row = torch.arange(rows)
@@ -77,7 +86,7 @@ def expert_importance(
             tokens; "gate" sums its gate weights; "mix" adds heavy hitters' share to the load's; "random".
         top_k_index: int64 [T, k].
         top_k_weights: [T, k].
-        scores: float [T] of token_scores; needed by "heavy-hitters*" and "mix".
+        scores: float [T] of token_scores, for "heavy-hitters*" and "mix"; None: the layer has none, and load decides.
         heavy_hitters: share of the T tokens with the highest scores that are heavy hitters.
         experts: E.
 
@@ -94,9 +103,8 @@ def expert_importance(
         return torch.rand(experts, generator=generator) + 1e-3
     load = torch.bincount(flat, minlength=experts).float()
     tie = gates / (gates.sum() * 2)
-    if signal == "load":
+    if signal == "load" or scores is None:
         return load + tie
-    assert scores is not None
     tokens, slots = top_k_index.shape
     count = max(1, round(heavy_hitters * tokens))
     heavy = scores.topk(count).indices

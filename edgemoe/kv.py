@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from edgemoe.kv_shape import KVShape
+from edgemoe.linear_state import LinearStates
 from edgemoe.step import Step, StepState
 from storage.errors import ContextExceeded
 
@@ -16,17 +18,22 @@ class SequenceKV:
 
     `length` tokens are valid. Not thread-safe; a step writes past `length` and moves it only when the
     whole step succeeded, so an error or Ctrl-C in the middle leaves the sequence as it was.
+
+    Attributes:
+        keys: [layers, heads, context, key_dim], of the shape's layers in their order (`slots`).
+        values: [layers, heads, context, value_dim]; where the shape has latents, a view of their part of the keys.
+        states: of linear-attention layers; None: there are none.
     """
 
-    def __init__(self, layers: int, heads: int, head_dim: int, context: int) -> None:
-        self.context, self.length = context, 0
-        self.keys = torch.empty(layers, heads, context, head_dim, dtype=torch.bfloat16)
-        self.values = torch.empty_like(self.keys)
-
-    @staticmethod
-    def bytes_for(layers: int, heads: int, head_dim: int, context: int) -> int:
-        """Bytes that a cache of this shape allocates."""
-        return 2 * layers * heads * head_dim * context * 2
+    def __init__(self, shape: KVShape, context: int) -> None:
+        self.shape, self.context, self.length = shape, context, 0
+        self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
+        size = len(shape.layers), shape.heads, context
+        self.keys = torch.empty(*size, shape.key_dim, dtype=torch.bfloat16)
+        self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16)
+        if shape.latent:
+            self.values = self.keys[..., : shape.latent]
+        self.states = LinearStates(shape.linear) if shape.linear else None
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded, with both counts, if `tokens` more do not fit."""
@@ -37,10 +44,30 @@ class SequenceKV:
                 "Use a larger --context or a shorter prompt",
             )
 
-    def crop(self, length: int) -> None:
-        """Forgets every token from `length` on. Must not be longer than what is valid."""
+    def crop(self, length: int) -> int:
+        """Forgets every token from `length` on, which must not be longer than what is valid.
+
+        Returns:
+            how many tokens are left: `length`, or none where a linear layer's state cannot go back to it.
+        """
         assert 0 <= length <= self.length
-        self.length = length
+        self.length = 0 if self.states and length < self.length else length
+        return self.length
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Puts keys and values [heads, R, D] behind the valid ones; of latents: the latent, and the rotary key."""
+        slot, end = self.slots[layer], self.length + keys.shape[1]
+        if self.shape.latent:
+            self.keys[slot, :, self.length : end] = torch.cat((keys, values), dim=-1)
+        else:
+            self.keys[slot, :, self.length : end] = keys
+            self.values[slot, :, self.length : end] = values
+
+    def commit(self, tokens: int) -> None:
+        """Makes what a step of so many tokens has written valid."""
+        self.length += tokens
+        if self.states:
+            self.states.commit()
 
 
 class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
@@ -67,16 +94,24 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged."""
         for sequence, row, rows in self.spans:
-            start, end = sequence.length, sequence.length + rows
-            sequence.keys[layer_idx, :, start:end] = key_states[0, :, row : row + rows]
-            sequence.values[layer_idx, :, start:end] = value_states[0, :, row : row + rows]
+            sequence.write(
+                layer_idx, key_states[0, :, row : row + rows], value_states[0, :, row : row + rows]
+            )
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the first sequence before this step."""
         return self.spans[0][0].length
 
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """0: positions say where rows stand, and no mask over them is ever made."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(query_length, 0), for the same reason."""
+        return query_length, 0
+
     def commit(self) -> None:
         """Makes the step's tokens part of their sequences."""
         for sequence, _, rows in self.spans:
-            sequence.length += rows
+            sequence.commit(rows)

@@ -11,8 +11,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe import attention, experts
-from edgemoe.dense import DenseEmbedding, DenseLinear, load_dense
+from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
+from edgemoe.families import known_family
+from edgemoe.linear_attention import PerSequence
 from storage.errors import MissingTensor, ModelRefused
 
 SCALE_SUFFIX = "_scale"
@@ -49,28 +51,33 @@ def build_model(model: Any, dense: Path, runner: ExpertRunner) -> nn.Module:
     """
     model.set_experts_implementation(experts.NAME)
     modules = _without_weights(model)
-    _place_dense(model, load_dense(dense), tied=bool(model.config.tie_word_embeddings))
+    family = known_family(model.config.model_type)
+    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense).items()}
+    _place_dense(model, tensors, tied=bool(model.config.tie_word_embeddings))
     _place_buffers(model)
     _bind_experts(model, modules, runner)
+    _bind_linear_attention(model)
+    _place_norms(model)
     return model.eval()  # type: ignore[no-any-return]
 
 
 def _without_weights(model: nn.Module) -> dict[int, str]:
-    """Drops the (meta) weights of every experts module. Returns layer -> the module's name."""
+    """Drops the (meta) weights of every experts module, but not its biases. Returns layer -> the module's name."""
     found = {}
     for name, module in model.named_modules():
         if not hasattr(module, "_apply_gate"):
             continue
-        if getattr(module, "has_bias", False) or not getattr(module, "is_concatenated", True):
+        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
             raise ModelRefused(
                 f"the experts of {name} were wanted",
-                "they have biases or interleaved gates",
+                "they have no gate, or a norm behind them",
                 "This version runs experts with one gate_up and one down matrix",
             )
         match = re.search(r"\.layers\.(\d+)\.", name)
         assert match, name
         for parameter in [p for p, _ in module.named_parameters(recurse=False)]:
-            delattr(module, parameter)
+            if not parameter.endswith("_bias"):
+                delattr(module, parameter)
         found[int(match[1])] = name
     return dict(sorted(found.items()))
 
@@ -81,8 +88,9 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runner: ExpertRunne
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_layer = None
         if after is not None:
-            router: Any = model.get_submodule(modules[after].rpartition(".")[0] + ".gate")
-            next_layer = after, router.weight.detach()
+            block: Any = model.get_submodule(modules[after].rpartition(".")[0])
+            router = block.gate if hasattr(block, "gate") else block.router
+            next_layer = after, router.weight.detach().to(torch.bfloat16)
         experts_module: Any = model.get_submodule(name)
         experts_module.edgemoe = ExpertLayer(layer, runner, next_layer)
 
@@ -95,7 +103,8 @@ def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bo
                 tensors["lm_head.weight" + suffix] = table
     missing = []
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear | nn.Embedding):
+        # Not their subclasses: some routers are linear layers that do more.
+        if type(module) in (nn.Linear, nn.Embedding):
             weight = tensors.pop(f"{name}.weight", None)
             scale = tensors.pop(f"{name}.weight{SCALE_SUFFIX}", None)
             if weight is None or weight.shape != module.weight.shape:
@@ -110,12 +119,14 @@ def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bo
                         missing.append(f"{name}.bias")
                 model.set_submodule(name, DenseLinear(weight, scale, bias))
             continue
-        for parameter, current in list(module.named_parameters(recurse=False)):
+        for parameter, current in _kept(module):
             value = tensors.pop(f"{name}.{parameter}", None)
             if value is None or value.shape != current.shape:
                 missing.append(f"{name}.{parameter}")
-            else:
+            elif isinstance(current, nn.Parameter):
                 setattr(module, parameter, nn.Parameter(value, requires_grad=False))
+            else:
+                setattr(module, parameter, value)
     if missing:
         raise MissingTensor(
             f"{len(missing)} dense tensors of {type(model).__name__} were wanted, first {missing[0]}",
@@ -128,6 +139,29 @@ def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bo
             f"{len(tensors)} have none, first {min(tensors)}",
             "Check that config.json belongs to this checkpoint",
         )
+
+
+def _kept(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """A module's own parameters, and the buffers that checkpoints hold."""
+    buffers = [
+        b for b in module.named_buffers(recurse=False) if b[0] not in module._non_persistent_buffers_set
+    ]
+    return [*module.named_parameters(recurse=False), *buffers]
+
+
+def _bind_linear_attention(model: nn.Module) -> None:
+    """Lets every linear-attention module see one sequence at a time."""
+    for name, module in list(model.named_modules()):
+        if name.endswith(".linear_attn"):
+            model.set_submodule(name, PerSequence(module, module.layer_idx))
+
+
+def _place_norms(model: nn.Module) -> None:
+    """Replaces the norms that edgemoe has a quicker way for."""
+    for name, module in list(model.named_modules()):
+        norm = DenseNorm.like(module)
+        if norm is not None:
+            model.set_submodule(name, norm)
 
 
 def _place_buffers(model: nn.Module) -> None:

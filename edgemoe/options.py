@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,13 +84,16 @@ SpeculateOption = Annotated[
     typer.Option(
         "--speculate",
         help="Read ahead what the next layer's router will probably choose: off, base (2 bits only), full, or "
-        "auto (as long as it pays).",
+        "auto (as long as it pays). Default: auto.",
     ),
 ]
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
 ]
+SPECULATE = "auto"
+"""What a user who says nothing gets; settings.RunSettings, for programs, promises less: no reading ahead."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 
@@ -105,7 +109,7 @@ def run_settings(
     eviction: str | None = None,
     speculate: str | None = None,
 ) -> RunSettings:
-    """The settings that options ask for; None is the default of settings.RunSettings.
+    """The settings that options ask for; None is the default of settings.RunSettings, or SPECULATE.
 
     Args:
         max_level: of the store, for where no levels were asked.
@@ -139,7 +143,7 @@ def run_settings(
             ("importance", importance),
             ("heavy_hitters", heavy_hitters),
             ("eviction", eviction),
-            ("speculate", speculate),
+            ("speculate", speculate or SPECULATE),
         )
         if value is not None
     }
@@ -176,9 +180,15 @@ def open_store(
     vram = parse_size(vram_limit) if vram_limit is not None else None
     dram = parse_size(dram_limit) if dram_limit is not None else 0
     choose(8)  # a mistake is better told before a conversion than after it
-    from edgemoe.engine import StoreModel
-    from edgemoe.stores import resolve_store
+    from edgemoe.loading import starting
 
+    with starting("loading torch"):
+        from edgemoe.engine import StoreModel
+        from edgemoe.first_use import conversion_ahead
+        from edgemoe.stores import resolve_store
+
+    for line in conversion_ahead(model) or ():
+        print(line, file=sys.stderr, flush=True)
     store = StoreModel.open(resolve_store(model))
     settings = choose(store.manifest.max_level)
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)

@@ -7,17 +7,21 @@ from dataclasses import asdict, dataclass
 
 from edgemoe.dense import SLICE_BYTES
 from edgemoe.importance import QUERY_BLOCK
-from edgemoe.kernels.cpu import CpuExpertKernel
-from edgemoe.kv import SequenceKV
+from edgemoe.kernels.choice import compute
+from edgemoe.kv_shape import KVShape
 from edgemoe.process import available_memory
 from edgemoe.settings import RunSettings, format_levels
 from edgemoe.sizes import format_size
 from storage.base import BlockKind, ResidentForm
 from storage.errors import DoesNotFit
+from storage.forms import P4
 from storage.record import RecordGeometry
 
 PREFILL_ROWS = 512
 """Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
+
+CHUNK = 64
+"""Tokens that a delta rule pads a step to a multiple of."""
 
 MINIMUM_EXPERTS = 2
 """Fewest experts the fastest tier must hold: one is computed while another arrives."""
@@ -38,8 +42,10 @@ class ModelShape:
     hidden: int
     intermediate: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    """Of queries."""
+    kv: KVShape
+    widest: int
+    """Largest side of a dense matrix, those over the vocabulary aside."""
     vocab: int
     dense_bytes: int
 
@@ -86,7 +92,11 @@ class MemoryPlan:
             f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
             f"{self.vram_experts} experts resident at {format_levels(self.levels)} bits"
             + (f", {self.dram_experts} more in DRAM" if self.dram_experts else "")
-            + ("; on a CPU level 2 saves reads, not memory" if 2 in self.levels else ""),
+            + (
+                "; with this kernel level 2 saves reads, not memory"
+                if 2 in self.levels and P4 in self.vram_blocks
+                else ""
+            ),
         )
 
 
@@ -97,18 +107,24 @@ def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -
     through all of them; activations are bf16 with float32 copies.
     """
     rows = min(context, PREFILL_ROWS)
-    attention_width = shape.heads * shape.head_dim
+    kv = shape.kv
+    attention_width = shape.heads * kv.key_dim
+    kv_width = kv.heads * kv.key_dim
     through = rows * shape.hidden * (2 + 2 + 4 + 4)
-    attention = rows * attention_width * (2 + 4) * 3 + 2 * shape.kv_heads * shape.head_dim * context * (2 + 4)
+    attention = rows * attention_width * (2 + 4) * 3 + 2 * kv_width * context * (2 + 4)
     attention += rows * context * (1 + 4)
-    scored = context * 4 * (shape.kv_heads * shape.head_dim + 3 * shape.heads * min(rows, QUERY_BLOCK))
-    attention = max(attention, scored)
-    widest = max(attention_width, shape.hidden)
-    converted = min(SLICE_BYTES, 4 * shape.hidden * max(attention_width, shape.vocab))
+    scored = context * 4 * (kv_width + 3 * shape.heads * min(rows, QUERY_BLOCK))
+    attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
+    if kv.linear:
+        # A chunked delta rule keeps about sixteen float32 arrays of the step's keys and values.
+        width = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
+        attention = max(attention, 16 * 4 * (rows + CHUNK) * width)
+    widest = max(attention_width, shape.hidden, shape.widest)
+    converted = min(SLICE_BYTES, 4 * shape.hidden * max(widest, shape.vocab))
     product = converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
     expert_rows = rows * shape.top_k * shape.hidden * 2 + rows * shape.hidden * 4 * 3
     one_expert = rows * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
-    experts = expert_rows + one_expert + CpuExpertKernel.scratch_bytes(geometry)
+    experts = expert_rows + one_expert + compute().kernel.scratch_bytes(geometry)
     logits = shape.vocab * 4 * 4
     return through + max(attention, product, experts) + logits
 
@@ -138,7 +154,7 @@ def make_plan(
         DoesNotFit: with the smallest limit that works.
     """
     level = settings.levels[0]
-    kv = SequenceKV.bytes_for(shape.layers, shape.kv_heads, shape.head_dim, context)
+    kv = shape.kv.bytes_for(context)
     workspace = workspace_bytes(shape, geometry, context)
     fixed = shape.dense_bytes + kv + workspace
     each = form.bytes_at(level)
@@ -218,6 +234,8 @@ def divide(size: int, shares: Mapping[BlockKind, float], most: int, fewest: int)
     # The fewest of a rare kind may have been too many beside so many of the first.
     counts[kinds[0]] -= max(-(left() // kinds[0].size), 0)
     if unit < sum(kind.size for kind in kinds):
-        for kind, limit in zip(kinds, [most, counts[kinds[0]]], strict=False):
+        limit = most
+        for kind in kinds:
             counts[kind] += max(min(left() // kind.size, limit - counts[kind]), 0)
+            limit = counts[kind]
     return {kind.name: count for kind, count in counts.items()}

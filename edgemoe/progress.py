@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from edgemoe.sizes import format_size
+from edgemoe.terminal import obeys_escapes
 
 _LINE_EVERY = 5.0
 """Seconds between plain lines."""
@@ -32,7 +33,7 @@ class ByteProgress:
         self._what, self._clock = what, clock
         self._started = self._shown = clock()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        if obeys_escapes(sys.stderr):
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

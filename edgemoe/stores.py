@@ -1,47 +1,50 @@
-"""From what a user names as a model to a store: a store is used as it is, a checkpoint is converted once."""
+"""From what a user names as a model to a store: a store is used as it is, anything else is converted once."""
 
 from __future__ import annotations
 
-import re
+import shutil
+import sys
 from pathlib import Path
 
-import platformdirs
-
-from edgemoe.families import family_of
+from edgemoe.families import family_of, require_known
+from edgemoe.hub_name import HubModel
+from edgemoe.hub_progress import PassingProgress
+from edgemoe.kernels.choice import compute
+from edgemoe.model_cache import downloads_directory, file_name, stores_directory, touch
 from edgemoe.progress import ByteProgress
 from storage.base import PLANES_OF_LEVEL
-from storage.checkpoint import Checkpoint
+from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
 from storage.errors import UserError
-from storage.layout import LAYOUTS, Layout, detect
+from storage.layout import LAYOUTS, Layout
+from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, Manifest
+
+KEPT = ".keep-source"
+"""A file in a download's directory that says that the user wants to keep it."""
 
 
 def choose_layout(name: str) -> Layout:
     """The layout of a name; `auto` is what this machine's kernel uses."""
     if name == "auto":
-        return detect()
+        return compute().layout
     if name not in LAYOUTS:
         raise UserError("a layout was wanted", f"got {name!r}", f"Choose auto or one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 
 def convert_checkpoint(
-    source: Path, destination: Path, *, max_level: int, layout: str, dense_bits: int
+    source: Path, destination: Path, *, max_level: int | None, layout: str, dense_bits: int
 ) -> Manifest:
-    """Converts with a progress bar on stderr.
+    """Converts with a progress bar on stderr. `max_level` None is the highest that the source is worth.
 
     Raises:
         UserError, DamagedData, DoesNotFit: as storage.convert.convert.
     """
-    if max_level not in PLANES_OF_LEVEL or max_level < 4:
-        raise UserError("a highest level was wanted", f"got {max_level}", "Choose --max-level 8 or 4")
-    if dense_bits not in (16, 8):
-        raise UserError(
-            "bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8"
-        )
+    _check_options(max_level, dense_bits)
+    require_known(source)
     with ByteProgress(f"converting {source.name}") as progress:
-        return convert(
+        made = convert(
             source,
             destination,
             family_of(Checkpoint.open(source).config),
@@ -50,31 +53,153 @@ def convert_checkpoint(
             dense_bits=dense_bits,
             progress=progress.update,
         )
+    _say_error(made)
+    return made
+
+
+def convert_from_hub(
+    model: HubModel,
+    destination: Path,
+    *,
+    max_level: int | None,
+    layout: str,
+    dense_bits: int,
+    keep_source: bool = False,
+) -> Manifest:
+    """Downloads a model's shards one after another and converts each before the next, with a bar on stderr.
+
+    An interrupted call is taken up by the next. A finished store of the same model is left as it is.
+
+    Args:
+        model: on the Hub.
+        destination: the store's directory.
+        max_level: as convert_checkpoint's.
+        layout: a name, or `auto`.
+        dense_bits: 16 or 8.
+        keep_source: keep the whole checkpoint, in the cache's directory of downloads.
+
+    Raises:
+        UserError: the Hub cannot be reached, or has no such model.
+        DamagedData, DoesNotFit: as storage.convert.convert, and where a download fails.
+    """
+    from edgemoe.first_use import BIG_BYTES, announcement
+    from edgemoe.hub_checkpoint import open_passing
+
+    _check_options(max_level, dense_bits)
+    chosen = choose_layout(layout)
+    source = downloads_directory() / f"{model.slug}-{chosen.name}"
+    source.mkdir(parents=True, exist_ok=True)
+    kept = source / KEPT
+    if keep_source:
+        kept.touch()
+    with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
+        progress = PassingProgress(bar)
+        shards, total = open_passing(model, source, keep=kept.exists(), progress=progress.downloaded)
+        progress.expect(total)
+        if total >= BIG_BYTES and not (destination / MANIFEST_NAME).exists():
+            lines = announcement(model.name, total, destination.parent, packed=False)
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+        made = convert(
+            source,
+            destination,
+            family_of(Checkpoint.open(source).config),
+            max_level=max_level,
+            layout=chosen,
+            dense_bits=dense_bits,
+            progress=progress.converted,
+            arrivals=shards,
+        )
+        if not kept.exists():
+            shutil.rmtree(source)
+    _say_error(made)
+    return made
+
+
+def convert_named(
+    source: Path,
+    destination: Path,
+    *,
+    max_level: int | None,
+    layout: str,
+    dense_bits: int,
+    keep_source: bool,
+) -> Manifest:
+    """Converts what a user names: a checkpoint's directory, or a model of the Hub.
+
+    Raises:
+        UserError: also where keep_source is asked for a directory, which is never removed.
+    """
+    hub = None if source.exists() else HubModel.parse(str(source))
+    if hub:
+        return convert_from_hub(
+            hub,
+            destination,
+            max_level=max_level,
+            layout=layout,
+            dense_bits=dense_bits,
+            keep_source=keep_source,
+        )
+    if keep_source:
+        raise UserError(
+            "--keep-source was wanted",
+            f"{source} is no model of the Hub, and a directory is never removed",
+            "Leave the option out",
+        )
+    return convert_checkpoint(source, destination, max_level=max_level, layout=layout, dense_bits=dense_bits)
 
 
 def resolve_store(model: Path) -> Path:
-    """The store directory for `model`: itself, or the cached conversion of a checkpoint, made now if need be.
+    """The store directory for `model`: itself, or its cached conversion, made now if need be.
+
+    Args:
+        model: a store, a checkpoint, or what a model is called on the Hub.
 
     Raises:
-        UserError: `model` is neither.
+        UserError: it is none of them.
     """
     if (model / MANIFEST_NAME).exists():
+        touch(model)
         return model
-    if not (model / "config.json").exists():
-        found = (
-            "no such directory"
-            if not model.is_dir()
-            else "a directory with neither store.json nor config.json"
-        )
-        raise UserError(
-            f"a model was wanted at {model}",
-            found,
-            "Give a checkpoint directory or one made by `edgemoe convert`",
-        )
-    checkpoint = Checkpoint.open(model)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", model.resolve().name)
-    cache = Path(platformdirs.user_cache_dir("edgemoe")) / "stores"
-    store = cache / f"{name}-{checkpoint.fingerprint()[:16]}-{detect().name}"
+    hub = None if model.exists() else HubModel.parse(str(model))
+    if hub:
+        name = hub.slug
+    elif (model / "config.json").exists() or find_gguf(model):
+        require_known(model)
+        name = f"{file_name(model.resolve().name)}-{Checkpoint.open(model).fingerprint()[:16]}"
+    else:
+        raise _no_model(model)
+    store = stores_directory() / f"{name}-{choose_layout('auto').name}"
     if not (store / MANIFEST_NAME).exists():
-        convert_checkpoint(model, store, max_level=8, layout="auto", dense_bits=16)
+        if hub:
+            convert_from_hub(hub, store, max_level=None, layout="auto", dense_bits=16)
+        else:
+            convert_checkpoint(model, store, max_level=None, layout="auto", dense_bits=16)
+    touch(store)
     return store
+
+
+def _say_error(made: Manifest) -> None:
+    """Tells people how far a conversion is from its source."""
+    if made.source_error is not None:
+        print(
+            f"{made.source_format} at level {made.max_level}: relative error {made.source_error:.4f} against the "
+            "source (first and middle expert of every layer)",
+            file=sys.stderr,
+        )
+
+
+def _check_options(max_level: int | None, dense_bits: int) -> None:
+    if max_level is not None and (max_level not in PLANES_OF_LEVEL or max_level < 4):
+        raise UserError("a highest level was wanted", f"got {max_level}", "Choose --max-level 8 or 4")
+    if dense_bits not in (16, 8):
+        raise UserError(
+            "bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8"
+        )
+
+
+def _no_model(model: Path) -> UserError:
+    return UserError(
+        f"a model was wanted at {model}",
+        "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
+        "Give a checkpoint directory, a GGUF file, one made by `edgemoe convert`, or org/name for a model of the Hub",
+    )

@@ -128,15 +128,27 @@ def _summed(mine: dict[int, _Count], theirs: dict[int, _Count], nothing: _Count)
     return {key: mine.get(key, nothing) + theirs.get(key, nothing) for key in mine | theirs}
 
 
+class Leases(Iterator[Lease]):
+    """The experts of one stream, each handed out once, in the order they get ready."""
+
+    @abstractmethod
+    def ready(self) -> list[Lease]:
+        """Further experts that are ready now, without waiting; they live as long as the one that came before.
+
+        Raises:
+            DamagedData: as the iterator itself.
+        """
+
+
 class ExpertSource(ABC):
     """Brings experts into the fastest tier and hands them out. Used by one engine thread."""
 
     @abstractmethod
-    def stream(self, wanted: Mapping[ExpertKey, int]) -> AbstractContextManager[Iterator[Lease]]:
+    def stream(self, wanted: Mapping[ExpertKey, int]) -> AbstractContextManager[Leases]:
         """The experts of `wanted` (key -> level, level > 0), each exactly once, in the order they get ready.
 
-        A lease is valid until the next one is asked for or the context ends; leases are released by
-        this, not by the caller. Hits come first. Works however small the tier is, as long as one expert
+        A lease is valid until the next one is asked for (ready() does not ask) or the context ends; leases
+        are released by this, not by the caller. Hits come first. Works however small the tier is, as long as one expert
         fits: what finds no room waits until a lease ends. Leaving the context early (an error, Ctrl-C)
         waits for reads under way and leaves the tiers whole.
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from cache.base import Lease, Tier
-from prefetch.base import ExpertSource, TransferCounts
+from cache.base import Tier
+from prefetch.base import ExpertSource, Leases, TransferCounts
 from prefetch.interrupts import deferred_interrupt
 from prefetch.judge import Judge
 from prefetch.speculation import Speculation
@@ -82,7 +82,7 @@ class Fetcher(ExpertSource):
         return self._speculation.on
 
     @contextmanager
-    def stream(self, wanted: Mapping[ExpertKey, int]) -> Iterator[Iterator[Lease]]:
+    def stream(self, wanted: Mapping[ExpertKey, int]) -> Iterator[Leases]:
         """See ExpertSource.
 
         An error that is met only while the context is being left early is not raised: nobody waits for
@@ -100,7 +100,7 @@ class Fetcher(ExpertSource):
             stream = self._stream = LayerStream(self._traffic, self._speculation, wanted, interrupt)
             try:
                 stream.begin()
-                yield stream.leases()
+                yield stream
             except BaseException:
                 stream.finish()
                 self._speculation.end()

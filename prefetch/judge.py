@@ -11,8 +11,9 @@ class Judge:
     A hidden byte saves its time on the disk. A wasted one takes as much, from a demand that may be waiting, and a
     place in the cache. Both grow alike with the level read ahead, so the level is not the judge's concern.
 
-    After a window that did not pay it rests; after a probe that did not pay either, twice as long. So the share
-    of layers spent on probes goes from window / (window + rest) to window / (window + longest_rest).
+    After a window that did not pay it rests, as after one in which there was nothing to read; after a probe
+    that did not pay either, twice as long. So the share of layers spent on probes goes from
+    window / (window + rest) to window / (window + longest_rest).
 
     Args:
         window: layers that a verdict needs, and looks at.
@@ -45,8 +46,10 @@ class Judge:
         self._wasted += wasted
         if len(self._recent) < self._window:
             return
-        if self._wasted * self._price > self._hidden:
-            self._left, self._next_rest = self._next_rest, min(2 * self._next_rest, self._longest)
+        idle = not self._hidden and not self._wasted
+        if idle or self._wasted * self._price > self._hidden:
+            self._left = self._rest if idle else self._next_rest
+            self._next_rest = self._rest if idle else min(2 * self._next_rest, self._longest)
             self._recent.clear()
             self._hidden = self._wasted = 0
             return

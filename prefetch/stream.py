@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from cache.base import Lease
+from prefetch.base import Leases
 from prefetch.interrupts import Interrupt
 from prefetch.speculation import Speculation
 from prefetch.traffic import Traffic
@@ -14,7 +15,7 @@ from storage.base import ExpertKey
 from storage.errors import DoesNotFit
 
 
-class LayerStream:
+class LayerStream(Leases):
     """One call of Fetcher.stream. Used by the engine's thread.
 
     Args:
@@ -38,7 +39,7 @@ class LayerStream:
         self._hits: deque[Lease] = deque()
         self._missing: deque[ExpertKey] = deque()
         self._awaited: dict[ExpertKey, Transfer] = {}
-        self._current: Lease | None = None
+        self._current: list[Lease] = []
         self._stopped = False
 
     def begin(self) -> None:
@@ -59,14 +60,28 @@ class LayerStream:
         self._missing = deque(sorted(self._missing, key=lambda key: not self._vram.level_of(key)))
         self.advance()
 
-    def leases(self) -> Iterator[Lease]:
+    def __next__(self) -> Lease:
         """Hits, then arrivals; each valid until the next."""
-        while not self._stopped and (lease := self._next()) is not None:
-            self._current = lease
-            yield lease
+        if self._current:
             self._release_current()
-            if not self._stopped:
-                self.advance()
+            self.advance()
+        lease = None if self._stopped else self._next()
+        if lease is None:
+            raise StopIteration
+        self._current.append(lease)
+        return lease
+
+    def ready(self) -> list[Lease]:
+        """See Leases."""
+        leases = list(self._hits)
+        self._hits.clear()
+        self._current += leases
+        for transfer in self._traffic.done():
+            lease = self._arrival(transfer)
+            if lease:
+                leases.append(lease)
+                self._current.append(lease)
+        return leases
 
     def advance(self) -> None:
         """Starts transfers, in disk order, as far as the tier gives room; with room to spare, guesses."""
@@ -144,9 +159,8 @@ class LayerStream:
         return (self._speculation if transfer.ahead else self._traffic).withdraw(transfer)
 
     def _release_current(self) -> None:
-        if self._current:
-            lease, self._current = self._current, None
-            self._vram.release(lease)
+        while self._current:
+            self._vram.release(self._current.pop())
 
     def _start_alone(self) -> None:
         """Starts the first transfer where nothing is pinned or under way, and still there was no room.

@@ -84,6 +84,10 @@ class Traffic:
         self.settle(transfer)
         return True
 
+    def done(self) -> list[Transfer]:
+        """The transfers that are done now."""
+        return [transfer for transfer in self.under_way.values() if transfer.done]
+
     def next_done(self, among: Collection[Transfer]) -> Transfer:
         """One of some transfers that is done, waiting for it if need be."""
         while True:

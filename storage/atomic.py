@@ -6,10 +6,10 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import DoesNotFit
+from storage.errors import DoesNotFit, WriteFailed
 
 PARTIAL = ".partial"
 """What the name of a file still being written ends in."""
@@ -27,12 +27,13 @@ def replacing(path: Path, size: int) -> Iterator[int]:
         size: bytes that will be written; asked of the filesystem first.
 
     Raises:
-        DoesNotFit: the disk has less than `size` bytes free, or filled up meanwhile.
+        DoesNotFit: the disk has less than `size` bytes free, filled up meanwhile, or takes no file this large.
+        WriteFailed: the operating system refused something else, here or inside the block.
     """
     partial = path.with_name(path.name + PARTIAL)
-    partial.unlink(missing_ok=True)
-    require_free(path, size)
     try:
+        partial.unlink(missing_ok=True)
+        require_free(path, size)
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             yield fd
@@ -42,9 +43,10 @@ def replacing(path: Path, size: int) -> Iterator[int]:
         partial.replace(path)
         sync_directory(path.parent)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(path, size, f"the disk filled up while writing ({error.strerror})") from error
+        with suppress(OSError):  # the first error is the one to tell
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise refused(path, size, error) from error
         raise
 
 
@@ -69,6 +71,21 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
+    """The place in the tree of an error met while the `size` bytes of `path` were written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _disk_full(path, size, f"the disk filled up while writing ({error.strerror})")
+    if error.errno == errno.EFBIG:
+        return _disk_full(
+            path, size, f"the disk or a limit on this process takes no file that large ({error.strerror})"
+        )
+    return WriteFailed(
+        f"{size} bytes were wanted on disk for {path}",
+        str(error.strerror),
+        "Check the disk; an unfinished conversion goes on where it stopped",
+    )
 
 
 def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:

@@ -6,17 +6,25 @@ Files are never mapped; a read takes the memory of one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import shutil
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
 import xxhash
 
-from storage.errors import MissingTensor, ModelRefused, TruncatedFile
-from storage.header import TensorEntry, read_header
+from storage.errors import MissingTensor, ModelRefused
+from storage.formats import GGUF, open_weights
+from storage.formats.base import FourBit, Weight
+from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from storage.untrusted import inside, read_json, refuse_remote_code, shortened
+
+Places = tuple[tuple[str, Path, int], ...]
+"""(name, file, bytes before it in the file) of every stored tensor, sorted by name."""
 
 Config = Mapping[str, Any]
 """A model's config.json after bounded_config."""
@@ -35,7 +43,8 @@ COMPANIONS = (
 )
 """Files beside the weights that a model needs to be run."""
 
-EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "moe_k")
 
 REQUIRED_BOUNDS = {
     "num_hidden_layers": 1024,
@@ -45,7 +54,7 @@ REQUIRED_BOUNDS = {
 }
 OPTIONAL_BOUNDS = {
     **dict.fromkeys(EXPERT_COUNT_KEYS, 4096),
-    "num_experts_per_tok": 4096,
+    **dict.fromkeys(TOP_K_KEYS, 4096),
     "num_key_value_heads": 4096,
     "head_dim": 131_072,
     "intermediate_size": 1_048_576,
@@ -55,13 +64,6 @@ OPTIONAL_BOUNDS = {
 }
 """Config key -> largest value believed; the smallest is 1. Several times what any model known has."""
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-
 _SAMPLE = 1 << 16
 """Bytes hashed at each end of a file's data, besides its header."""
 
@@ -69,11 +71,14 @@ _SAMPLE = 1 << 16
 def bounded_config(config: object) -> dict[str, Any]:
     """Returns a copy of the config once every value that sizes something is within bounds.
 
+    `auto_map`, the code that a checkpoint brings, is left out: a model of a type that transformers has is run
+    by transformers' own code, and any other is refused for its type.
+
     Args:
         config: config.json as parsed.
 
     Raises:
-        ModelRefused: naming the key and the value; or the config asks for remote code.
+        ModelRefused: naming the key and the value.
     """
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelRefused(
@@ -81,7 +86,6 @@ def bounded_config(config: object) -> dict[str, Any]:
             f"got {shortened(config)}",
             "Use a checkpoint made for transformers",
         )
-    refuse_remote_code("config.json", config)
     for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
         value = config.get(key)
         if value is None and key in OPTIONAL_BOUNDS:
@@ -92,47 +96,50 @@ def bounded_config(config: object) -> dict[str, Any]:
                 f"it is {shortened(value)}",
                 "Check where this checkpoint is from",
             )
-    top_k = config.get("num_experts_per_tok") or 1
+    top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
+    top_k = config.get(top_k_key) or 1
     for key in EXPERT_COUNT_KEYS:
         if top_k > (config.get(key) or top_k):
             raise ModelRefused(
-                f"num_experts_per_tok of at most {key} = {config[key]} was wanted in config.json",
+                f"{top_k_key} of at most {key} = {config[key]} was wanted in config.json",
                 f"it is {top_k}",
                 "Check where this checkpoint is from",
             )
-    return dict(config)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """Where a tensor lies."""
-
-    path: Path
-    entry: TensorEntry
+    return {key: value for key, value in config.items() if key != "auto_map"}
 
 
 class Checkpoint:
-    """Tensors of a checkpoint by name. Holds no descriptor; thread-safe. Made by `open`.
+    """Tensors of a checkpoint by transformers' names, whatever they are stored as. Holds no descriptor; thread-safe.
+
+    Made by `open`.
 
     Attributes:
         directory: the checkpoint's.
         config: config.json, bounded.
+        format: what its weights are stored as, as in FORMATS.
     """
 
-    def __init__(self, directory: Path, config: dict[str, Any], tensors: dict[str, _Stored]) -> None:
-        self.directory, self.config = directory, config
-        self._tensors = tensors
+    def __init__(
+        self, directory: Path, config: dict[str, Any], format: str, weights: dict[str, Weight], places: Places
+    ) -> None:
+        self.directory, self.config, self.format = directory, config, format
+        self._weights, self._places = weights, places
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """Reads config.json, the index if there is one, and every header; no weights.
+        """Reads config.json, the index if there is one, and every header; no weights. Or a GGUF file's header.
+
+        Args:
+            directory: the checkpoint's; or a GGUF file, or the directory of one and no other weights.
 
         Raises:
             ModelRefused: no safetensors weights (pickle is never opened), a file outside the directory,
-                remote code, a config value out of bounds, JSON that is none.
-            MissingTensor: the index names a tensor or a file that is not there.
+                remote code, a config value out of bounds, JSON that is none, a format that is not known.
+            MissingTensor: the index names a tensor or a file that is not there; a quantized matrix lacks a part.
             BadHeader, TruncatedFile: a file of weights whose header lies about it.
         """
+        if (path := find_gguf(directory)) is not None:
+            return GgufCheckpoint(path)
         if not (directory / "config.json").exists():
             raise ModelRefused(
                 f"a checkpoint was wanted at {directory}",
@@ -142,65 +149,63 @@ class Checkpoint:
         config = bounded_config(read_json(directory, "config.json"))
         if (directory / "tokenizer_config.json").exists():
             refuse_remote_code("tokenizer_config.json", read_json(directory, "tokenizer_config.json"))
-        if (directory / _WEIGHTS).exists():
-            path = inside(directory, _WEIGHTS)
-            tensors = {name: _Stored(path, entry) for name, entry in read_header(path).tensors.items()}
-        elif (directory / _INDEX).exists():
-            tensors = _indexed(directory)
-        else:
-            raise _no_weights(directory)
-        return cls(directory, config, tensors)
+        tensors = StoredTensors.open(directory)
+        return cls(directory, config, *open_weights(config, tensors), tuple(tensors.places()))
 
     def names(self) -> set[str]:
         """Every tensor's name."""
-        return set(self._tensors)
+        return set(self._weights)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises MissingTensor for an unknown name, as every method that takes one does."""
-        return tuple(self._find(name).entry.shape)
+        return self._find(name).shape
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor on disk."""
-        return self._find(name).entry.range.length
+        return self._find(name).nbytes
+
+    def stored(self, names: Iterable[str]) -> set[str]:
+        """Names, in the files, of all that these tensors are made of."""
+        return {part for name in names for part in self._find(name).parts}
 
     def dtype(self, name: str) -> torch.dtype:
-        """bfloat16, float16 or float32.
+        """bfloat16, float16 or float32, as `read` gives it.
 
         Raises:
-            ModelRefused: any other type; the checkpoint is quantized already.
+            ModelRefused: it is stored as a type that config.json does not explain.
         """
-        stored = self._find(name)
-        if stored.entry.dtype not in DTYPES:
-            raise ModelRefused(
-                f"{name} in bfloat16, float16 or float32 was wanted",
-                f"it is {stored.entry.dtype} in {stored.path}",
-                "Use the checkpoint that this one was quantized from",
-            )
-        return DTYPES[stored.entry.dtype]
+        return self._find(name).dtype
+
+    def group(self, name: str) -> int | None:
+        """Consecutive inputs that share the parameters of the tensor's own 4-bit codes; None if it has none."""
+        return self._find(name).group
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor in its own dtype and shape, in memory of its own.
+        """The whole tensor in floating point, in memory of its own.
 
         Raises:
             ModelRefused: as dtype.
             TruncatedFile: the file has become shorter.
+            DamagedData: parts of a quantized matrix contradict each other.
         """
-        stored = self._find(name)
-        return _read(stored.path, stored.entry.range.offset, self.dtype(name), self.shape(name))
+        return self._find(name).read()
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
         """tensor[index], without reading the rest: one expert of a fused tensor [E, N, K] as [N, K].
 
         Raises:
             IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile: as read.
+            ModelRefused, TruncatedFile, DamagedData: as read.
         """
-        stored = self._find(name)
-        count, *rest = self.shape(name)
-        if not 0 <= index < count:
-            raise IndexError(f"{name} has {count} slices, asked for {index}")
-        offset = stored.entry.range.offset + index * (stored.entry.range.length // count)
-        return _read(stored.path, offset, self.dtype(name), tuple(rest))
+        return self._find(name).read_slice(index)
+
+    def codes(self, name: str) -> FourBit:
+        """A matrix's own 4-bit codes. Only where `group` is not None.
+
+        Raises:
+            TruncatedFile, DamagedData: as read.
+        """
+        return self._find(name).codes()
 
     def companions(self) -> list[Path]:
         """The files of COMPANIONS that are there.
@@ -208,6 +213,9 @@ class Checkpoint:
         Raises:
             ModelRefused: one is a link out of the directory.
         """
+        return self._own_companions()
+
+    def _own_companions(self) -> list[Path]:
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
     def fingerprint(self) -> str:
@@ -217,11 +225,10 @@ class Checkpoint:
         """
         digest = xxhash.xxh3_128()
         first: dict[Path, int] = {}
-        for name, stored in sorted(self._tensors.items()):
-            digest.update(f"{name}\0{stored.path.name}\0".encode())
-            at = stored.entry.range.offset
-            first[stored.path] = min(first.get(stored.path, at), at)
-        whole = {path: path.stat().st_size for path in self.companions()}
+        for name, path, at in self._places:
+            digest.update(f"{name}\0{path.name}\0".encode())
+            first[path] = min(first.get(path, at), at)
+        whole = {path: path.stat().st_size for path in self._own_companions()}
         for path, head in sorted((whole | first).items()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
@@ -232,69 +239,65 @@ class Checkpoint:
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()
 
-    def _find(self, name: str) -> _Stored:
-        if name not in self._tensors:
+    def _find(self, name: str) -> Weight:
+        if name not in self._weights:
             raise MissingTensor(
                 f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
             )
-        return self._tensors[name]
+        return self._weights[name]
 
 
-def _indexed(directory: Path) -> dict[str, _Stored]:
-    """The tensors that the index of a sharded checkpoint names."""
-    weight_map = read_json(directory, _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise ModelRefused(
-            f"a weight_map from tensors to files was wanted in {directory / _INDEX}",
-            f"it is {shortened(weight_map)}",
-            "Download it again",
+class GgufCheckpoint(Checkpoint):
+    """A model in one GGUF file, which also holds its config, tokenizer and chat template.
+
+    Raises:
+        ModelRefused: an architecture that is not known, a config value out of bounds.
+        BadHeader, TruncatedFile, MissingTensor: a header that lies, or lacks what the architecture needs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Here and not above: most checkpoints are no GGUF, and need nothing of that package.
+        from storage.formats.gguf_model import GgufModel
+
+        self._model = GgufModel(path)
+        places = [(name, path, entry.range.offset) for name, entry in self._model.header.tensors.items()]
+        super().__init__(
+            path, bounded_config(self._model.config), GGUF, self._model.weights(), tuple(sorted(places))
         )
-    for file in set(weight_map.values()):
-        if not file.endswith(".safetensors"):
-            raise _pickled(directory, file)
-    headers = {file: read_header(inside(directory, file)) for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if name not in headers[file].tensors:
-            raise MissingTensor(
-                f"tensor {name} was wanted in {directory / file}, as {_INDEX} says",
-                "the file has none of that name",
-                "Download it again",
-            )
-    return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
+
+    def companions(self) -> list[Path]:
+        """config.json, the tokenizer's files and the chat template, unpacked to live as long as this does.
+
+        Raises:
+            ModelRefused: transformers does not know the tokenizer.
+        """
+        from storage.formats.gguf_tokenizer import unpack_tokenizer
+
+        into = Path(mkdtemp(prefix="edgemoe-"))
+        weakref.finalize(self, shutil.rmtree, into, ignore_errors=True)
+        (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
+        unpack_tokenizer(self._model.path, self._model.header.fields, into)
+        return [into / name for name in COMPANIONS if (into / name).exists()]
+
+    def _own_companions(self) -> list[Path]:
+        return []
 
 
-def _no_weights(directory: Path) -> ModelRefused:
-    for path in sorted(directory.iterdir()):
-        if path.suffix in _PICKLED:
-            return _pickled(directory, path.name)
-    return ModelRefused(
-        f"weights were wanted in {directory}",
-        f"there is neither {_WEIGHTS} nor {_INDEX}",
-        "Download it again",
-    )
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that is the only weights of the directory; None if there is no such file.
 
-
-def _pickled(directory: Path, name: str) -> ModelRefused:
-    return ModelRefused(
-        f"weights as safetensors were wanted in {directory}",
-        f"{shortened(name)} is not safetensors; opening a pickle would run whatever code is in it",
-        "Convert the checkpoint to safetensors where you trust it",
-    )
-
-
-def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    raw = torch.empty(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8)
-    view: memoryview = raw.numpy().data
-    done = 0
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while done < len(view):
-            got = file.readinto(view[done:])
-            if not got:
-                raise TruncatedFile(
-                    f"{len(view)} bytes were wanted at {offset} in {path}",
-                    f"the file ends after {done} of them",
-                    "Download it again",
-                )
-            done += got
-    return raw.view(dtype).view(shape)
+    Raises:
+        ModelRefused: the directory has several.
+    """
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    if not path.is_dir() or (path / WEIGHTS_NAME).exists() or (path / INDEX_NAME).exists():
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise ModelRefused(
+            f"one GGUF file was wanted in {path}",
+            f"there are {len(found)}, first {found[0].name}",
+            "Give the path of one; merge one that is split with llama-gguf-split",
+        )
+    return inside(path, found[0].name) if found else None

@@ -1,22 +1,73 @@
-"""From a checkpoint to a store: one expert in memory at a time, resumable layer by layer."""
+"""From a checkpoint to a store: a few experts in memory at a time, on every core, resumable layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from storage.checkpoint import Checkpoint
 from storage.dense import DenseWeights
-from storage.encode import encode
-from storage.errors import DamagedData
+from storage.encode import assemble, quantize_matrix, squared_error
+from storage.errors import DamagedData, ReadFailed, UserError, WriteFailed
 from storage.expert_weights import ExpertNames, ExpertWeights
 from storage.header import tensor_bytes
 from storage.layout import Layout
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.planes import Bytes
+from storage.source_error import SourceError
 from storage.writer import StoreWriter
+
+_AHEAD = 2
+"""Experts read and encoded ahead of the one being written, for each thread."""
+
+_REQUEST = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+"""Refusals that are the user's to mend, not the disk's."""
+
+
+class Arrivals(Protocol):
+    """Weights that are not all there at once: each layer's are fetched before it is converted."""
+
+    @property
+    def room(self) -> int:
+        """Bytes of disk that they take at most at a time, besides what is there."""
+
+    def require(self, layer: int | None) -> None:
+        """Makes every weight of a layer readable; None: every weight that was not released.
+
+        Raises:
+            EdgemoeError: they cannot be had.
+        """
+
+    def release(self, layer: int, keep: Collection[str]) -> None:
+        """The layer's experts are in the store. Of its tensors only those named in `keep` will be read again."""
+
+
+class _Present:
+    """A checkpoint that is there as a whole."""
+
+    room = 0
+
+    def require(self, layer: int | None) -> None:
+        pass
+
+    def release(self, layer: int, keep: Collection[str]) -> None:
+        pass
 
 
 def convert(
@@ -24,55 +75,86 @@ def convert(
     destination: Path,
     family: ExpertNames,
     *,
-    max_level: int,
+    max_level: int | None,
     layout: Layout,
     dense_bits: int,
     progress: Callable[[int, int], None],
+    threads: int | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Manifest:
     """Converts a checkpoint, or what an earlier, interrupted call has left of it.
 
-    A finished store of the same source and options is left as it is. Peak memory: the largest tensor, what
-    it becomes, and a few experts. Whatever can be checked without reading weights is, before anything is
-    written.
+    A finished store of the same source and options is left as it is. The store's bytes do not depend on the
+    number of threads. Peak memory: the largest tensor, what it becomes, and a few experts a thread. Whatever
+    can be checked without reading weights is, before anything is written.
 
     Args:
         source: the checkpoint's directory.
         destination: the store's; made if need be.
         family: of the source's config.
-        max_level: 8 or 4, the highest level stored.
+        max_level: 8 or 4, the highest level stored; None: 4 if every expert has 4-bit codes, otherwise 8.
         layout: of the records.
         dense_bits: 16 or 8, of the matrices that are no expert's.
         progress: called with bytes of source weights done and in all, from this thread.
+        threads: that read and encode experts; by default one for each core this process may use.
+        arrivals: told which weights are needed, and which no more; by default all are there.
 
     Raises:
         ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source; see Checkpoint.open, ExpertWeights.
         DamagedData: a weight is not finite, or the source has changed meanwhile.
-        UserError: the destination holds something else.
+        UserError: the destination holds something else, or may not be written.
         StoreBusy: another process is using the destination.
         DoesNotFit: the disk is too small.
+        ReadFailed, WriteFailed: the operating system kept refusing.
     """
-    checkpoint = Checkpoint.open(source)
-    job = _Conversion(checkpoint, family, max_level, layout, dense_bits, progress)
+    with _source_errors(source):
+        job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
     if (destination / MANIFEST_NAME).exists() and job.made(there := Manifest.load(destination)):
         return there
-    with StoreWriter(
-        destination,
-        geometry=job.geometry,
-        layout=layout,
-        source=job.fingerprint,
-        dense_bits=dense_bits,
-    ) as writer:
-        job.write_experts(writer)
-        job.write_dense(writer)
-        for path in checkpoint.companions():
-            writer.copy(path)
-        if Checkpoint.open(source).fingerprint() != job.fingerprint:
+    with (
+        _destination_errors(destination),
+        StoreWriter(
+            destination,
+            geometry=job.geometry,
+            layout=layout,
+            source=job.fingerprint,
+            dense_bits=dense_bits,
+        ) as writer,
+    ):
+        job.write(writer, threads or cores(), arrivals or _Present())
+        with _source_errors(source):
+            fingerprint = Checkpoint.open(source).fingerprint()
+        if fingerprint != job.fingerprint:
             raise DamagedData(
                 f"{source} was wanted as it was when its conversion began",
                 "its files have changed since",
                 "Remove the destination, and convert again while nothing writes to the checkpoint",
             )
-        return writer.finish()
+        return writer.finish(job.format)
+
+
+@contextmanager
+def _source_errors(source: Path) -> Iterator[None]:
+    """Gives an error of the operating system while a checkpoint's small files are read its place in the tree."""
+    try:
+        yield
+    except OSError as error:
+        wanted = f"the checkpoint {source} was wanted"
+        raise ReadFailed(wanted, str(error), "Check the disk, then try again") from error
+
+
+@contextmanager
+def _destination_errors(destination: Path) -> Iterator[None]:
+    """The same for what StoreWriter asks of the operating system outside of its files."""
+    try:
+        yield
+    except OSError as error:
+        wanted, found = f"a store was wanted in {destination}", str(error)
+        if error.errno in _REQUEST:
+            raise UserError(wanted, found, "Choose a directory that you may write to") from error
+        raise WriteFailed(
+            wanted, found, "Check the disk; then convert again, it goes on where it stopped"
+        ) from error
 
 
 class _Conversion:
@@ -82,7 +164,7 @@ class _Conversion:
         self,
         checkpoint: Checkpoint,
         family: ExpertNames,
-        max_level: int,
+        max_level: int | None,
         layout: Layout,
         dense_bits: int,
         progress: Callable[[int, int], None],
@@ -91,7 +173,7 @@ class _Conversion:
         self._experts = ExpertWeights(checkpoint, family)
         self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
         self.geometry = self._experts.geometry(max_level)
-        self.fingerprint = checkpoint.fingerprint()
+        self.fingerprint, self.format = checkpoint.fingerprint(), checkpoint.format
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         self._done, self._progress = 0, progress
 
@@ -100,26 +182,60 @@ class _Conversion:
         found = (store.source, store.geometry, store.layout, store.dense_bits)
         return found == (self.fingerprint, self.geometry, self._layout.name, self._dense_bits)
 
-    def write_experts(self, writer: StoreWriter) -> None:
+    def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals) -> None:
+        """Writes everything but the manifest."""
+        self._write_experts(writer, threads, arrivals)
+        arrivals.require(None)
+        writer.write_dense(self._dense.specs(), self._tensors())
+        for path in self._checkpoint.companions():
+            writer.copy(path)
+
+    def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals) -> None:
         """Writes every layer that is not finished yet, if the disk has room for all that is to come."""
         experts, finished = self._experts, writer.finished_layers()
         missing = [layer for layer in experts.layers if layer not in finished]
         dense_bytes = sum(tensor_bytes(*spec) for spec in self._dense.specs().values())
-        writer.require_free(len(missing) * experts.count * self.geometry.record_bytes + dense_bytes)
+        dense = self._checkpoint.stored(self._dense.names)
         for layer in finished:
             self._add(experts.layer_bytes(layer))
-        for layer in missing:
-            writer.write_layer(layer, experts.count, self._records(layer))
+            arrivals.release(layer, dense)
+        store_bytes = len(missing) * experts.count * self.geometry.record_bytes + dense_bytes
+        writer.require_free(store_bytes + arrivals.room)
+        with _one_core_each(threads) as pool:
+            for layer in missing:
+                arrivals.require(layer)
+                error = SourceError()
+                records = self._records(layer, pool, _AHEAD * threads, error)
+                writer.write_layer(layer, experts.count, records, error)
+                arrivals.release(layer, dense)
 
-    def write_dense(self, writer: StoreWriter) -> None:
-        """Writes everything that is no expert's."""
-        writer.write_dense(self._dense.specs(), self._tensors())
+    def _records(
+        self, layer: int, pool: ThreadPoolExecutor, ahead: int, error: SourceError
+    ) -> Iterator[Bytes]:
+        """A layer's records in order, while threads of the pool make those after it. Adds to `error`."""
+        count = self._experts.count
+        share = self._experts.layer_bytes(layer) // count
+        begun: deque[Future[tuple[Bytes, SourceError]]] = deque()
+        try:
+            for expert in range(count):
+                while len(begun) <= ahead and expert + len(begun) < count:
+                    begun.append(pool.submit(self._record, layer, expert + len(begun)))
+                record, of_record = begun.popleft().result()
+                error.add(of_record)
+                yield record
+                self._add(share)
+        finally:
+            for future in begun:
+                future.cancel()
 
-    def _records(self, layer: int) -> Iterator[Bytes]:
-        share = self._experts.layer_bytes(layer) // self._experts.count
-        for expert in range(self._experts.count):
-            yield encode(self.geometry, self._layout, self._experts.read(layer, expert))
-            self._add(share)
+    def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
+        matrices, specs = self._experts.read(layer, expert), self.geometry.matrices
+        quantized = [quantize_matrix(m, spec) for m, spec in zip(matrices, specs, strict=True)]
+        error = SourceError()
+        if expert in (0, self._experts.count // 2):
+            for matrix, made, spec in zip(matrices, quantized, specs, strict=True):
+                error.add(SourceError(*squared_error(matrix, made, spec, self.geometry.max_level)))
+        return assemble(self.geometry, self._layout, quantized), error
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         sources = self._checkpoint.names()
@@ -131,3 +247,20 @@ class _Conversion:
     def _add(self, nbytes: int) -> None:
         self._done += nbytes
         self._progress(self._done, self._total)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads compute on one core each; torch would give each of them all cores."""
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)

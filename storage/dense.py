@@ -57,8 +57,9 @@ def dequantize_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 class DenseWeights:
     """The dense weights of a checkpoint in the form a store has them. Thread-safe.
 
-    Every one becomes bf16, as transformers makes it when a model is loaded in bf16. At 8 bits, matrices
-    `*.weight` other than routers become codes and scales; routers choose experts, and cost next to nothing.
+    Every one becomes bf16, as transformers makes it when a model is loaded in bf16, except the few that the
+    family keeps in float32. At 8 bits, matrices `*.weight` other than routers become codes and scales; routers
+    choose experts, and cost next to nothing.
 
     Args:
         checkpoint: the source.
@@ -73,12 +74,14 @@ class DenseWeights:
     def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
         self._checkpoint = checkpoint
         there = checkpoint.names()
-        self.names = sorted(there - experts)
+        self.names = sorted(name for name in there - experts if not family.is_unused(name, checkpoint.config))
+        self._full = {name for name in self.names if family.keeps_precision(name)}
         self._eight_bit = {
             name
             for name in self.names
             if bits == 8
             and name.endswith(".weight")
+            and name not in self._full
             and len(checkpoint.shape(name)) == 2
             and 0 not in checkpoint.shape(name)
             and not family.is_router(name)
@@ -101,7 +104,7 @@ class DenseWeights:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
             else:
-                out[name] = ("BF16", shape)
+                out[name] = ("F32" if name in self._full else "BF16", shape)
         return out
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,7 +115,8 @@ class DenseWeights:
             TruncatedFile: as Checkpoint.read.
         """
         for name in self.names:
-            weight = self._checkpoint.read(name).to(torch.bfloat16)
+            dtype = torch.float32 if name in self._full else torch.bfloat16
+            weight = self._checkpoint.read(name).to(dtype)
             if not all_finite(weight):
                 raise DamagedData(
                     f"finite weights were wanted in {name}",

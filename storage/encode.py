@@ -12,18 +12,60 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from storage.formats.base import FourBit, Matrix
 from storage.layout import Layout
 from storage.planes import Bytes, dequantize, merge, midpoint, quantize, split
 from storage.record import MatrixSpec, RecordGeometry
+
+_PIECE = 1 << 15
+"""Sixteenths of the weights quantized at a time: what they become in float32 stays in a CPU's cache."""
 
 Quantized = tuple[torch.Tensor, torch.Tensor]
 """(codes uint8 [padded_rows, padded_cols], parameters bf16 [padded_cols / group, padded_rows, 2])."""
 
 
-def quantize_matrix(weight: torch.Tensor, spec: MatrixSpec) -> Quantized:
-    """Pads a floating-point [rows, cols] matrix with zeros to its spec and quantizes it."""
-    padding = (0, spec.padded_cols - spec.cols, 0, spec.padded_rows - spec.rows)
-    return quantize(F.pad(weight.float(), padding), spec.group)
+def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
+    """Pads a [rows, cols] matrix to its spec, and quantizes it if it has no codes of its own, some rows at a time."""
+    if isinstance(weight, FourBit):
+        return _keep_codes(weight, spec)
+    rows, cols = spec.padded_rows, spec.padded_cols
+    codes = torch.empty(rows, cols, dtype=torch.uint8)
+    parameters = torch.empty(cols // spec.group, rows, 2, dtype=torch.bfloat16)
+    # A multiple of 16, so that the rows added to the last piece are never all it has.
+    step = max(_PIECE // cols, 1) * 16
+    for start in range(0, rows, step):
+        end = min(start + step, rows)
+        part = weight[start:end].float()
+        part = F.pad(part, (0, cols - spec.cols, 0, end - start - part.shape[0]))
+        codes[start:end], parameters[:, start:end] = quantize(part, spec.group)
+    return codes, parameters
+
+
+def _keep_codes(matrix: FourBit, spec: MatrixSpec) -> Quantized:
+    """The source's codes as code >> 4, exactly; of its parameters the nearest in bf16."""
+    assert matrix.group == spec.group, (matrix.group, spec)
+    below = spec.padded_rows - spec.rows
+    codes = F.pad(matrix.codes << 4, (0, spec.padded_cols - spec.cols, 0, below))
+    parameters = torch.stack((matrix.scale, matrix.centre), -1).transpose(0, 1)
+    return codes, F.pad(parameters, (0, 0, 0, below)).to(torch.bfloat16).contiguous()
+
+
+def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level: int) -> tuple[float, float]:
+    """Compares what a record at `level` stands for with its source, some rows at a time.
+
+    Returns:
+        sums of the squared differences, and of the source's squares; in float64.
+    """
+    codes, parameters = quantized
+    squared = total = 0.0
+    step = max(_PIECE // (16 * spec.padded_cols), 1) * 16
+    for start in range(0, spec.rows, step):
+        end = min(start + step, spec.rows)
+        part = source.rows(start, end).weights() if isinstance(source, FourBit) else source[start:end].float()
+        kept = dequantize(codes[start:end], parameters[:, start:end], level)[:, : spec.cols]
+        squared += float((kept - part).square().sum(dtype=torch.float64))
+        total += float(part.square().sum(dtype=torch.float64))
+    return squared, total
 
 
 def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quantized]) -> Bytes:
@@ -47,8 +89,8 @@ def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quanti
     return record
 
 
-def encode(geometry: RecordGeometry, layout: Layout, weights: Sequence[torch.Tensor]) -> Bytes:
-    """The record of an expert from its floating-point matrices [rows, cols], in geometry's order."""
+def encode(geometry: RecordGeometry, layout: Layout, weights: Sequence[Matrix]) -> Bytes:
+    """The record of an expert from its matrices [rows, cols], in geometry's order."""
     quantized = [quantize_matrix(w, spec) for w, spec in zip(weights, geometry.matrices, strict=True)]
     return assemble(geometry, layout, quantized)
 

@@ -13,6 +13,7 @@
         ├── TruncatedFile                    a file shorter than its manifest says
         ├── ChecksumMismatch                 a plane whose bytes changed
         ├── ReadFailed                       the device kept refusing a read
+        ├── WriteFailed                      the device refused a write
         └── NotFinite                        NaN or infinity in the logits
 
 Every message has three parts: what was wanted, what was found there, what to do about it.
@@ -100,6 +101,10 @@ class ChecksumMismatch(DamagedData):
 
 class ReadFailed(DamagedData):
     """The operating system kept refusing a read."""
+
+
+class WriteFailed(DamagedData):
+    """The operating system refused a write; what was whole before still is."""
 
 
 class NotFinite(DamagedData):

@@ -9,6 +9,7 @@ import torch
 
 from storage.checkpoint import Checkpoint, Config
 from storage.errors import DamagedData, MissingTensor, ModelRefused
+from storage.formats.base import FourBit, Matrix
 from storage.record import MatrixSpec, RecordGeometry
 
 
@@ -24,17 +25,30 @@ class ExpertNames(Protocol):
     def intermediate(self, config: Config) -> int:
         """An expert's inner size I."""
 
-    def separate(self, layer: int, expert: int) -> tuple[str, str, str]:
-        """One expert's tensors: gate [I, H], up [I, H], down [H, I]."""
+    @property
+    def transposed(self) -> bool:
+        """Whether fused tensors are [E, H, 2I] and [E, I, H]."""
 
-    def fused(self, layer: int) -> tuple[str, str]:
-        """All experts' tensors: gate and up [E, 2I, H], gate first; down [E, H, I]."""
+    def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
+        """One expert's tensors: gate [I, H], up [I, H], down [H, I]; None: they only come fused."""
+
+    def fused(self, layer: int) -> Sequence[tuple[str, str]]:
+        """All experts' tensors: gate and up [E, 2I, H] in the rows' order of the model's gating; down [E, H, I].
+
+        A pair of names for each naming in use; a checkpoint has one of them.
+        """
 
     def is_expert(self, name: str) -> bool:
         """Whether a tensor of this name holds expert weights, of any layer and expert."""
 
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight, which is never quantized."""
+
+    def keeps_precision(self, name: str) -> bool:
+        """Whether a dense tensor of this name stays float32, as the model computes with it."""
+
+    def is_unused(self, name: str, config: Config) -> bool:
+        """Whether a tensor of this name is no part of the model: a layer for multi-token prediction, say."""
 
 
 class ExpertWeights:
@@ -57,8 +71,14 @@ class ExpertWeights:
         self.layers = tuple(family.moe_layers(config))
         self.count = family.experts(config)
         self._hidden, self._inner = config["hidden_size"], family.intermediate(config)
-        self.names = {name for name in checkpoint.names() if family.is_expert(name)}
-        self._fused = {layer for layer in self.layers if family.fused(layer)[0] in self.names}
+        self.names = {
+            name
+            for name in checkpoint.names()
+            if family.is_expert(name) and not family.is_unused(name, config)
+        }
+        self._fused = {
+            layer: pair for layer in self.layers for pair in family.fused(layer) if pair[0] in self.names
+        }
         if not self.layers:
             raise ModelRefused(
                 f"a mixture of experts was wanted in {checkpoint.directory}",
@@ -66,50 +86,102 @@ class ExpertWeights:
                 "Run a dense model with another program",
             )
         self._check_names()
+        self._groups = self._common_groups()
 
-    def geometry(self, max_level: int) -> RecordGeometry:
-        """The record of each expert, stored up to `max_level` (8 or 4)."""
-        gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden)
-        return RecordGeometry((gate_up, MatrixSpec.of("down", self._hidden, self._inner)), max_level)
+    def geometry(self, max_level: int | None) -> RecordGeometry:
+        """The record of each expert.
+
+        Args:
+            max_level: 8 or 4, the highest level stored; None: all that the source has.
+
+        Raises:
+            ModelRefused: level 8 of experts that have 4 bits.
+        """
+        group_up, group_down = self._groups or (None, None)
+        if self._groups and max_level == 8:
+            raise ModelRefused(
+                "a highest level of 8 was wanted",
+                f"the experts of {self._checkpoint.directory} have 4-bit codes, which level 4 keeps as they are",
+                "Leave --max-level out",
+            )
+        gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden, group_up)
+        down = MatrixSpec.of("down", self._hidden, self._inner, group_down)
+        return RecordGeometry((gate_up, down), max_level or (4 if self._groups else 8))
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's expert weights on disk."""
         return sum(self._checkpoint.nbytes(name) for name, _ in self._wanted(layer))
 
-    def read(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """gate_up [2I, H] (gate first) and down [H, I], in the checkpoint's dtype.
+    def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
+        """gate_up [2I, H] (gate first) and down [H, I]: in the checkpoint's dtype, or its 4-bit codes if all have.
 
         Raises:
             DamagedData: a weight is NaN or infinite; names layer, expert and matrix.
             ModelRefused, TruncatedFile: as Checkpoint.read.
         """
-        source = self._checkpoint
-        if layer in self._fused:
-            gate_up_name, down_name = self._family.fused(layer)
-            gate_up, down = source.read_slice(gate_up_name, expert), source.read_slice(down_name, expert)
-        else:
-            gate, up, down_name = self._family.separate(layer, expert)
-            gate_up, down = torch.cat((source.read(gate), source.read(up))), source.read(down_name)
-        for matrix, weight in (("gate_up", gate_up), ("down", down)):
-            if not all_finite(weight):
+        matrices = self._read(layer, expert)
+        for matrix, weight in zip(("gate_up", "down"), matrices, strict=True):
+            parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
+            if not all(all_finite(part) for part in parts):
                 raise DamagedData(
                     f"finite weights were wanted in layer {layer}, expert {expert}, matrix {matrix}",
-                    f"{source.directory} has NaN or infinity there",
+                    f"{self._checkpoint.directory} has NaN or infinity there",
                     "Download the checkpoint again",
                 )
-        return gate_up, down
+        return matrices
+
+    def _read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
+        source = self._checkpoint
+        if layer in self._fused:
+            gate_up_name, down_name = self._fused[layer]
+            gate_up, down = source.read_slice(gate_up_name, expert), source.read_slice(down_name, expert)
+            if self._family.transposed:
+                gate_up, down = gate_up.t().contiguous(), down.t().contiguous()
+            return gate_up, down
+        gate, up, down_name = self._separate(layer, expert)
+        if self._groups:
+            return source.codes(gate).below(source.codes(up)), source.codes(down_name)
+        return torch.cat((source.read(gate), source.read(up))), source.read(down_name)
+
+    def _common_groups(self) -> tuple[int, int] | None:
+        """Groups of gate_up and down, if every expert has exact 4-bit codes and all have the same groups."""
+        if self._fused:
+            return None
+        groups: set[tuple[int | None, int | None]] = set()
+        for layer in self.layers:
+            for expert in range(self.count):
+                gate, up, down = map(self._checkpoint.group, self._separate(layer, expert))
+                groups |= {(gate, down), (up, down)}
+                if len(groups) > 1 or gate is None:
+                    return None
+        gate_up, down = groups.pop()
+        return None if gate_up is None or down is None else (gate_up, down)
 
     def _wanted(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor that holds a layer's experts."""
         hidden, inner = self._hidden, self._inner
         if layer in self._fused:
-            gate_up, down = self._family.fused(layer)
-            yield gate_up, (self.count, 2 * inner, hidden)
-            yield down, (self.count, hidden, inner)
+            gate_up, down = self._fused[layer]
+            rows, columns = (hidden, 2 * inner), (inner, hidden)
+            if not self._family.transposed:
+                rows, columns = rows[::-1], columns[::-1]
+            yield gate_up, (self.count, *rows)
+            yield down, (self.count, *columns)
             return
         for expert in range(self.count):
-            gate, up, down = self._family.separate(layer, expert)
+            gate, up, down = self._separate(layer, expert)
             yield from ((gate, (inner, hidden)), (up, (inner, hidden)), (down, (hidden, inner)))
+
+    def _separate(self, layer: int, expert: int) -> tuple[str, str, str]:
+        names = self._family.separate(layer, expert)
+        if names is None:
+            wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
+            raise MissingTensor(
+                f"{wanted} was wanted in {self._checkpoint.directory}",
+                "it is not there",
+                "Download the checkpoint again",
+            )
+        return names
 
     def _check_names(self) -> None:
         unclaimed = set(self.names)

@@ -1,10 +1,18 @@
-"""How an expert lies in a memory tier on a CPU: p4 merged once on arrival, p0 beside it at level 8.
+"""How an expert lies in a memory tier, for a kernel that reads planes and for one that does not.
+
+PlaneForm, for edgemoe's own kernel: a block per plane, exactly as on disk.
+
+    block base  group parameters | top 2 bits of every code      levels 2, 4 and 8
+    block d4    the next 2 bits                                  levels 4 and 8
+    block d8    the last 4 bits                                  level 8
+
+MergedForm, for torch's 4-bit kernel: p4 merged once on arrival, p0 beside it at level 8.
 
     block p4    group parameters | merged nibbles code >> 4      levels 2, 4 and 8
     block p0    nibbles code & 15, as d8 is on disk              level 8
 
 A record's prefix at level 4 is exactly as long as a p4 block, so it is scattered straight into the block and
-merged where it lies. Level 2 occupies a whole p4 block too (its low two bits at the mid-point): on a CPU it
+merged where it lies. Level 2 occupies a whole p4 block too (its low two bits at the mid-point): there it
 saves reads, not memory.
 """
 
@@ -13,7 +21,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from storage.base import BlockKind, Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
+from storage.base import (
+    PLANES_OF_LEVEL,
+    BlockKind,
+    Blocks,
+    ExpertKey,
+    Plane,
+    PlaneReader,
+    ResidentForm,
+    Source,
+)
 from storage.layout import Layout
 from storage.planes import Bytes, base_of, merge, midpoint
 from storage.record import RecordGeometry
@@ -22,8 +39,50 @@ P4 = "p4"
 P0 = "p0"
 
 
-class CpuForm(ResidentForm):
-    """The resident form of every `cpu-*` layout.
+class PlaneForm(ResidentForm):
+    """A block per plane: nothing is changed on arrival, and half the bits take half the memory.
+
+    Args:
+        geometry: of the store.
+        stored: the layout that the store's records are packed in.
+        used: the layout that the kernel wants. Where the two differ, every plane is re-laid out as it
+            arrives, which costs more than reading it.
+    """
+
+    def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
+        self._order = _Order(geometry, stored, used) if stored != used else None
+        self._parameters = geometry.parameter_bytes
+        levels = {Plane.BASE: 2, Plane.D4: 4, Plane.D8: 8}
+        self.kinds = tuple(
+            BlockKind(plane.label, span.length, levels[plane])
+            for plane, span in zip(Plane, geometry.planes, strict=False)
+        )
+
+    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
+        """See ResidentForm. What is held never changes."""
+        return tuple(kind.name for kind in self.kinds if held < kind.level <= level)
+
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
+        """See ResidentForm. One read call for all planes that are in no memory."""
+        held = source.held if source else 0
+        for kind in self.kinds:
+            if source and kind.name in into and kind.name in source.blocks:
+                np.copyto(_bytes(into[kind.name]), _bytes(source.blocks[kind.name]))
+        planes = list(Plane)[PLANES_OF_LEVEL[held] : PLANES_OF_LEVEL[level]]
+        if not planes:
+            return 0
+        read = reader.read(key, planes[0], planes[-1], [into[plane.label] for plane in planes])
+        if self._order:
+            for plane in planes:
+                codes = _bytes(into[plane.label])[self._parameters if plane is Plane.BASE else 0 :]
+                (self._order.change if plane is Plane.D8 else self._order.change_plane)(codes)
+        return read
+
+
+class MergedForm(ResidentForm):
+    """p4 and p0, for torch's kernel.
 
     Args:
         geometry: of the store.
@@ -33,8 +92,7 @@ class CpuForm(ResidentForm):
     """
 
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
-        self._geometry = geometry
-        self._relay = None if stored == used else (stored, used)
+        self._order = _Order(geometry, stored, used) if stored != used else None
         parameters, codes = geometry.parameter_bytes, geometry.codes_bytes
         self._parameters, self._half = parameters, codes // 2
         self.kinds = (BlockKind(P4, parameters + codes, level=2),)
@@ -93,19 +151,38 @@ class CpuForm(ResidentForm):
         new, held = _bytes(p4), _bytes(old)
         new[:at] = held[:at]
         codes = held[at:]
-        if self._relay:
-            stored, used = self._relay
-            codes = self._permuted(codes, used, stored)
+        if self._order:
+            codes = self._order.back(codes)
         base_of(codes, new[at + self._half :])
         merge(new[at:])
         self._re_lay(p4[at:])
         return read
 
     def _re_lay(self, codes: memoryview) -> None:
-        """Brings a nibble array from the stored layout to the used one, in place."""
-        if self._relay:
-            array = _bytes(codes)
-            array[:] = self._permuted(array, *self._relay)
+        if self._order:
+            self._order.change(_bytes(codes))
+
+
+class _Order:
+    """Brings an expert's codes from one layout to another."""
+
+    def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
+        self._geometry, self._stored, self._used = geometry, stored, used
+
+    def change(self, nibbles: Bytes) -> None:
+        """A nibble array [codes_bytes], in place."""
+        nibbles[:] = self._permuted(nibbles, self._stored, self._used)
+
+    def back(self, nibbles: Bytes) -> Bytes:
+        """The stored order of a nibble array in the used one."""
+        return self._permuted(nibbles, self._used, self._stored)
+
+    def change_plane(self, plane: Bytes) -> None:
+        """A two-bit plane [codes_bytes / 2], in place: moved as the upper bits of nibbles."""
+        nibbles = np.empty(2 * plane.size, np.uint8)
+        nibbles[plane.size :] = plane
+        midpoint(nibbles)
+        base_of(self._permuted(nibbles, self._stored, self._used), plane)
 
     def _permuted(self, codes: Bytes, stored: Layout, used: Layout) -> Bytes:
         out = np.zeros_like(codes)

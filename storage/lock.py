@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from storage.errors import StoreBusy, UserError
+from storage.errors import ReadFailed, StoreBusy, UserError
 
 try:
     import fcntl
@@ -32,6 +32,7 @@ class StoreLock:
         StoreBusy: another process, or another StoreLock of this one, holds it in a way that excludes this.
         UserError: there is no such directory, its filesystem has no locks (converters only; readers go on
             with a warning), or the platform has none.
+        ReadFailed: the disk refuses to open it.
     """
 
     def __init__(self, directory: Path, *, exclusive: bool) -> None:
@@ -43,8 +44,10 @@ class StoreLock:
             )
         try:
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise UserError(wanted, str(error.strerror), "Give the path of a store") from error
+        except OSError as error:
+            raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -61,6 +61,9 @@ class Manifest:
         dense_bits: 16 or 8, of dense.safetensors' matrices.
         layers: by layer number; a layer without experts has no entry.
         files: every file but the manifest and the layers' own, by name.
+        source_format: what the source's weights were stored as; empty if unknown.
+        source_error: relative Frobenius error of the highest level against the source, over the first and the
+            middle expert of every layer; None if it was not measured.
     """
 
     source: str
@@ -70,6 +73,8 @@ class Manifest:
     dense_bits: int
     layers: Mapping[int, LayerRecords]
     files: Mapping[str, FileEntry]
+    source_format: str = ""
+    source_error: float | None = None
 
     @property
     def max_level(self) -> int:
@@ -86,6 +91,8 @@ class Manifest:
         content = {
             "format": FORMAT_VERSION,
             "source": self.source,
+            "source_format": self.source_format,
+            "source_error": self.source_error,
             "layout": self.layout,
             "probe": self.probe,
             "max_level": self.max_level,

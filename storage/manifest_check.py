@@ -68,7 +68,16 @@ def _manifest(value: object) -> Manifest:
     names = [layer.file for layer in layers.values()]
     if len({*names, *files}) < len(names) + len(files):
         raise ValueError("two layers, or a layer and another file, have one file name")
-    return Manifest(_text(content, "source"), layout, of_probe, geometry, dense_bits, layers, files)
+    described = content.get("source_format", ""), content.get("source_error")
+    if not isinstance(described[0], str) or not (described[1] is None or _is_error(described[1])):
+        raise ValueError(f"its source_format and source_error are {shortened(described)}")
+    return Manifest(
+        _text(content, "source"), layout, of_probe, geometry, dense_bits, layers, files, *described
+    )
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _geometry(content: Mapping[str, Any]) -> RecordGeometry:

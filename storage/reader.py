@@ -23,18 +23,12 @@ from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, Truncate
 from storage.lock import StoreLock
 from storage.manifest import LayerRecords, Manifest
 from storage.record import RecordGeometry
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT
 from storage.unbuffered import bypass_cache, forget, use_cache
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 """os.preadv: (descriptor, buffers, offset in the file) -> bytes read."""
 
-RETRIES = 3
-"""Attempts after the first, as long as none makes progress, before a read has failed."""
-
-BACK_OFF = 0.01
-"""Seconds before the first retry; each further one waits twice as long."""
-
-_TRANSIENT = (errno.EIO, errno.EINTR, errno.EAGAIN)
 _ADVICE = "Run `edgemoe verify` on the store; convert the model again if it is damaged"
 
 _log = logging.getLogger("edgemoe")
@@ -173,7 +167,7 @@ class RecordReader(PlaneReader):
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered(shard)
                     continue
-                if error.errno not in _TRANSIENT or failures == RETRIES:
+                if error.errno not in TRANSIENT or failures == RETRIES:
                     found = (
                         f"{shard.path} at offset {span.offset + done}: {error.strerror}, {failures + 1} times"
                     )

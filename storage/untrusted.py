@@ -68,8 +68,8 @@ def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
     """Raises ModelRefused if a parsed JSON file names code that comes with the checkpoint."""
     if "auto_map" in parsed:
         raise ModelRefused(
-            "a model that transformers knows was wanted",
-            f"{name} has auto_map: it asks to run code that comes with the checkpoint",
+            f"a {name} that transformers understands was wanted",
+            "it has auto_map: it asks to run code that comes with the checkpoint",
             "Choose a checkpoint without remote code",
         )
 

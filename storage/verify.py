@@ -80,6 +80,8 @@ def describe(directory: Path) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "source": manifest.source,
+        "source_format": manifest.source_format,
+        "source_error": manifest.source_error,
         "layout": manifest.layout,
         "layers": len(counts),
         "experts": sum(counts),

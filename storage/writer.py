@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 import xxhash
 
-from storage.atomic import PARTIAL, replacing, require_free, sync_directory, write_all
+from storage.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
 from storage.base import BLOCK
 from storage.errors import BadHeader, DamagedData, UserError
 from storage.header import header_bytes, read_header, tensor_bytes
@@ -25,10 +25,15 @@ from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, MARKER_NAME, FileEntry, LayerRecords, Manifest, RecordEntry
 from storage.planes import Bytes
 from storage.record import RecordGeometry
+from storage.source_error import SourceError
+from storage.source_file import read_whole
 
 DENSE_NAME = "dense.safetensors"
 CHECKSUMS_KEY = "xxh3_64"
 """Key in a layer file's metadata: 16 hex digits a plane, planes of a record and records in order."""
+
+ERROR_KEY = "source_error"
+"""Key in a layer file's metadata: SourceError's digits."""
 
 _SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
 
@@ -69,6 +74,7 @@ class StoreWriter:
         self._empty = Manifest(source, layout.name, probe(layout.name), geometry, dense_bits, {}, {})
         self._geometry = geometry
         self._layers: dict[int, LayerRecords] = {}
+        self._errors: dict[int, SourceError] = {}
         self._files: dict[str, FileEntry] = {}
         self._lock: StoreLock | None = None
 
@@ -97,13 +103,16 @@ class StoreWriter:
         """Raises DoesNotFit if fewer than `size` bytes are free where the store is."""
         require_free(self._directory / MANIFEST_NAME, size)
 
-    def write_layer(self, layer: int, count: int, records: Iterable[Bytes]) -> None:
+    def write_layer(
+        self, layer: int, count: int, records: Iterable[Bytes], error: SourceError | None = None
+    ) -> None:
         """Writes a layer's experts, from expert 0 on. Holds one record at a time.
 
         Args:
             layer: its number in the model.
             count: how many records there will be.
             records: uint8 [geometry.record_bytes] each.
+            error: of the layer against its source, complete when the last record has been taken.
 
         Raises:
             ValueError: records of another number or length; nothing is written then.
@@ -111,7 +120,8 @@ class StoreWriter:
         """
         size = self._geometry.record_bytes
         path = self._directory / shard_name(layer)
-        header = self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count)
+        error = error or SourceError()
+        header = self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count, error)
         checksums: list[tuple[int, ...]] = []
         with replacing(path, len(header) + count * size) as fd:
             write_all(fd, header)
@@ -128,7 +138,8 @@ class StoreWriter:
             if len(checksums) < count:
                 raise ValueError(f"layer {layer} has {count} records, got {len(checksums)}")
             os.lseek(fd, 0, os.SEEK_SET)
-            write_all(fd, self._shard_header(layer, checksums))
+            write_all(fd, self._shard_header(layer, checksums, error))
+        self._errors[layer] = error
         self._layers[layer] = self._layer_records(layer, len(header), checksums)
 
     def write_dense(
@@ -164,19 +175,36 @@ class StoreWriter:
 
     def copy(self, path: Path) -> None:
         """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""
-        raw = path.read_bytes()
+        raw = read_whole(path)
         with replacing(self._directory / path.name, len(raw)) as fd:
             write_all(fd, raw)
         self._files[path.name] = FileEntry(len(raw), xxhash.xxh3_64_intdigest(raw))
 
-    def finish(self) -> Manifest:
-        """Writes store.json, which makes the directory a store. Everything else must have been written."""
-        manifest = replace(self._empty, layers=self._layers, files=self._files)
+    def finish(self, source_format: str = "") -> Manifest:
+        """Writes store.json, which makes the directory a store. Everything else must have been written.
+
+        Args:
+            source_format: what the source's weights were stored as, for people.
+        """
+        error = SourceError()
+        for layer in sorted(self._errors):
+            error.add(self._errors[layer])
+        manifest = replace(
+            self._empty,
+            layers=self._layers,
+            files=self._files,
+            source_format=source_format,
+            source_error=error.relative if error.total else None,
+        )
         marker = self._directory / MARKER_NAME
         manifest.save(marker)
         # The marker becomes the manifest: at no moment are both there, or neither.
-        marker.replace(self._directory / MANIFEST_NAME)
-        sync_directory(self._directory)
+        final = self._directory / MANIFEST_NAME
+        try:
+            marker.replace(final)
+            sync_directory(self._directory)
+        except OSError as error:
+            raise refused(final, len(manifest.to_json()), error) from error
         return manifest
 
     def _claim(self) -> None:
@@ -185,7 +213,7 @@ class StoreWriter:
             path = self._directory / name
             if path.exists():
                 found = Manifest.read(path)
-                if replace(found, layers={}, files={}) != self._empty:
+                if replace(found, layers={}, files={}, source_format="", source_error=None) != self._empty:
                     raise self._occupied(_difference(found, self._empty))
                 return
         strangers = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
@@ -219,14 +247,21 @@ class StoreWriter:
             raise BadHeader(
                 f"checksums of {count} records were wanted in {path}", "there are others", "Convert again"
             )
+        try:
+            error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
+        except ValueError as found:
+            raise BadHeader(
+                f"the error of layer {layer} was wanted in {path}", str(found), "Convert again"
+            ) from found
         numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
         checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
-        ours = self._shard_header(layer, checksums)
+        ours = self._shard_header(layer, checksums, error)
         with path.open("rb") as file:
             if file.read(len(ours)) != ours:
                 raise BadHeader(
                     f"records of layer {layer} were wanted in {path}", "there are others", "Convert again"
                 )
+        self._errors[layer] = error
         return self._layer_records(layer, len(ours), checksums)
 
     def _layer_records(
@@ -236,12 +271,12 @@ class StoreWriter:
         records = (RecordEntry(data_start + e * size, sums) for e, sums in enumerate(checksums))
         return LayerRecords(shard_name(layer), tuple(records))
 
-    def _shard_header(self, layer: int, checksums: Sequence[tuple[int, ...]]) -> bytes:
-        """Equally long whatever the checksums are, so that it can be written before they are known."""
+    def _shard_header(self, layer: int, checksums: Sequence[tuple[int, ...]], error: SourceError) -> bytes:
+        """Equally long whatever checksums and error are, so that it can be written before they are known."""
         digits = "".join(f"{checksum:016x}" for sums in checksums for checksum in sums)
         shape = (self._geometry.record_bytes,)
         tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
-        return header_bytes(tensors, {CHECKSUMS_KEY: digits}, BLOCK)
+        return header_bytes(tensors, {CHECKSUMS_KEY: digits, ERROR_KEY: error.to_digits()}, BLOCK)
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:

@@ -90,7 +90,7 @@ class Rig:
 
     def _tier(self, name: str, experts: int) -> PlaneTier:
         capacity = {kind.name: experts for kind in self.form.kinds}
-        return PlaneTier(self.form, capacity, LRU(), device="cpu", name=name)
+        return PlaneTier(self.form, capacity, LRU, device="cpu", name=name)
 
     def fetch(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
         """Streams `wanted`, checks every lease's level and bytes, and returns the order they came in."""

@@ -7,7 +7,7 @@ import torch
 
 from storage.base import Blocks, ExpertKey, PlaneReader
 from storage.encode import encode
-from storage.forms import CpuForm
+from storage.forms import MergedForm
 from storage.layout import Layout
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -38,7 +38,7 @@ def geometry_of(gate_up: tuple[int, int], down: tuple[int, int], max_level: int 
     return RecordGeometry((MatrixSpec.of("gate_up", *gate_up), MatrixSpec.of("down", *down)), max_level)
 
 
-def blocks_for(form: CpuForm, level: int) -> Blocks:
+def blocks_for(form: MergedForm, level: int) -> Blocks:
     return {kind.name: memoryview(bytearray(b"\xa5" * kind.size)) for kind in form.kinds_at(level)}
 
 

@@ -62,7 +62,7 @@ class TierMachine(RuleBasedStateMachine):
     @initialize(capacity=st.lists(st.integers(0, 4), min_size=3, max_size=3))
     def build(self, capacity: list[int]) -> None:
         self.capacity = dict(zip((kind.name for kind in self.form.kinds), capacity, strict=False))
-        self.tier = PlaneTier(self.form, self.capacity, self.policy(), device="cpu", name="machine")
+        self.tier = PlaneTier(self.form, self.capacity, self.policy, device="cpu", name="machine")
         self.resident: dict[ExpertKey, Version] = {}  # the least recently used first
         self.leased: dict[Lease, Version] = {}
         self.incoming: dict[Reservation, Incoming] = {}

@@ -42,6 +42,7 @@ def point_shard(directory: Path, target: str) -> None:
     edit(directory / INDEX, lambda index: index["weight_map"].update({FUSED: target}))
 
 
+@pytest.mark.covers("safetensors")
 @pytest.mark.parametrize("form", ["checkpoint", "fused_checkpoint"])
 def test_reads_what_safetensors_reads(form, request):
     """Names, shapes, dtypes and every bit agree with the safetensors library, in one file and in shards."""
@@ -69,6 +70,7 @@ def test_a_slice_is_one_expert_of_a_fused_tensor(fused_checkpoint):
             opened.read_slice(FUSED, outside)
 
 
+@pytest.mark.covers("safetensors")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_dtype_and_rank_keeps_its_bits(copy, dtype):
     """Scalars, empty tensors and vectors of each accepted dtype come back as they were saved."""
@@ -152,12 +154,20 @@ def test_pickles_beside_safetensors_are_ignored(copy):
     assert "lm_head.weight" in Checkpoint.open(copy).names()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_remote_code_is_refused(copy, name):
-    """auto_map asks to run the checkpoint's own code."""
-    edit(copy / name, lambda parsed: parsed.update(auto_map={"AutoConfig": "evil.Config"}))
+def test_a_tokenizer_of_remote_code_is_refused(copy):
+    """auto_map asks to run the checkpoint's own code, and for a tokenizer nothing else would do."""
+    edit(
+        copy / "tokenizer_config.json",
+        lambda parsed: parsed.update(auto_map={"AutoTokenizer": ["evil.T", None]}),
+    )
     with pytest.raises(ModelRefused, match="auto_map"):
         Checkpoint.open(copy)
+
+
+def test_a_models_own_code_is_left_out(copy):
+    """A config that names code of its own is read without it; the model's type decides what runs."""
+    edit(copy / "config.json", lambda parsed: parsed.update(auto_map={"AutoConfig": "evil.Config"}))
+    assert "auto_map" not in Checkpoint.open(copy).config
 
 
 def test_index_that_names_what_a_shard_lacks(sharded):

@@ -18,7 +18,7 @@ from edgemoe.sizes import format_size
 from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "bench", "eval")
+COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "models", "rm", "doctor", "bench", "eval")
 ANSWER = {
     "text",
     "prompt_tokens",
@@ -152,14 +152,52 @@ def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
 
 
 def test_set_refuses_what_would_do_nothing_and_is_a_word(run, tiny_store, monkeypatch):
-    """One level for all retains nothing, so the first line ends the chat; `/settle` is a turn like any other."""
+    """One level for all retains nothing and `/settle` is no command, so either ends the chat; with a space before it,
+    in quotes, or as a path, what begins with a slash is a turn like any other."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("/set retention 0.9\n"))
     code, _, err = run("chat", "--model", tiny_store, "--context", 64)
     assert (code, "one level for all, 8" in err) == (2, True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("/settle the matter\n"))
-    code, out, err = run("chat", "--model", tiny_store, "--context", 64, "--max-new-tokens", 2, "--json")
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, out, "Did you mean /set?" in err) == (2, "", True)
+    turns = ' /settle the matter\n"""/set it"""\n/etc/passwd\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 128, "--max-new-tokens", 2, "--json")
     assert (code, "set: " in err) == (0, False)
-    assert json.loads(out)["new_tokens"] == 2
+    assert [json.loads(line)["new_tokens"] for line in out.splitlines()] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt", "/set levels 4"), "is a command of the interactive chat"),
+        (("--prompt", "x", "--temperature", 0, "--top-p", 0.5), "at temperature 0 there is no choice"),
+    ],
+)
+def test_what_would_answer_nothing_or_change_nothing_is_refused(run, tiny_store, options, said):
+    """A command as the only prompt, and a choice among one."""
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64, *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_quotes_that_never_close_are_refused(run, tiny_store, monkeypatch):
+    """In a pipe, half a turn is not asked."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO('"""half a\nturn\n'))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, out, "the input ends inside the turn" in err) == (2, "", True)
+
+
+def test_nobody_reads_the_answer(tiny_store, tmp_path):
+    """A closed pipe ends the program, without a traceback."""
+    command = [sys.executable, "-m", "edgemoe", "chat", "--model", str(tiny_store), "--context", "128"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--prompt", "x"], env=environment, **pipes) as process:
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, "Traceback" in err, "Exception" in err) == (1, False, False)
 
 
 @pytest.mark.parametrize("command", ["chat", "bench"])
@@ -274,7 +312,7 @@ def test_convert_inspect_verify(run, checkpoint, tmp_path):
     assert (report["ok"], report["damage"]) == (True, [])
     assert report["bytes"] > made["expert_bytes"] > 0
     again, _, err = run("convert", checkpoint, store, "--max-level", 4, "--dense-bits", 8)
-    assert (again, err) == (0, "")
+    assert (again, "converting" in err) == (0, False)
     code, _, err = run("plan", "--model", store, "--exact", 8)
     assert (code, "--max-level" in err) == (2, True)
 
@@ -318,17 +356,18 @@ def test_pickled_weights_are_refused(run, copied, monkeypatch):
     assert "pickle" in err
 
 
-def test_remote_code_is_refused(run, copied, monkeypatch):
-    """A checkpoint that asks to run its own code is exit 2, and the code is not run."""
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "evil_moe"])
+def test_remote_code_is_never_run(run, copied, monkeypatch, model_type):
+    """A checkpoint that brings code answers by transformers' own, or is refused where that has none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(copied.parent / "cache"))
     ran = copied.parent / "ran"
     (copied / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\nclass Model: pass\n")
-    edit_json(copied / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
-    code, _, err = run("chat", "--model", copied, "--prompt", "x")
-    assert code == 2
-    assert "auto_map" in err
+    own = {"AutoConfig": "modeling.Model", "AutoModelForCausalLM": "modeling.Model"}
+    edit_json(copied / "config.json", auto_map=own, model_type=model_type)
+    code, _, err = run("chat", "--model", copied, "--prompt", "x", "--max-new-tokens", "1")
+    assert code == (0 if model_type == "qwen3_moe" else 2)
+    assert code == 0 or "evil_moe" in err
     assert not ran.exists()
-    assert not (copied.parent / "cache").exists()
 
 
 def test_a_prompt_longer_than_the_context_exits_2(run, tiny_store):

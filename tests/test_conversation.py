@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -72,8 +73,8 @@ def test_a_turn_reuses_what_turns_share(converse, tokenizer):
     second = ask(conversation, SECOND)
     assert first.prompt_tokens <= second.cached_tokens < second.prompt_tokens
     fresh = converse()
-    fresh._messages = list(conversation._messages[:2])
-    assert [message["role"] for message in fresh._messages] == ["user", "assistant"]
+    assert fresh.restore(conversation.messages[:2]) > first.prompt_tokens
+    assert [message["role"] for message in fresh.messages] == ["user", "assistant"]
     again = ask(fresh, SECOND)
     assert (again.cached_tokens, again.prompt_tokens) == (0, second.prompt_tokens)
     assert again.text == second.text
@@ -92,6 +93,112 @@ def test_a_system_message_comes_first(converse, tokenizer):
     extra = len(tokenizer("<|im_start|>system\nbe brief<|im_end|>\n")["input_ids"])
     assert ask(conversation, FIRST).prompt_tokens == len(ids_of(tokenizer, FIRST)) + extra
     assert ask(conversation, SECOND).cached_tokens > extra
+
+
+def test_another_answer_takes_the_place_of_the_last(converse):
+    """The prompt is reused but for its last token, the answer before it is gone; without one there is no other."""
+    conversation = converse(temperature=1.0, max_new_tokens=12)
+    with pytest.raises(UserError, match="nothing has been answered"):
+        conversation.regenerate(lambda piece: None)
+    first = ask(conversation, FIRST)
+    second = conversation.regenerate(lambda piece: None)
+    assert (second.prompt_tokens, second.cached_tokens) == (first.prompt_tokens, first.prompt_tokens - 1)
+    assert second.text != first.text
+    assert [m["content"] for m in conversation.messages] == [FIRST, second.text]
+
+
+def test_an_interrupted_other_answer_leaves_the_first(converse, monkeypatch):
+    """Ctrl-C while answering again keeps the answer that was there."""
+    conversation = converse()
+    ask(conversation, FIRST)
+    before = conversation.messages
+
+    def interrupt(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        conversation.regenerate(interrupt)
+    assert conversation.messages == before
+
+
+def test_a_cancelled_answer_leaves_its_prompt_in_the_kv(converse):
+    """What was run before Ctrl-C need not be run again when the turn is asked once more."""
+    conversation, pieces = converse(max_new_tokens=8), []
+
+    def interrupt(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        conversation.ask(FIRST, interrupt)
+    assert conversation.messages == ()
+    again, want = ask(conversation, FIRST), ask(converse(max_new_tokens=8), FIRST)
+    assert (again.cached_tokens, again.text) == (want.prompt_tokens - 1, want.text)
+
+
+def test_a_system_message_can_be_set_and_removed(converse, tokenizer):
+    """It comes first whatever was said before, clearing keeps it, and without it all is as if it never was."""
+    conversation = converse()
+    plain = ask(conversation, FIRST).prompt_tokens
+    conversation.set_system("be brief")
+    conversation.set_system("be kind")
+    assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant"]
+    conversation.clear()
+    assert [m["content"] for m in conversation.messages] == ["be kind"]
+    assert ask(conversation, FIRST).prompt_tokens > plain
+    conversation.set_system(None)
+    conversation.clear()
+    assert ask(conversation, FIRST).prompt_tokens == plain
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{{ m.content }}{% endfor %}", "the template refuses: no system role"),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "leaves it out"),
+    ],
+)  # fmt: skip
+def test_a_template_without_system_messages(open_engine, tiny_store, template, said):
+    """One that refuses it and one that ignores it: an error, and the conversation goes on without."""
+    tokenizer = load_tokenizer(tiny_store)
+    tokenizer.chat_template = template
+    engine = open_engine(tiny_store, context=64)
+    sampling = Sampling(0.0, 1.0, 0, 1.0, 0, 2, frozenset())
+    with pytest.raises(UserError, match=said):
+        Conversation(engine, tokenizer, sampling, "be brief")
+    conversation = Conversation(engine, tokenizer, sampling)
+    with pytest.raises(UserError, match=said):
+        conversation.set_system("be brief")
+    assert ask(conversation, FIRST).new_tokens == 2
+    assert conversation.system is None
+
+
+def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
+    """Both counts are in the message, and what was there stays."""
+    conversation = converse()
+    ask(conversation, FIRST)
+    before = conversation.messages
+    with pytest.raises(ContextExceeded, match=r"of \d+ tokens was wanted: the context holds 128"):
+        conversation.restore(
+            [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
+        )
+    assert conversation.messages == before
+
+
+def test_sampling_can_change_between_turns(converse):
+    """A new seed starts the dice anew; any other change goes on with them."""
+
+    def after(**changes: object) -> str:
+        conversation = converse(temperature=1.0, seed=1, max_new_tokens=8)
+        ask(conversation, FIRST)
+        conversation.set_sampling(replace(conversation.sampling, **changes))
+        return ask(conversation, SECOND).text
+
+    assert after(max_new_tokens=8) == after()
+    assert after(seed=3) != after()
+    assert after(seed=3) == after(seed=3)
 
 
 def test_seeds_reproduce(converse):

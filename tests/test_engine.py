@@ -12,7 +12,7 @@ from transformers import Qwen3MoeForCausalLM
 from edgemoe import engine as engine_module
 from edgemoe import plan as plan_module
 from edgemoe.engine import Engine
-from edgemoe.kernels.cpu import CpuExpertKernel
+from edgemoe.kernels.choice import compute
 from edgemoe.kv import SequenceKV
 from edgemoe.process import disk_read_bytes
 from edgemoe.step import Segment, Step
@@ -61,8 +61,7 @@ def converted(source: Path, destination: Path, *, dense_bits: int) -> Path:
 
 def a_sequence(engine: Engine) -> SequenceKV:
     """A sequence beside the one that the engine's limit has room for."""
-    shape = engine.shape
-    return SequenceKV(shape.layers, shape.kv_heads, shape.head_dim, engine.plan.context)
+    return SequenceKV(engine.shape.kv, engine.plan.context)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +134,8 @@ def test_level_8_is_the_checkpoint(open_engine, prompts, model, source, tmp_path
 
 def test_the_bounds_would_see_a_wrong_expert(open_engine, prompts, model, store, monkeypatch):
     """Without the experts' share the same distance is above both bounds: they are not met by chance."""
-    forward = CpuExpertKernel.forward
-    monkeypatch.setattr(CpuExpertKernel, "forward", lambda *args: torch.zeros_like(forward(*args)))
+    forward = compute().kernel.forward
+    monkeypatch.setattr(compute().kernel, "forward", lambda *args: torch.zeros_like(forward(*args)))
     engine = open_engine(store)
     for tokens in prompts:
         assert max(map(kl, reference(model, tokens), prefilled(engine, tokens))) > 2 * DENSE_8_KL

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_store import flip
 
 from edgemoe.engine import Engine, StoreModel
-from edgemoe.kernels.cpu import CpuExpertKernel
+from edgemoe.kernels.choice import compute
 from edgemoe.kv import SequenceKV
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
@@ -190,19 +190,19 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
     """SIGINT while an expert is computed ends the step, changes nothing, and the step can be repeated."""
     engine = open_engine(tiny_store, experts=experts, dram_experts=3)
     sequence, before = started(engine)
-    forward, computed = CpuExpertKernel.forward, []
+    forward, computed = compute().kernel.forward, []
 
     def interrupted(*args):
         computed.append(1)
-        if len(computed) == 3:
+        if len(computed) == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CpuExpertKernel, "forward", interrupted)
+        patch.setattr(compute().kernel, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(sequence, 42))
-    assert len(computed) == 3
+    assert len(computed) == 2
     assert_unharmed(engine, sequence, before)
     assert torch.equal(engine.step(one(sequence, 42)), want)
 

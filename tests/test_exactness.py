@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgemoe.kernels.choice import compute
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint
-from storage.layout import detect
 
 PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
 DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
@@ -76,7 +76,7 @@ def test_a_store_of_another_layout_answers_the_same_and_warns(
     checkpoint, tiny_store, open_engine, tmp_path, caplog, level
 ):
     """Records packed for another vector width are re-laid out on arrival: the same bits, and a word about it."""
-    other = "cpu-avx512" if detect().name != "cpu-avx512" else "cpu-generic"
+    other = "cpu-avx512" if compute().layout.name != "cpu-avx512" else "cpu-generic"
     convert_checkpoint(checkpoint, tmp_path / "other", max_level=8, layout=other, dense_bits=16)
     answers = []
     for directory in (tiny_store, tmp_path / "other"):
@@ -84,6 +84,6 @@ def test_a_store_of_another_layout_answers_the_same_and_warns(
         engine = open_engine(directory, level=level, experts=3)
         answers.append(engine.prefill(engine.new_sequence(), PROMPT))
     assert torch.equal(*answers)
-    assert [other in record.message and detect().name in record.message for record in caplog.records] == [
-        True
-    ]
+    assert [
+        other in record.message and compute().layout.name in record.message for record in caplog.records
+    ] == [True]

@@ -156,7 +156,7 @@ def test_what_cannot_fit_at_all_is_refused(rig: type[Rig], dram: int | None) -> 
     """A level that needs a kind the tier has no block of ends in DoesNotFit with the bytes it takes."""
     r = rig(MERGED, 1, dram)
     r.fetcher.close()
-    vram = PlaneTier(MERGED, {"p4": 2}, LRU(), device="cpu", name="vram")
+    vram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="vram")
     r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
     with pytest.raises(DoesNotFit, match=r"expert 0 of layer 0.*level 8") as caught:
         r.fetch({A: 8})
@@ -328,7 +328,7 @@ def test_dram_keeps_as_much_of_a_victim_as_it_has_blocks_for(rig: type[Rig]) -> 
     """Without a block for the upper planes, the lower ones are kept, and the disk gives the rest again."""
     r = rig(MERGED, 1, 1)
     r.fetcher.close()
-    dram = PlaneTier(MERGED, {"p4": 2}, LRU(), device="cpu", name="dram")
+    dram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="dram")
     r.dram, r.fetcher = dram, Fetcher(r.vram, dram, MERGED, r.reader, workers=1)
     r.fetch({A: 8})
     r.fetch({B: 8})
@@ -381,7 +381,7 @@ def test_who_loses_only_upper_planes_stays_up(rig: type[Rig]) -> None:
     """A victim demoted from 8 to 4 is still in VRAM, so DRAM evicts nothing for it."""
     r = rig(MERGED, 2, 1)
     r.fetcher.close()
-    vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU(), device="cpu", name="vram")
+    vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
     r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
     put(r.dram, MERGED, C, 8)
     r.fetch({A: 8})

@@ -1,4 +1,4 @@
-"""The CPU form of a resident expert: planes read, merged and promoted, against the plain decoder."""
+"""How an expert lies in memory: planes read, merged and promoted, against the plain decoder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from records import KEY, MemoryReader, a_store, blocks_for
 
 from storage.base import Plane, Source
 from storage.encode import quantize_matrix
-from storage.forms import P0, P4, CpuForm
+from storage.forms import P0, P4, MergedForm, PlaneForm
 from storage.layout import LAYOUTS, Layout
+from storage.planes import split
 from storage.record import RecordGeometry
 
 
@@ -33,11 +34,41 @@ def used(request):
     return LAYOUTS[request.param]
 
 
+@pytest.fixture(params=[MergedForm, PlaneForm])
+def form_class(request):
+    return request.param
+
+
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2"])
+@pytest.mark.parametrize("level", [2, 4, 8])
+def test_planes_are_those_of_the_codes_in_the_used_layout(shape, used, stored, level):
+    """Whatever layout a store has, every plane lies as if the record had been packed for this machine's kernel."""
+    geometry, weights, record = a_store(shape, LAYOUTS[stored])
+    form = PlaneForm(geometry, LAYOUTS[stored], used)
+    into = blocks_for(form, level)
+    assert form.fill(MemoryReader(record, geometry), KEY, level, into, None) == geometry.prefix_bytes(level)
+    p4, p0 = nibbles_of(weights, geometry, used)
+    base, d4 = split(p4)
+    at = geometry.parameter_bytes
+    assert bytes(into["base"][:at]) == record[:at].tobytes()
+    want = {"base": base, "d4": d4, "d8": p0}
+    for name, block in into.items():
+        assert bytes(block[at:] if name == "base" else block) == want[name].tobytes()
+
+
+def test_half_the_bits_take_half_the_memory(shape, used):
+    """With a block per plane an expert at level 2 occupies what its base occupies on disk, and no more."""
+    geometry, _, _ = a_store(shape, used)
+    form = PlaneForm(geometry, used, used)
+    assert [form.bytes_at(level) for level in (2, 4, 8)] == [geometry.prefix_bytes(n) for n in (2, 4, 8)]
+    assert [form.demoted(8, level) for level in (0, 2, 4)] == [0, 2, 4]
+
+
 @pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
     """Whatever layout a store has, resident nibbles are the codes as this machine's kernel wants them."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
-    form = CpuForm(geometry, LAYOUTS[stored], used)
+    form = MergedForm(geometry, LAYOUTS[stored], used)
     into = blocks_for(form, 8)
     assert form.fill(MemoryReader(record, geometry), KEY, 8, into, None) == geometry.record_bytes
     p4, p0 = nibbles_of(weights, geometry, used)
@@ -48,7 +79,7 @@ def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
 def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
     """A level 2 expert reads only its base and holds nibbles 4 * (code >> 6) + 1."""
     geometry, weights, record = a_store(shape, used)
-    form, reader = CpuForm(geometry, used, used), MemoryReader(record, geometry)
+    form, reader = MergedForm(geometry, used, used), MemoryReader(record, geometry)
     into = blocks_for(form, 2)
     form.fill(reader, KEY, 2, into, None)
     assert reader.reads == [(Plane.BASE, Plane.BASE)]
@@ -58,10 +89,12 @@ def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
 
 @pytest.mark.parametrize(("held", "level"), [(2, 4), (2, 8), (4, 8)])
 @pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic"])
-def test_promotion_reads_missing_planes_only_and_changes_nothing_held(shape, used, stored, held, level):
+def test_promotion_reads_missing_planes_only_and_changes_nothing_held(
+    form_class, shape, used, stored, held, level
+):
     """A promoted expert equals one read whole; the old blocks keep their bytes, for whoever computes from them."""
     geometry, _, record = a_store(shape, LAYOUTS[stored])
-    form, reader = CpuForm(geometry, LAYOUTS[stored], used), MemoryReader(record, geometry)
+    form, reader = form_class(geometry, LAYOUTS[stored], used), MemoryReader(record, geometry)
     old, whole = blocks_for(form, held), blocks_for(form, level)
     form.fill(reader, KEY, held, old, None)
     form.fill(reader, KEY, level, whole, None)
@@ -78,10 +111,10 @@ def test_promotion_reads_missing_planes_only_and_changes_nothing_held(shape, use
 
 
 @pytest.mark.parametrize(("held", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])
-def test_a_move_between_tiers_copies_what_is_there(shape, used, held, level):
+def test_a_move_between_tiers_copies_what_is_there(form_class, shape, used, held, level):
     """From another tier's blocks an expert becomes the same as from disk, reading only what that tier lacks."""
     geometry, _, record = a_store(shape, used)
-    form, reader = CpuForm(geometry, used, used), MemoryReader(record, geometry)
+    form, reader = form_class(geometry, used, used), MemoryReader(record, geometry)
     other, whole, into = blocks_for(form, held), blocks_for(form, level), blocks_for(form, level)
     form.fill(reader, KEY, held, other, None)
     form.fill(reader, KEY, level, whole, None)
@@ -93,4 +126,4 @@ def test_a_move_between_tiers_copies_what_is_there(shape, used, held, level):
 def test_a_store_of_four_bits_has_no_p0(shape, used):
     """Where d8 is not stored, no block is made for it."""
     geometry, _, _ = a_store(shape, used, max_level=4)
-    assert [kind.name for kind in CpuForm(geometry, used, used).kinds] == [P4]
+    assert [kind.name for kind in MergedForm(geometry, used, used).kinds] == [P4]

@@ -114,3 +114,23 @@ def test_random_is_the_same_for_the_same_routing_and_not_for_another():
     assert torch.equal(first, expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5))
     assert not torch.equal(first, expert_importance("random", INDEX + 1, WEIGHTS, None, 0.5, 5))
     assert math.isfinite(float(first.sum()))
+
+
+def test_sinks_take_their_share_of_every_query():
+    """Attention that goes to a head's sink is received by no token."""
+    query, keys = torch.zeros(2, 3, 4), torch.zeros(1, 3, 4)
+    sinks = torch.tensor([math.log(1.0), math.log(3.0)])
+    # Query i sees i + 1 tokens of weight 1 each, beside a sink of weight 1 in one head and 3 in the other.
+    to_each = [(1 / (seen + 1) + 1 / (seen + 3)) / 2 for seen in (1, 2, 3)]
+    want = torch.tensor([sum(to_each[token:]) / 3 for token in range(3)])
+    got = token_scores(query, keys, 1.0, None, "heavy-hitters", sinks)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("signal", ["heavy-hitters", "mix"])
+def test_a_layer_without_scores_goes_by_load(signal):
+    """Where there is no attention, a prompt's experts are ranked by how many tokens they get."""
+    index = torch.tensor([[0, 1], [0, 2], [0, 1]])
+    weights = torch.full((3, 2), 0.5)
+    wanted = expert_importance("load", index, weights, None, 0.5, 4)
+    assert torch.equal(expert_importance(signal, index, weights, None, 0.5, 4), wanted)

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
+from edgemoe.kv_shape import KVShape
+from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, divide, make_plan, workspace_bytes
 from edgemoe.settings import RunSettings
+from storage.base import BLOCK, BlockKind
 from storage.errors import DoesNotFit
-from storage.forms import CpuForm
+from storage.forms import MergedForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
-FORM = CpuForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])
+FORM = MergedForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])
 SHAPE = ModelShape(
     layers=16,
     experts=2048,
@@ -25,8 +27,8 @@ SHAPE = ModelShape(
     hidden=2048,
     intermediate=768,
     heads=32,
-    kv_heads=4,
-    head_dim=128,
+    kv=KVShape(tuple(range(16)), heads=4, key_dim=128, value_dim=128),
+    widest=4096,
     vocab=32000,
     dense_bytes=875_000_000,
 )
@@ -70,7 +72,8 @@ def test_kv_bytes_by_hand():
 
 def test_workspace_holds_the_attention_that_importance_looks_at():
     """256 heads over one pair of keys and values: three float32 copies of 16 queries' scores outweigh the rest."""
-    many = dataclasses.replace(SHAPE, heads=256, head_dim=16, kv_heads=1)
+    one = KVShape(tuple(range(16)), heads=1, key_dim=16, value_dim=16)
+    many = dataclasses.replace(SHAPE, heads=256, kv=one)
     context = 65536
     assert workspace_bytes(many, GEOMETRY, context) > 3 * 256 * 16 * context * 4
 
@@ -135,3 +138,13 @@ def test_blocks_by_hand():
     pairs = made.plane_bytes / (2 * 2_654_208 + 2_359_296)
     assert made.vram_blocks["p4"] == pytest.approx(2 * pairs, abs=2)
     assert made.vram_blocks["p0"] == pytest.approx(pairs, abs=2)
+
+
+def test_what_is_left_over_goes_to_every_kind():
+    """Where the limit holds everything at its highest level, everything is there, whatever shares were expected."""
+    kinds = [
+        BlockKind(name, size * BLOCK, level) for name, size, level in (("a", 5, 2), ("b", 4, 4), ("c", 8, 8))
+    ]
+    shares = dict(zip(kinds, (1.0, 0.5, 0.1), strict=True))
+    assert divide(17 * BLOCK * 10, shares, 10, 2) == {"a": 10, "b": 10, "c": 10}
+    assert divide(17 * BLOCK * 10 - 1, shares, 10, 2) == {"a": 10, "b": 10, "c": 9}

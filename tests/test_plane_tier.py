@@ -14,10 +14,10 @@ from storage.base import BLOCK, BlockKind, ExpertKey
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 
 
-def tier_of(form: ToyForm, *capacity: int, policy: EvictionPolicy | None = None) -> PlaneTier:
+def tier_of(form: ToyForm, *capacity: int, policy: type[EvictionPolicy] = LRU) -> PlaneTier:
     """A tier with so many blocks of each of the form's kinds, in their order; by LRU if not told otherwise."""
     blocks = dict(zip((kind.name for kind in form.kinds), capacity, strict=True))
-    return PlaneTier(form, blocks, policy or LRU(), device="cpu", name="vram")
+    return PlaneTier(form, blocks, policy, device="cpu", name="vram")
 
 
 def test_the_least_recently_used_goes() -> None:
@@ -107,7 +107,7 @@ def test_a_policy_of_whole_experts_leaves_nothing_of_a_victim(
     capacity: tuple[int, ...], asked: int, left: dict[ExpertKey, int]
 ) -> None:
     """Whichever block is short, the victim loses all of its own, and they are free afterwards."""
-    tier = tier_of(SLICED, *capacity, policy=WholeLRU())
+    tier = tier_of(SLICED, *capacity, policy=WholeLRU)
     put(tier, SLICED, A, 8)
     put(tier, SLICED, B, 8)
     put(tier, SLICED, C, asked)
@@ -116,7 +116,7 @@ def test_a_policy_of_whole_experts_leaves_nothing_of_a_victim(
 
 def test_one_whole_victim_is_enough_where_it_has_all_kinds() -> None:
     """Nobody goes for a low block where the victim of a high one frees a low one as well."""
-    tier = tier_of(SLICED, 2, 1, 1, policy=WholeLRU())
+    tier = tier_of(SLICED, 2, 1, 1, policy=WholeLRU)
     put(tier, SLICED, A, 2)
     put(tier, SLICED, B, 8)
     put(tier, SLICED, C, 8)
@@ -195,7 +195,7 @@ def test_an_upper_block_may_be_shared_where_a_lower_was_replaced() -> None:
 
     kinds = [BlockKind("p4", BLOCK, 2), BlockKind("d4", BLOCK, 4), BlockKind("p0", BLOCK, 8)]
     form = Rebased(kinds, merged=True)
-    tier = PlaneTier(form, {"p4": 2, "d4": 1, "p0": 1}, LRU(), device="cpu", name="vram")
+    tier = PlaneTier(form, {"p4": 2, "d4": 1, "p0": 1}, LRU, device="cpu", name="vram")
     put(tier, form, A, 4)
     lease = tier.acquire(A, 4)
     assert lease is not None
@@ -235,7 +235,7 @@ def test_a_level_above_the_forms_never_fits() -> None:
         def rewritten(self, held: int, level: int) -> tuple[str, ...]:
             return (*super().rewritten(held, level), *(("p0",) if level == 8 else ()))
 
-    tier = PlaneTier(Short([BlockKind("p4", BLOCK, 2)], True), {"p4": 2}, LRU(), device="cpu", name="vram")
+    tier = PlaneTier(Short([BlockKind("p4", BLOCK, 2)], True), {"p4": 2}, LRU, device="cpu", name="vram")
     assert tier.reserve(A, 8) is None
     tier.check_integrity()
 
@@ -254,7 +254,7 @@ def test_peaks_are_counted_by_kind() -> None:
 def test_impossible_capacities_are_refused(capacity: dict[str, int], message: str) -> None:
     """Blocks of an unknown kind, or fewer than none, are an error that says which."""
     with pytest.raises(ValueError, match=message):
-        PlaneTier(MERGED, capacity, LRU(), device="cpu", name="vram")
+        PlaneTier(MERGED, capacity, LRU, device="cpu", name="vram")
 
 
 def test_close_refuses_while_in_use() -> None:

@@ -19,7 +19,8 @@ from storage import unbuffered
 from storage.base import ExpertKey, Plane
 from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
 from storage.manifest import Manifest
-from storage.reader import RETRIES, RecordReader
+from storage.reader import RecordReader
+from storage.retry import RETRIES
 
 GEOMETRY = geometry()
 SIZE = GEOMETRY.record_bytes

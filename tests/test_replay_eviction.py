@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def one_at_a_time(experts: str, level: int = 4) -> list[Group]:
 
 
 def hits(name: str, trace: list[Group], p4: int) -> int:
-    policy = Belady(trace) if name == "belady" else make_policy(name)
+    policy = partial(Belady, trace) if name == "belady" else partial(make_policy, name)
     return replay(trace, policy, {"p4": p4})[0]
 
 
@@ -61,13 +62,13 @@ def test_a_group_that_does_not_fit_is_served_in_parts() -> None:
     """More experts than places: the oldest leases go, every expert still comes, and the last is a hit next time."""
     trace: list[Group] = [{ExpertKey(0, e): 4 for e in range(3)}] * 2
     for name in POLICIES:
-        assert replay(trace, make_policy(name), {"p4": 1}) == (1, 5 * 4.5)
+        assert replay(trace, partial(make_policy, name), {"p4": 1}) == (1, 5 * 4.5)
 
 
 def test_a_promotion_in_a_tier_of_one_starts_anew() -> None:
     """Where old and new cannot stand side by side, the whole expert is read again."""
     trace: list[Group] = [{ExpertKey(0, 0): 2}, {ExpertKey(0, 0): 4}]
-    assert replay(trace, make_policy("lru-planes"), {"p4": 1}) == (0, 2.5 + 4.5)
+    assert replay(trace, partial(make_policy, "lru-planes"), {"p4": 1}) == (0, 2.5 + 4.5)
 
 
 def most_hits(trace: str, places: int) -> int:

@@ -172,7 +172,7 @@ def test_a_waiting_demand_keeps_guesses_out(rig: type[Rig]) -> None:
     """B waits for the block of d8 that A has: no guess takes the other block that B needs as well."""
     r = rig(MERGED, 1)
     r.fetcher.close()
-    r.vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU(), device="cpu", name="vram")
+    r.vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
     r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1, speculate="full")
     put(r.vram, MERGED, A, 8)
     with r.fetcher.stream({A: 8, B: 8}) as leases:

@@ -31,11 +31,20 @@ def test_it_waits_for_a_whole_window() -> None:
 
 
 def test_it_stays_on_while_it_pays() -> None:
-    """As many bytes hidden as wasted, or nothing to read at all, is no reason to stop."""
+    """As many bytes hidden as wasted is no reason to stop, and neither are some layers with nothing to read."""
     judge = Judge(window=4, rest=5)
     feed(judge, 50, 10, 10)
-    feed(judge, 50, 0, 0)
+    feed(judge, 3, 0, 0)
+    feed(judge, 1, 10, 10)
     assert judge.on
+
+
+def test_it_rests_where_there_is_nothing_to_read() -> None:
+    """A whole window without a byte read ahead, hidden or wasted: guessing takes time too. Not longer each time."""
+    judge = Judge(window=4, rest=5)
+    for _ in range(3):
+        feed(judge, 4, 0, 0)
+        assert rests(judge) == 5
 
 
 def test_the_window_slides() -> None:
@@ -93,7 +102,8 @@ def test_it_is_on_exactly_when_the_last_window_paid(layers: list[tuple[int, int]
     for i, layer in enumerate(layers):
         judge.layer(*layer)
         recent = layers[max(0, i + 1 - window) : i + 1]
-        pays = len(recent) < window or sum(w for _, w in recent) <= sum(h for h, _ in recent)
+        hidden, wasted = (sum(column) for column in zip(*recent, strict=True))
+        pays = len(recent) < window or wasted <= hidden > 0
         assert judge.on == pays
         if not pays:
             return

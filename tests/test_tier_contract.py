@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
 
 import pytest
@@ -25,7 +26,7 @@ class Case:
     policy: str = "lru-planes"
 
     def tier(self) -> Tier:
-        policy = make_policy(self.policy)
+        policy = partial(make_policy, self.policy)
         return PlaneTier(self.form, self.capacity, policy, device=self.device, name=self.device)
 
 

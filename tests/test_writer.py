@@ -19,7 +19,7 @@ from small_store import DENSE, EXPERTS, LAYERS, FailureError, convert, dense_ten
 
 from storage import atomic
 from storage.atomic import PARTIAL, replacing
-from storage.errors import DoesNotFit, StoreBusy, UserError
+from storage.errors import DoesNotFit, StoreBusy, UserError, WriteFailed
 from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.lock import StoreLock
@@ -337,10 +337,11 @@ def test_the_old_file_is_there_until_the_very_rename(tmp_path, monkeypatch, call
     assert files(tmp_path) == {"x": b"old"}
 
 
-def test_an_error_of_the_source_is_not_taken_for_a_full_disk(tmp_path):
-    """Only a full disk becomes DoesNotFit; what else goes wrong while writing is passed on."""
-    with pytest.raises(OSError, match="Input/output"), replacing(tmp_path / "x", 1):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, WriteFailed), (errno.EFBIG, DoesNotFit)])
+def test_what_the_disk_refuses_has_a_type_and_names_the_file(tmp_path, number, kind):
+    """A device that fails is told from one that is full or takes no file so large; nothing is left behind."""
+    with pytest.raises(kind, match=str(tmp_path / "x")), replacing(tmp_path / "x", 1):
+        raise OSError(number, os.strerror(number))
     assert files(tmp_path) == {}
 
 

@@ -33,7 +33,7 @@ import torch
 
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError
-from storage.forms import P4, CpuForm
+from storage.forms import P4, MergedForm
 from storage.layout import detect
 from storage.manifest import Manifest
 from storage.reader import RecordReader
@@ -69,7 +69,7 @@ def prepare(store: Path, directory: Path) -> None:
     padding = bytes(
         slot_bytes(geometry.matrices) - sum(m.nibble_bytes + m.parameter_bytes for m in geometry.matrices)
     )
-    form = CpuForm(geometry, detect(), detect())
+    form = MergedForm(geometry, detect(), detect())
     reader = RecordReader.open(store, manifest)
     with (directory / "experts.bin").open("wb") as out:
         for layer, records in sorted(manifest.layers.items()):

@@ -33,7 +33,7 @@ from edgemoe.schedule import BITS_PER_WEIGHT
 from edgemoe.settings import RunSettings, parse_levels
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError
-from storage.forms import P0, P4, CpuForm
+from storage.forms import P0, P4, MergedForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -109,12 +109,14 @@ def blocks_for(trace: list[Group], resident: float) -> dict[str, int]:
     return {P4: p4, P0: -(-p4 * asked.count(8) // len(asked))}
 
 
-def replay(trace: list[Group], policy: EvictionPolicy, blocks: dict[str, int]) -> tuple[int, float]:
+def replay(
+    trace: list[Group], policy: Callable[[], EvictionPolicy], blocks: dict[str, int]
+) -> tuple[int, float]:
     """Serves a trace from a tier that is empty at first, as prefetch.fetcher does: hits pinned, then misses.
 
     Args:
         trace: what is asked for.
-        policy: fresh.
+        policy: makes one.
         blocks: kind -> blocks of the tier.
 
     Returns:
@@ -125,12 +127,19 @@ def replay(trace: list[Group], policy: EvictionPolicy, blocks: dict[str, int]) -
     """
     # No byte of a weight is moved, so the smallest expert there is stands for all.
     geometry = RecordGeometry((MatrixSpec.of("gate_up", 16, 64),), max_level=8)
-    form = CpuForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
-    tier = PlaneTier(form, blocks, policy, device="cpu", name="replay")
+    form = MergedForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
+    made: list[EvictionPolicy] = []
+
+    def make() -> EvictionPolicy:
+        made.append(policy())
+        return made[-1]
+
+    tier = PlaneTier(form, blocks, make, device="cpu", name="replay")
     hits, bits = 0, 0.0
     for group in trace:
-        if isinstance(policy, Belady):
-            policy.advance()
+        for one in made:
+            if isinstance(one, Belady):
+                one.advance()
         leases = {key: tier.acquire(key, group[key]) for key in sorted(group)}
         pinned = deque(lease for lease in leases.values() if lease)
         hits += len(pinned)
@@ -174,7 +183,7 @@ def compare(trace: list[Group], sizes: list[float]) -> list[Outcome]:
     for resident in sizes:
         blocks = blocks_for(trace, resident)
         for name, make in makers.items():
-            hits, bits = replay(trace, make(), blocks)
+            hits, bits = replay(trace, make, blocks)
             outcomes.append(Outcome(name, resident, blocks, requests, hits, hits / requests, bits / asked))
     return outcomes
 

@@ -29,11 +29,11 @@ import xxhash
 from gguf_dense import Gguf
 from workload import PRESETS, ExpertPool, Shape, random_dense
 
+from edgemoe.kernels.choice import compute
 from edgemoe.progress import ByteProgress
 from storage.dense import SCALE_SUFFIX, quantize_rows
 from storage.errors import EdgemoeError, UserError
 from storage.header import tensor_bytes
-from storage.layout import detect
 from storage.manifest import MANIFEST_NAME
 from storage.planes import Bytes
 from storage.writer import StoreWriter
@@ -164,7 +164,7 @@ def synthesize(
         shape.config().save_pretrained(companions)
         save_tokenizer(shape.vocab, Path(companions))
         with StoreWriter(
-            destination, geometry=geometry, layout=detect(), source=source, dense_bits=dense_bits
+            destination, geometry=geometry, layout=compute().layout, source=source, dense_bits=dense_bits
         ) as writer:
             if (destination / MANIFEST_NAME).exists():
                 return

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import xxhash
 
+from edgemoe.kernels.choice import compute
 from storage.encode import Quantized, assemble
 from storage.errors import UserError
-from storage.layout import detect
 from storage.planes import Bytes, quantize
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -137,7 +137,7 @@ class ExpertPool:
             if (spec.rows, spec.cols) != (spec.padded_rows, spec.padded_cols):
                 wanted = f"rows in multiples of 16 and columns in multiples of {spec.group} were wanted"
                 raise UserError(wanted, f"{spec.name} is {spec.rows} x {spec.cols}", "Choose another shape")
-        self._geometry, self._seed, self._layout = geometry, seed, detect()
+        self._geometry, self._seed, self._layout = geometry, seed, compute().layout
         self._groups = [self._quantized_groups(spec) for spec in geometry.matrices]
 
     def _quantized_groups(self, spec: MatrixSpec) -> Quantized:

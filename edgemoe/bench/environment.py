@@ -12,8 +12,8 @@ import torch
 
 from edgemoe import __version__
 from edgemoe.engine import StoreModel
+from edgemoe.kernels.choice import compute
 from edgemoe.process import available_memory
-from storage.layout import detect
 
 
 def environment(store: StoreModel) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "device": "cpu",
         "disk": _disk(store.directory),
         "layout": store.manifest.layout,
-        "kernel_layout": detect().name,
+        "kernel": compute().name,
+        "kernel_layout": compute().layout.name,
         "model": store.directory.name,
         "source": store.manifest.source,
         "dense_bits": store.manifest.dense_bits,

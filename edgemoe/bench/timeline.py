@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from edgemoe.kernels.base import Activation, ExpertKernel
+from edgemoe.kernels.base import Activation, ExpertKernel, Part
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
 LANES = ("compute", "copy", "SSD")
@@ -160,9 +161,9 @@ class TimedKernel:
     def __init__(self, kernel: ExpertKernel, timeline: Timeline) -> None:
         self._kernel, self._timeline = kernel, timeline
 
-    def forward(
-        self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
-        with self._timeline.span(COMPUTE, f"expert at {level}", tokens=x.shape[0], held=held):
-            return self._kernel.forward(x, blocks, held, level, gate)
+        levels = Counter(part.level for part in parts)
+        counts = {f"at_{level}": count for level, count in levels.items()}
+        with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
+            return self._kernel.forward(x, parts, gate)

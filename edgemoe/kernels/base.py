@@ -1,8 +1,9 @@
-"""The contract of a kernel: one expert applied to its tokens."""
+"""The contract of a kernel: experts applied to their tokens, several in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,24 +11,37 @@ import torch
 from storage.base import Blocks
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-"""[T, 2 I] gate and up -> [T, I]: the model's own gating."""
+"""[R, 2 I] gate and up -> [R, I]: the model's own gating, of all rows of a call at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive rows of a call that one expert computes.
+
+    Args:
+        blocks: the expert's resident blocks.
+        held: the level the blocks make.
+        level: the level to compute at, at most held.
+        rows: how many, 1 or more.
+    """
+
+    blocks: Blocks
+    held: int
+    level: int
+    rows: int
 
 
 class ExpertKernel(Protocol):
     """Runs experts of one geometry on one device. Not thread-safe."""
 
-    def forward(
-        self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
-    ) -> torch.Tensor:
-        """One expert applied to its tokens.
+    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+        """Experts applied to their rows. A row's result does not depend on what else is in the call.
 
         Args:
-            x: bf16 [T, H], T > 0.
-            blocks: the expert's resident blocks.
-            held: the level the blocks make.
-            level: the level to compute at, at most held.
+            x: bf16 [R, H], the parts' rows one after another; one row expanded is read once.
+            parts: whose rows add up to R.
             gate: the model's gating between the two products.
 
         Returns:
-            bf16 [T, H].
+            bf16 [R, H].
         """

@@ -1,4 +1,4 @@
-"""Computing an expert on a CPU, from the p4 and p0 blocks of storage.forms.CpuForm.
+"""Computing an expert on a CPU, from the p4 and p0 blocks of storage.forms.MergedForm.
 
 Few tokens go through torch's 4-bit kernel, which reads the nibbles as they lie; many are cheaper with the
 weights dequantized once into a scratch matrix and multiplied as ordinary matrices. Which way is taken
@@ -7,14 +7,13 @@ depends on the number of tokens only, never on what is resident, so an answer do
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from edgemoe.kernels.base import Activation
-from storage.base import Blocks
+from edgemoe.kernels.base import Activation, Part
 from storage.forms import P0, P4
 from storage.layout import Layout
 from storage.planes import truncate_to_base
@@ -56,20 +55,26 @@ class CpuExpertKernel:
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
         return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
 
-    def forward(
-        self, x: torch.Tensor, blocks: Blocks, held: int, level: int, gate: Activation
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
-        p4 = blocks[P4]
+        sizes = [part.rows for part in parts]
+        inner = gate(
+            torch.cat([self._part(rows, part, 0) for rows, part in zip(x.split(sizes), parts, strict=True)])
+        )
+        return torch.cat(
+            [self._part(rows, part, 1) for rows, part in zip(inner.split(sizes), parts, strict=True)]
+        )
+
+    def _part(self, x: torch.Tensor, part: Part, matrix: int) -> torch.Tensor:
+        """One expert's rows through its gate_up (0) or down (1) matrix."""
+        level, p4 = part.level, part.blocks[P4]
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
-        if level == 2 and held > 2:
+        if level == 2 and part.held > 2:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
             codes = self._nibbles.data
-        low = blocks[P0] if level == 8 else None
-        up, down = (
-            _Matrix.at(offsets, level, parameters, codes, low) for offsets in self._geometry.matrix_offsets()
-        )
-        return self._product(gate(self._product(x, up)), down)
+        low = part.blocks[P0] if level == 8 else None
+        offsets = self._geometry.matrix_offsets()[matrix]
+        return self._product(x, _Matrix.at(offsets, level, parameters, codes, low))
 
     def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         """bf16 [T, K] -> bf16 [T, N] through one quantized matrix."""

@@ -1,0 +1,226 @@
+"""Where turns come from: a line editor at a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+import platformdirs
+
+from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
+
+QUOTES = '"""'
+"""Around a turn of several lines."""
+
+PROMPT, CONTINUED = "> ", "... "
+
+Completions = Mapping[str, Mapping[str, Iterable[str]] | None]
+"""First word -> second word -> third words; None: the second word is a file."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was typed or piped in as one turn. A quoted one is never a command."""
+
+    text: str
+    quoted: bool = False
+
+
+class TurnSource(Protocol):
+    """Turns, one after another."""
+
+    def read(self) -> Turn:
+        """The next turn, which may be empty.
+
+        Raises:
+            EOFError: there are no more.
+            KeyboardInterrupt: Ctrl-C, with nothing typed.
+            UserError: what comes in is no text.
+        """
+
+
+def obeys_escapes(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that knows escape sequences."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+def in_colour(stream: IO[str]) -> bool:
+    """Whether it may be sent colours and the like: no-color.org."""
+    return obeys_escapes(stream) and not os.environ.get("NO_COLOR")
+
+
+def open_turns(completions: Completions, history: Path | None = None) -> TurnSource:
+    """The line editor where stdin and stdout are terminals that can do it, plain lines elsewhere.
+
+    Args:
+        completions: of commands.
+        history: file of what was typed; None: `history` in the user's state directory.
+    """
+    if obeys_escapes(sys.stdin) and obeys_escapes(sys.stdout):
+        return EditedTurns(completions, history or Path(platformdirs.user_state_dir("edgemoe"), "history"))
+    return PlainTurns(sys.stdin, sys.stderr if sys.stdin.isatty() else None)
+
+
+class PlainTurns:
+    """Lines of a stream.
+
+    Args:
+        lines: to read.
+        prompts: where to ask for each; None: nowhere.
+    """
+
+    def __init__(self, lines: IO[str], prompts: IO[str] | None) -> None:
+        self._lines, self._prompts = lines, prompts
+
+    def read(self) -> Turn:
+        """See TurnSource."""
+        text = self._line(PROMPT)
+        while is_open(text):
+            try:
+                text += "\n" + self._line(CONTINUED)
+            except EOFError:
+                raise UserError(
+                    f"a line that ends in {QUOTES} was wanted",
+                    f"the input ends inside the turn that begins with {text[:40]!r}",
+                    f"End the turn with {QUOTES}",
+                ) from None
+        return as_turn(text)
+
+    def _line(self, prompt: str) -> str:
+        if self._prompts is not None:
+            print(prompt, end="", file=self._prompts, flush=True)
+        try:
+            line = self._lines.readline()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"lines of {error.encoding} text were wanted", str(error), "Convert the input first"
+            ) from error
+        if not line:
+            if self._prompts is not None:
+                print(file=self._prompts)
+            raise EOFError
+        return line.removesuffix("\n").removesuffix("\r")
+
+
+class EditedTurns:
+    """A terminal's line editor: history kept in a file, completion by Tab, several lines between quotes.
+
+    Args:
+        completions: of commands.
+        history: file; where it cannot be written, what is typed is kept until the program ends.
+    """
+
+    def __init__(self, completions: Completions, history: Path) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.filters import Condition
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        self._editor: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
+            prompt_continuation=CONTINUED,
+            history=_history(history),
+            key_bindings=_keys(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            completer=_completer(completions),
+        )
+
+    def read(self) -> Turn:
+        """See TurnSource."""
+        return as_turn(self._editor.prompt())
+
+
+def is_open(text: str) -> bool:
+    """Whether a turn goes on in the next line: it began with quotes that have not been closed."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
+
+
+def as_turn(text: str) -> Turn:
+    """What the lines of a turn mean, quotes taken off."""
+    bare = text.strip()
+    if bare.startswith(QUOTES) and not is_open(text):
+        inside = bare[len(QUOTES) : -len(QUOTES)]
+        return Turn(inside.removeprefix("\n").removesuffix("\n"), quoted=True)
+    return Turn(text)
+
+
+def printable(text: str) -> str:
+    """`text` without the control characters that a terminal would obey; lines and tabs stay."""
+    return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))
+
+
+def _history(path: Path) -> History:
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class KeptHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk is no reason to lose the turn
+                super().store_string(string)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        with path.open("r+b"):
+            return KeptHistory(path)
+    except OSError as error:
+        print(f"edgemoe: no history is kept in {path}: {error.strerror}", file=sys.stderr)
+        return InMemoryHistory()
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("c-c")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    return keys
+
+
+def _completer(completions: Completions) -> Completer:
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document as TextDocument
+
+    files = PathCompleter(expanduser=True)
+
+    class CommandCompleter(Completer):
+        def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+            *before, word = document.text_before_cursor.split(" ")
+            following = completions.get(before[0]) if before else None
+            if len(before) == 1 and before[0] in completions and following is None:
+                yield from files.get_completions(TextDocument(word), event)
+                return
+            for choice, more in _choices(completions, before):
+                if choice.startswith(word):
+                    yield Completion(choice + " " * more, start_position=-len(word))
+
+    return CommandCompleter()
+
+
+def _choices(completions: Completions, before: list[str]) -> Iterable[tuple[str, bool]]:
+    """What may follow the words before the cursor, and whether more follows that."""
+    if not before:
+        return [(name, following != {}) for name, following in completions.items()]
+    second = completions.get(before[0]) or {}
+    if len(before) == 1:
+        return [(name, True) for name in second]
+    return [(choice, False) for choice in second.get(before[1], ())] if len(before) == 2 else []

@@ -1,0 +1,71 @@
+"""AWQ (its `gemm` version), and AutoRound where it packs as AWQ: 4-bit codes packed along the outputs.
+
+qweight  int32 [K, N / 8]        field i of a word holds output 8 * word + ORDER[i]
+qzeros   int32 [G, N / 8]        zero points, in the same order
+scales   float [G, N]
+
+w[n, k] = scales[g, n] * (qweight[k, n] - qzeros[g, n])
+"""
+
+from __future__ import annotations
+
+import torch
+
+from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.plain import FLOATS, with_rest
+from storage.tensors import StoredTensors
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Outputs in the order of their 4-bit fields within a word."""
+
+_FIELD_OF = [ORDER.index(output) for output in range(8)]
+_PARTS = ("qweight", "qzeros", "scales")
+
+
+class AwqWeight(GroupedWeight):
+    """A packed matrix.
+
+    Args:
+        tensors: of the checkpoint.
+        stem: name of the tensors that it is made of, up to the last dot.
+        group: consecutive inputs that share a scale; None for all of them.
+
+    Raises:
+        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+    """
+
+    def __init__(self, tensors: StoredTensors, stem: str, group: int | None) -> None:
+        columns, words = matrix_shape(tensors, f"{stem}.qweight")
+        super().__init__(tensors, stem, (8 * words, columns), group, bits=4, index=None, ordered=True)
+        expect(tensors, f"{stem}.qweight", (columns, words), ("I32",))
+        expect(tensors, f"{stem}.qzeros", (self._groups, words), ("I32",))
+        expect(tensors, f"{stem}.scales", (self._groups, 8 * words), FLOATS)
+        self._made_of(f"{stem}.{part}" for part in _PARTS)
+
+    def _unpack(self) -> Parts:
+        read, stem = self._tensors.read, self._stem
+        codes = _outputs(read(f"{stem}.qweight")).t().contiguous()
+        zeros = _outputs(read(f"{stem}.qzeros")).float().t()
+        return Parts(codes, read(f"{stem}.scales").float().t(), zeros)
+
+
+def _outputs(packed: torch.Tensor) -> torch.Tensor:
+    """int32 [n, N / 8] -> uint8 [n, N], outputs in their own order."""
+    words = fields(packed, 4).view(packed.shape[0], -1, 8)
+    return words[:, :, _FIELD_OF].flatten(1)
+
+
+def open_awq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+    """Opener of AWQ checkpoints.
+
+    Raises:
+        ModelRefused: other than 4 bits, a group out of bounds, a version that packs otherwise.
+        MissingTensor: as AwqWeight.
+    """
+    choice(settings, "bits", (4,), settings.get("w_bit"))
+    choice(settings, "version", ("gemm", "GEMM"), "gemm")
+    group = group_size(settings, "group_size", settings.get("q_group_size", -1))
+    stems = {name.removesuffix(".qweight") for name in tensors.names() if name.endswith(".qweight")}
+    made = {f"{stem}.weight": AwqWeight(tensors, stem, group) for stem in stems}
+    return with_rest(made, tensors, tensors.names())

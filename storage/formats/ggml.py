@@ -1,0 +1,126 @@
+"""Tensors of a GGUF file: dequantized by the gguf package, or as their own 4-bit codes.
+
+Blocks of 32 inputs with uniform 4-bit codes n are kept exactly:
+
+    Q4_0  d f16 | 16 bytes                    w = d * (n - 8)
+    Q4_1  d f16 | m f16 | 16 bytes            w = d * n + m
+          input i of the block is the low half of byte i, input 16 + i its high half
+    Q4_K  d f16 | dmin f16 | 12 bytes | 128 bytes, for 8 blocks       w = d * sc * n - dmin * mn
+          blocks 2j and 2j + 1 are the low and the high halves of bytes 32 j to 32 j + 31;
+          sc and mn have 6 bits: those of blocks 0 to 3 in the low bits of the 12 bytes' first and second
+          four, those of blocks 4 to 7 in the last four's halves and the first eight's top two bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import torch
+
+from storage.errors import ModelRefused
+from storage.formats.base import FourBit, Weight
+from storage.formats.gguf_header import GgufEntry
+from storage.tensors import read_bytes
+
+_ROWS = 1 << 22
+"""Weights dequantized at a time, so that float32 copies made on the way stay small."""
+
+Kind = gguf.GGMLQuantizationType
+READABLE = (
+    *(Kind.F32, Kind.F16, Kind.BF16),
+    *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4),
+    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+)
+"""Types of tensors that are read."""
+
+Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of blocks [n, bytes]: codes uint8 [n, weights], scale and centre float32 [n, weights / 32]."""
+
+
+class GgmlWeight(Weight):
+    """A tensor, or one slice of it.
+
+    Args:
+        path: of the file.
+        name: in the file.
+        entry: where and what it is.
+        index: the slice of a tensor of three dimensions; None for all of it.
+
+    Raises:
+        ModelRefused: of a type that is not in READABLE.
+    """
+
+    def __init__(self, path: Path, name: str, entry: GgufEntry, index: int | None = None) -> None:
+        if entry.type not in READABLE:
+            raise ModelRefused(
+                f"{name} as {', '.join(kind.name for kind in READABLE)} was wanted in {path}",
+                f"it is {entry.type.name}",
+                "Choose a file of another quantization",
+            )
+        self._path, self._entry = path, entry
+        self.parts = (name,)
+        slices = 1 if index is None else entry.shape[0]
+        self.shape = entry.shape if index is None else entry.shape[1:]
+        self.nbytes = entry.range.length // slices
+        self._offset = entry.range.offset + (index or 0) * self.nbytes
+        if entry.type in _FOUR_BIT and len(self.shape) == 2:
+            self.group = 32
+
+    def read(self) -> torch.Tensor:
+        """float32, of the tensor's shape."""
+        rows = self._raw()
+        out = torch.empty(rows.shape[0], self.shape[-1])
+        step = max(_ROWS // self.shape[-1], 1)
+        for start in range(0, rows.shape[0], step):
+            part = gguf.quants.dequantize(rows[start : start + step].numpy(), self._entry.type)
+            out[start : start + step] = torch.from_numpy(part)
+        return out.view(self.shape)
+
+    def codes(self) -> FourBit:
+        """The matrix's own codes."""
+        blocks = self._raw().view(-1, gguf.GGML_QUANT_SIZES[self._entry.type][1])
+        codes, scale, centre = _FOUR_BIT[self._entry.type](blocks)
+        rows = self.shape[0]
+        return FourBit(codes.view(self.shape), scale.view(rows, -1), centre.view(rows, -1), 32)
+
+    def _raw(self) -> torch.Tensor:
+        """uint8 [rows, bytes of a row]."""
+        return read_bytes(self._path, self._offset, self.nbytes).view(-1, self._entry.row_bytes)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """float32 [n, 1]: the float16 at a byte of every block."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _halves(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., n] -> [..., 2n]: all low halves, then all high ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _q4_0(blocks: torch.Tensor) -> Codes:
+    scale = _half(blocks, 0)
+    return _halves(blocks[:, 2:]), scale, torch.zeros_like(scale)
+
+
+def _q4_1(blocks: torch.Tensor) -> Codes:
+    scale = _half(blocks, 0)
+    return _halves(blocks[:, 4:]), scale, _half(blocks, 2) + 8 * scale
+
+
+def _q4_k(blocks: torch.Tensor) -> Codes:
+    first, second, last = (blocks[:, at : at + 4] for at in (4, 8, 12))
+    steps = torch.cat((first & 63, (last & 15) | (first >> 6 << 4)), 1).float()
+    minima = torch.cat((second & 63, (last >> 4) | (second >> 6 << 4)), 1).float()
+    scale = _half(blocks, 0) * steps
+    codes = _halves(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1)
+    return codes, scale, 8 * scale - _half(blocks, 2) * minima
+
+
+_FOUR_BIT: dict[gguf.GGMLQuantizationType, Callable[[torch.Tensor], Codes]] = {
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q4_K: _q4_k,
+}

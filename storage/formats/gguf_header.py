@@ -1,0 +1,201 @@
+"""The header of a GGUF file, read with distrust: counts, lengths and offsets are bounded before they are used.
+
+"GGUF" | version u32 | tensors u64 | fields u64
+field:   key | type u32 | value                          strings are u64 bytes, then UTF-8
+tensor:  name | dimensions u32 | sizes u64 ... | type u32 | offset u64
+data, from the next multiple of general.alignment on
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import gguf
+import numpy as np
+
+from storage.base import ByteRange
+from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.untrusted import shortened
+
+HEADER_LIMIT = 256 << 20
+"""Bytes. Vocabularies take some megabytes."""
+
+_MAX_FIELDS = 1 << 16
+_MAX_TENSORS = 1 << 20
+_MAX_DIMENSIONS = 4
+_MAX_SIZE = 1 << 50
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+_ADVICE = "Download the file again"
+
+
+@dataclass(frozen=True)
+class GgufEntry:
+    """Where a tensor lies.
+
+    Args:
+        type: how its weights are stored.
+        shape: outermost first, as torch has it; the file has it the other way round.
+        range: bytes, counted from the start of the file.
+    """
+
+    type: gguf.GGMLQuantizationType
+    shape: tuple[int, ...]
+    range: ByteRange
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, which is as long as the last dimension."""
+        block, size = gguf.GGML_QUANT_SIZES[self.type]
+        return int(self.shape[-1] // block * size)
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says of itself.
+
+    Args:
+        fields: texts, numbers, truths, and lists of these, by key.
+        tensors: by name.
+    """
+
+    fields: dict[str, Any]
+    tensors: dict[str, GgufEntry]
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Reads and checks a file's header, and none of its data.
+
+    Raises:
+        BadHeader: naming the file and what is wrong in it.
+        TruncatedFile: the file ends before the header, or before the last tensor.
+        MissingTensor: there is no such file.
+        ReadFailed: the operating system refuses to read it.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Parser(path, file).header()
+    except FileNotFoundError as error:
+        raise MissingTensor(f"tensors were wanted from {path}", "there is no such file", _ADVICE) from error
+    except OSError as error:
+        raise ReadFailed(f"the header of {path} was wanted", str(error.strerror), _ADVICE) from error
+
+
+class _Parser:
+    """One pass over one file."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._size = file.seek(0, 2)
+        file.seek(0)
+
+    def header(self) -> GgufHeader:
+        if self._take(4) != b"GGUF":
+            raise self._bad("it does not begin with GGUF")
+        if (version := self._number("I")) not in (2, 3):
+            raise self._bad(f"it has version {version}, and 2 and 3 are known")
+        tensor_count, field_count = self._number("Q"), self._number("Q")
+        if tensor_count > _MAX_TENSORS or field_count > _MAX_FIELDS:
+            raise self._bad(f"it claims {tensor_count} tensors and {field_count} fields")
+        fields: dict[str, Any] = {}
+        for _ in range(field_count):
+            key = self._text()
+            if key in fields:
+                raise self._bad(f"field {shortened(key)} is there twice")
+            fields[key] = self._value(self._number("I"))
+        alignment = fields.get("general.alignment", gguf.constants.GGUF_DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
+            raise self._bad(f"its general.alignment is {shortened(alignment)}")
+        relative = [self._tensor() for _ in range(tensor_count)]
+        names = [name for name, _ in relative]
+        if len(set(names)) < len(names):
+            raise self._bad(f"tensor {shortened(max(names, key=names.count))} is there twice")
+        start = -(-self._file.tell() // alignment) * alignment
+        return GgufHeader(fields, self._placed(relative, start, alignment))
+
+    def _placed(
+        self, relative: list[tuple[str, GgufEntry]], start: int, alignment: int
+    ) -> dict[str, GgufEntry]:
+        """Tensors by name, once it is sure that they lie one after another inside the file."""
+        at, out = start, {}
+        for name, entry in sorted(relative, key=lambda item: item[1].range):
+            offset, length = start + entry.range.offset, entry.range.length
+            if offset != at:
+                raise self._bad(f"tensor {shortened(name)} lies at {offset}, where {at} was its place")
+            if offset + length > self._size:
+                raise TruncatedFile(
+                    f"{offset + length} bytes were wanted in {self._path}, as its header says",
+                    f"it has {self._size}",
+                    _ADVICE,
+                )
+            out[name] = GgufEntry(entry.type, entry.shape, ByteRange(offset, length))
+            at = offset + -(-length // alignment) * alignment
+        return out
+
+    def _tensor(self) -> tuple[str, GgufEntry]:
+        name = self._text()
+        label = f"tensor {shortened(name)}"
+        dimensions = self._number("I")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise self._bad(f"{label} has {dimensions} dimensions")
+        shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
+        number, offset = self._number("I"), self._number("Q")
+        try:
+            kind = gguf.GGMLQuantizationType(number)
+        except ValueError as error:
+            raise self._bad(f"{label} has the unknown type {number}") from error
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        if not 0 < prod(shape) <= _MAX_SIZE or offset > _MAX_SIZE or shape[-1] % block:
+            raise self._bad(f"{label} of type {kind.name} has the shape {shortened(shape)} at {offset}")
+        return name, GgufEntry(kind, shape, ByteRange(offset, prod(shape) // block * size))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise self._bad(f"a field has the unknown type {kind}")
+        of, count = self._number("I"), self._number("Q")
+        if count > HEADER_LIMIT:
+            raise self._bad(f"a list claims {count} values")
+        if of == _STRING:
+            return [self._text() for _ in range(count)]
+        if of not in _SCALARS:
+            raise self._bad(f"a list has values of type {of}")
+        code = "u1" if of == _BOOL else _SCALARS[of]
+        dtype = np.dtype(code).newbyteorder("<")
+        values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
+        return values
+
+    def _text(self) -> str:
+        raw = self._take(self._number("Q"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._bad(f"a text is not UTF-8: {shortened(raw)}") from error
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+
+    def _take(self, size: int) -> bytes:
+        at = self._file.tell()
+        if size > HEADER_LIMIT - at:
+            raise self._bad(f"it wants {size} bytes at {at}, and {HEADER_LIMIT} are allowed for all of it")
+        if size > self._size - at:
+            raise TruncatedFile(
+                f"{size} bytes of header were wanted at {at} in {self._path}", f"it has {self._size}", _ADVICE
+            )
+        raw = self._file.read(size)
+        if len(raw) < size:
+            raise TruncatedFile(
+                f"{size} bytes of header were wanted at {at} in {self._path}", f"{len(raw)} came", _ADVICE
+            )
+        return raw
+
+    def _bad(self, found: str) -> BadHeader:
+        return BadHeader(f"a GGUF header was wanted in {self._path}", found, _ADVICE)

@@ -1,0 +1,229 @@
+"""A GGUF file as a model: its config and tensors by the names and keys that transformers has for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from storage.errors import MissingTensor, ModelRefused
+from storage.formats.base import Weight
+from storage.formats.ggml import GgmlWeight
+from storage.formats.gguf_header import read_gguf_header
+from storage.untrusted import shortened
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a GGUF architecture is called in transformers.
+
+    Args:
+        fixed: config values that the architecture implies.
+        keys: config key -> field, after the architecture's name.
+        tensors: part of a tensor's name in a layer -> transformers' name in the layer.
+        experts: the same for tensors over all experts, with {expert}.
+        paired_rows: tensors in which llama.cpp put rows i and i + half of every head beside each other.
+    """
+
+    fixed: dict[str, Any]
+    keys: dict[str, str]
+    tensors: dict[str, str]
+    experts: dict[str, str]
+    paired_rows: tuple[str, ...] = ()
+
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "num_experts_per_tok": "expert_used_count",
+}
+_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+ARCHITECTURES = {
+    "qwen3moe": Architecture(
+        fixed={
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        keys=_KEYS
+        | {
+            "head_dim": "attention.key_length",
+            "num_experts": "expert_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        tensors=_TENSORS
+        | {
+            "attn_q_norm": "self_attn.q_norm",
+            "attn_k_norm": "self_attn.k_norm",
+            "ffn_gate_inp": "mlp.gate",
+        },
+        experts={
+            f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")
+        },
+    ),
+    "llama": Architecture(
+        fixed={"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None},
+        keys=_KEYS | {"num_local_experts": "expert_count", "intermediate_size": "feed_forward_length"},
+        tensors=_TENSORS | {"ffn_gate_inp": "block_sparse_moe.gate"},
+        experts={
+            f"ffn_{part}_exps": f"block_sparse_moe.experts.{{expert}}.{name}"
+            for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+        paired_rows=("attn_q", "attn_k"),
+    ),
+}
+"""general.architecture -> what transformers calls it."""
+
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+
+
+class GgufModel:
+    """The config and tensors of a file.
+
+    Attributes:
+        path: of the file.
+        header: what it says of itself.
+        config: as a config.json would have it; nothing in it is bounded yet.
+
+    Raises:
+        BadHeader, TruncatedFile: as read_gguf_header.
+        ModelRefused: an architecture that is not known, one file of several, scaled rotary embeddings.
+        MissingTensor: a field or tensor that the architecture needs is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.header = path, read_gguf_header(path)
+        fields = self.header.fields
+        name = fields.get("general.architecture")
+        architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
+        if architecture is None or fields.get(f"{name}.expert_count", 0) == 0:
+            raise self._refused(
+                f"an architecture among {', '.join(ARCHITECTURES)} was wanted, with experts",
+                f"it is {shortened(name)}, with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
+                "Choose a supported model, or its checkpoint as safetensors",
+            )
+        if fields.get("split.count", 0) not in (0, 1):
+            raise self._refused(
+                "a whole model was wanted",
+                f"it is one of {shortened(fields['split.count'])} files",
+                "Merge them with llama-gguf-split --merge",
+            )
+        if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
+            raise self._refused(
+                "rotary embeddings without scaling were wanted",
+                f"it has {shortened(scaling)}",
+                "Use the model's checkpoint as safetensors",
+            )
+        self._name, self._architecture = name, architecture
+        self.config = self._config()
+
+    def weights(self) -> dict[str, Weight]:
+        """Every tensor by transformers' name; one of the file over all experts is as many of them."""
+        out: dict[str, Weight] = {}
+        for name in self.header.tensors:
+            out |= self._named(name)
+        return out
+
+    def _config(self) -> dict[str, Any]:
+        tensors, fields = self.header.tensors, self.header.fields
+        if "token_embd.weight" not in tensors:
+            raise MissingTensor(
+                f"token_embd.weight was wanted in {self.path}", "it is not there", "Download it again"
+            )
+        out = dict(self._architecture.fixed)
+        for key, field in self._architecture.keys.items():
+            if (whole := f"{self._name}.{field}") not in fields:
+                raise MissingTensor(
+                    f"the field {whole} was wanted in {self.path}", "it is not there", "Choose another file"
+                )
+            out[key] = fields[whole]
+        # Routers make floats of what is no more than a size; bounded_config looks at all others.
+        for key in ("rms_norm_eps", "rope_theta"):
+            if type(out[key]) is not float or not 0 < out[key] < 1e12:
+                raise self._refused(
+                    f"a number above 0 was wanted for {key}",
+                    f"it is {shortened(out[key])}",
+                    "Choose another file",
+                )
+        out["vocab_size"] = tensors["token_embd.weight"].shape[0]
+        out["tie_word_embeddings"] = "output.weight" not in tensors
+        for key, field in _TOKENS.items():
+            if type(value := fields.get(f"tokenizer.ggml.{field}")) is int:
+                out[key] = value
+        return out | {"torch_dtype": "bfloat16"}
+
+    def _named(self, name: str) -> dict[str, Weight]:
+        entry, known = self.header.tensors[name], self._architecture
+        stem, _, suffix = name.rpartition(".")
+        if suffix == "weight" and stem in _OUTSIDE:
+            return {f"{_OUTSIDE[stem]}.weight": GgmlWeight(self.path, name, entry)}
+        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
+        part = match[2] if match else ""
+        layer = f"model.layers.{match[1]}." if match else ""
+        if part in known.experts and len(entry.shape) == 3 and entry.shape[0] == self._experts:
+            return {
+                f"{layer}{known.experts[part].format(expert=expert)}.weight": GgmlWeight(
+                    self.path, name, entry, expert
+                )
+                for expert in range(entry.shape[0])
+            }
+        if part in known.tensors:
+            weight: Weight = GgmlWeight(self.path, name, entry)
+            if part in known.paired_rows:
+                key = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
+                weight = UnpairedRows(weight, self.config[key])
+            return {f"{layer}{known.tensors[part]}.weight": weight}
+        raise self._refused(
+            f"only tensors of {self._name} were wanted",
+            f"there is {shortened(name)} of shape {list(entry.shape)}",
+            "Choose a file of a supported model",
+        )
+
+    @property
+    def _experts(self) -> object:
+        return self.header.fields[f"{self._name}.expert_count"]
+
+    def _refused(self, wanted: str, found: str, advice: str) -> ModelRefused:
+        return ModelRefused(f"{wanted} in {self.path}", found, advice)
+
+
+class UnpairedRows(Weight):
+    """A matrix [heads * D, K] with each head's rows in transformers' order: first all even ones of the file, then odd.
+
+    Raises:
+        ModelRefused: the rows do not make so many heads.
+    """
+
+    def __init__(self, weight: Weight, heads: object) -> None:
+        if type(heads) is not int or heads < 1 or weight.shape[0] % (2 * heads):
+            raise ModelRefused(
+                f"rows of {shortened(heads)} heads were wanted in {weight.parts[0]}",
+                f"it has {weight.shape[0]}",
+                "Choose another file",
+            )
+        self._weight, self._heads = weight, heads
+        self.shape, self.parts, self.nbytes = weight.shape, weight.parts, weight.nbytes
+
+    def read(self) -> torch.Tensor:
+        """float32, of the tensor's shape."""
+        pairs = self._weight.read().view(self._heads, -1, 2, self.shape[1])
+        return pairs.transpose(1, 2).reshape(self.shape)

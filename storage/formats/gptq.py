@@ -1,0 +1,119 @@
+"""GPTQ, and AutoRound where it packs as GPTQ: whole numbers packed along the inputs.
+
+    qweight  int32 [K * bits / 32, N]        input k in word k * bits / 32, lowest bits first
+    qzeros   int32 [G, N * bits / 32]        one less than the zero point, except in `gptq_v2`
+    scales   float [G, N]
+    g_idx    int32 [K]                       the group of every input; absent: k / group
+
+    w[n, k] = scales[g, n] * (qweight[k, n] - zero[g, n])
+
+With act-order (`desc_act`) inputs of a group do not lie together, and a record's groups do: such a matrix is
+dequantized and stored at level 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from storage.errors import ModelRefused
+from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.plain import FLOATS, with_rest
+from storage.tensors import StoredTensors
+from storage.untrusted import shortened
+
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a checkpoint packs its matrices.
+
+    Args:
+        bits: of a code: 2, 4 or 8.
+        group: consecutive inputs that share a scale; None for all of a matrix.
+        act_order: whether g_idx may put inputs into groups in any order.
+        zero_offset: what is to be added to a stored zero point.
+    """
+
+    bits: int
+    group: int | None
+    act_order: bool
+    zero_offset: int
+
+
+class GptqWeight(GroupedWeight):
+    """A packed matrix.
+
+    Raises:
+        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+    """
+
+    def __init__(self, tensors: StoredTensors, stem: str, packing: Packing) -> None:
+        words, rows = matrix_shape(tensors, f"{stem}.qweight")
+        shape = rows, words * 32 // packing.bits
+        index = f"{stem}.g_idx" if packing.act_order or f"{stem}.g_idx" in tensors else None
+        super().__init__(
+            tensors,
+            stem,
+            shape,
+            packing.group,
+            bits=packing.bits,
+            index=index,
+            ordered=not packing.act_order,
+        )
+        self._packing = packing
+        expect(tensors, f"{stem}.qweight", (words, rows), ("I32",))
+        expect(tensors, f"{stem}.qzeros", (self._groups, -(-rows * packing.bits // 32)), ("I32",))
+        expect(tensors, f"{stem}.scales", (self._groups, rows), FLOATS)
+        if index:
+            expect(tensors, index, shape[1:], ("I32",))
+        self._made_of(f"{stem}.{part}" for part in _PARTS)
+
+    def _unpack(self) -> Parts:
+        bits, read, stem = self._packing.bits, self._tensors.read, self._stem
+        codes = fields(read(f"{stem}.qweight").t().contiguous(), bits)
+        stored = fields(read(f"{stem}.qzeros"), bits).to(torch.int16)
+        zeros = (stored + self._packing.zero_offset) & ((1 << bits) - 1)
+        return Parts(codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]])
+
+
+def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+    """Opener of GPTQ checkpoints.
+
+    Raises:
+        ModelRefused: bits that are not whole in a byte, a group out of bounds, matrices with settings of
+            their own, an unknown version.
+        MissingTensor: as GptqWeight.
+    """
+    own = settings.get("dynamic") or {}
+    # Keys that begin with -: only name matrices left as they are.
+    if not isinstance(own, dict) or not all(key.startswith("-:") for key in own):
+        raise ModelRefused(
+            "one kind of packing for all matrices was wanted in quantization_config",
+            f"dynamic gives some another: {shortened(own)}",
+            "Use a checkpoint that is quantized evenly",
+        )
+    version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    return packed_weights(
+        tensors,
+        Packing(
+            bits=choice(settings, "bits", (4, 8, 2)),
+            group=group_size(settings, default=-1),
+            act_order=choice(settings, "desc_act", (False, True), False),
+            zero_offset=0 if version == "gptq_v2" else 1,
+        ),
+    )
+
+
+def packed_weights(tensors: StoredTensors, packing: Packing) -> dict[str, Weight]:
+    """Every matrix that has a qweight, packed this way, and all other tensors as they are.
+
+    Raises:
+        MissingTensor: as GptqWeight.
+    """
+    stems = {name.removesuffix(".qweight") for name in tensors.names() if name.endswith(".qweight")}
+    made = {f"{stem}.weight": GptqWeight(tensors, stem, packing) for stem in stems}
+    return with_rest(made, tensors, tensors.names())

@@ -1,0 +1,115 @@
+"""Matrices of whole numbers with a scale and a zero point per group of inputs: w = scale * (code - zero)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from storage.errors import DamagedData
+from storage.formats.base import FourBit, Weight, record_group, regroup
+from storage.tensors import StoredTensors
+
+
+class Parts(NamedTuple):
+    """A matrix as unpacked.
+
+    codes is uint8 [N, K]; scales and zeros are float32 [N, G].
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+
+class GroupedWeight(Weight):
+    """A matrix [N, K]; a format says how it is packed.
+
+    Args:
+        tensors: of the checkpoint.
+        stem: name of the tensors that it is made of, up to the last dot.
+        shape: (N, K).
+        group: consecutive inputs that share a scale; None for all of them.
+        bits: of a code.
+        index: name of the stored tensor, int32 [K], that gives every input's group; None for k / group.
+        ordered: whether the config promises that inputs of a group lie together.
+    """
+
+    def __init__(
+        self,
+        tensors: StoredTensors,
+        stem: str,
+        shape: tuple[int, int],
+        group: int | None,
+        *,
+        bits: int,
+        index: str | None,
+        ordered: bool,
+    ) -> None:
+        self._tensors, self._stem, self._index = tensors, stem, index
+        self.shape = shape
+        self._group = min(group or shape[1], shape[1])
+        self._groups = -(-shape[1] // self._group)
+        if bits == 4 and ordered:
+            self.group = record_group(self._group, shape[1])
+
+    def _made_of(self, parts: Iterable[str]) -> None:
+        """Says which tensors it is made of; those that are not there are no part of it."""
+        self.parts = tuple(part for part in parts if part in self._tensors)
+        self.nbytes = sum(self._tensors.nbytes(part) for part in self.parts)
+
+    @abstractmethod
+    def _unpack(self) -> Parts:
+        """Reads and unpacks the matrix."""
+
+    def read(self) -> torch.Tensor:
+        """float32 [N, K].
+
+        Raises:
+            DamagedData: a group is named that is not there.
+            TruncatedFile: as Weight.read.
+        """
+        codes, scales, zeros = self._unpack()
+        group_of = self._group_of()
+        return (codes.float() - zeros[:, group_of]) * scales[:, group_of]
+
+    def codes(self) -> FourBit:
+        """The matrix's own codes.
+
+        Raises:
+            DamagedData: inputs of a group do not lie together, though the config says so.
+        """
+        assert self.group is not None
+        codes, scales, zeros = self._unpack()
+        columns = self.shape[1]
+        if not torch.equal(self._group_of(), self._in_order()):
+            raise DamagedData(
+                f"inputs in order were wanted in {self._index} of {self._tensors.directory}",
+                "they are not, though quantization_config names no act-order",
+                "Say so in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
+            )
+        centre = (8 - zeros) * scales
+        return FourBit(
+            codes,
+            regroup(scales, self._group, self.group, columns),
+            regroup(centre, self._group, self.group, columns),
+            self.group,
+        )
+
+    def _in_order(self) -> torch.Tensor:
+        return torch.arange(self.shape[1]) // self._group
+
+    def _group_of(self) -> torch.Tensor:
+        """int64 [K]: every input's group."""
+        if self._index is None:
+            return self._in_order()
+        index = self._tensors.read(self._index).long()
+        if int(index.min()) < 0 or int(index.max()) >= self._groups:
+            raise DamagedData(
+                f"groups from 0 to {self._groups - 1} were wanted in {self._index} of {self._tensors.directory}",
+                f"they go from {int(index.min())} to {int(index.max())}",
+                "Download the checkpoint again",
+            )
+        return index

@@ -1,0 +1,70 @@
+"""MXFP4 (gpt-oss): 32 inputs share a power of two, every weight is one of 16 values of 4 bits.
+
+    X_blocks  U8 [E, N, K / 32, 16]        input 2i in the low half of byte i
+    X_scales  U8 [E, N, K / 32]            exponent + 127
+
+    X[e, k, n] = VALUES[code] * 2^(scale - 127)
+
+The values are not evenly spaced, so no 4-bit code of a record gives them: they are stored at level 8.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from storage.errors import MissingTensor
+from storage.formats.base import Settings, Weight, expect, fields
+from storage.formats.plain import with_rest
+from storage.tensors import StoredTensors
+
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""E2M1: sign, two bits of exponent, one of mantissa."""
+
+_GROUP = 32
+
+
+class Mxfp4Weight(Weight):
+    """All experts' matrices of a layer, [E, K, N] as transformers has them: inputs before outputs.
+
+    Raises:
+        MissingTensor: blocks or scales are not there, or their shapes do not agree.
+    """
+
+    def __init__(self, tensors: StoredTensors, stem: str) -> None:
+        self._tensors, self._blocks, self._scales = tensors, f"{stem}_blocks", f"{stem}_scales"
+        shape = tensors.shape(self._blocks)
+        if len(shape) != 4 or 0 in shape:
+            raise MissingTensor(
+                f"{self._blocks} of four dimensions was wanted in {tensors.directory}",
+                f"its shape is {list(shape)}",
+                "Download the checkpoint again",
+            )
+        experts, rows, groups, _ = shape
+        expect(tensors, self._blocks, (experts, rows, groups, _GROUP // 2), ("U8",))
+        expect(tensors, self._scales, (experts, rows, groups), ("U8", "F8_E8M0"))
+        self.shape = (experts, groups * _GROUP, rows)
+        self.parts = (self._blocks, self._scales)
+        self.nbytes = tensors.nbytes(self._blocks) + tensors.nbytes(self._scales)
+
+    def read(self) -> torch.Tensor:
+        """float32 [E, K, N]."""
+        return torch.stack([self.read_slice(expert) for expert in range(self.shape[0])])
+
+    def read_slice(self, index: int) -> torch.Tensor:
+        """float32 [K, N] of one expert."""
+        blocks = self._tensors.read_slice(self._blocks, index)
+        exponents = self._tensors.read_slice(self._scales, index).view(torch.uint8).to(torch.int32) - 127
+        # Not through bf16 or float8 arithmetic: 2^-127 is no normal number there.
+        values = torch.tensor(VALUES)[fields(blocks, 4).long()]
+        return torch.ldexp(values, exponents.unsqueeze(-1)).flatten(-2).t()
+
+
+def open_mxfp4(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+    """Opener of checkpoints with quant_method mxfp4.
+
+    Raises:
+        MissingTensor: as Mxfp4Weight.
+    """
+    stems = {name.removesuffix("_blocks") for name in tensors.names() if name.endswith("_blocks")}
+    made = {stem: Mxfp4Weight(tensors, stem) for stem in stems}
+    return with_rest(made, tensors, tensors.names())

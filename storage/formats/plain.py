@@ -1,0 +1,70 @@
+"""Weights stored as floating point: a tensor of the file is a tensor of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from storage.errors import ModelRefused
+from storage.formats.base import Settings, Weight
+from storage.tensors import DTYPES, StoredTensors
+
+FLOATS = ("BF16", "F16", "F32")
+"""safetensors' names of the types that weights are taken from as they are."""
+
+
+class PlainWeight(Weight):
+    """A stored tensor. One that holds no floating point is refused when its type is asked for."""
+
+    def __init__(self, tensors: StoredTensors, name: str) -> None:
+        self._tensors, self._name = tensors, name
+        self.shape, self.parts, self.nbytes = tensors.shape(name), (name,), tensors.nbytes(name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """bfloat16, float16 or float32.
+
+        Raises:
+            ModelRefused: any other type.
+        """
+        found = self._tensors.type_name(self._name)
+        if found not in FLOATS:
+            raise ModelRefused(
+                f"{self._name} in bfloat16, float16 or float32 was wanted",
+                f"it is {found} in {self._tensors.place(self._name)}, and config.json does not say how to read it",
+                "Use the checkpoint that this one was quantized from",
+            )
+        return DTYPES[found]
+
+    def read(self) -> torch.Tensor:
+        """The tensor in its own dtype."""
+        _ = self.dtype
+        return self._tensors.read(self._name)
+
+    def read_slice(self, index: int) -> torch.Tensor:
+        """tensor[index], without reading the rest. Raises IndexError outside 0 .. len - 1."""
+        _ = self.dtype
+        return self._tensors.read_slice(self._name, index)
+
+
+def open_plain(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+    """Every stored tensor by its own name."""
+    return with_rest({}, tensors, tensors.names())
+
+
+def with_rest(made: Mapping[str, Weight], tensors: StoredTensors, names: Iterable[str]) -> dict[str, Weight]:
+    """What a format has made of stored tensors, and those among `names` that are no part of it as they are.
+
+    Raises:
+        ModelRefused: a tensor is there both quantized and as it is.
+    """
+    taken = {part for weight in made.values() for part in weight.parts}
+    rest = {name: PlainWeight(tensors, name) for name in names if name not in taken}
+    if twice := made.keys() & rest.keys():
+        raise ModelRefused(
+            f"one form of {min(twice)} was wanted in {tensors.directory}",
+            "it is there quantized and as it is",
+            "Download the checkpoint again",
+        )
+    return {**made, **rest}

@@ -1,0 +1,201 @@
+"""The tensors in a directory's safetensors files, as they are stored: read into memory, never mapped.
+
+Nothing outside the directory is opened, and no pickle. What the bytes of a tensor mean is for
+`storage/formats` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from storage.errors import MissingTensor, ModelRefused
+from storage.header import TensorEntry, read_header
+from storage.source_file import read_exactly
+from storage.untrusted import inside, read_json, shortened
+
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""safetensors' name of every type that some format keeps weights in -> torch's."""
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor lies."""
+
+    path: Path
+    entry: TensorEntry
+
+
+class StoredTensors:
+    """Tensors by name. Holds no descriptor; thread-safe. Made by `open`.
+
+    Attributes:
+        directory: that they lie in.
+    """
+
+    def __init__(self, directory: Path, tensors: dict[str, _Stored]) -> None:
+        self.directory = directory
+        self._tensors = tensors
+
+    @classmethod
+    def open(cls, directory: Path) -> StoredTensors:
+        """Reads the index if there is one, and every header; no weights.
+
+        Raises:
+            ModelRefused: no safetensors weights, a file outside the directory, an index that is none.
+            MissingTensor: the index names a tensor or a file that is not there.
+            BadHeader, TruncatedFile: a header that lies about its file.
+        """
+        if (directory / WEIGHTS_NAME).exists():
+            path = inside(directory, WEIGHTS_NAME)
+            tensors = {name: _Stored(path, entry) for name, entry in read_header(path).tensors.items()}
+        elif (directory / INDEX_NAME).exists():
+            tensors = _indexed(directory)
+        else:
+            raise _no_weights(directory)
+        return cls(directory, tensors)
+
+    def names(self) -> set[str]:
+        """Every tensor's name."""
+        return set(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises MissingTensor for an unknown name, as every method that takes one does."""
+        return tuple(self._find(name).entry.shape)
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the tensor on disk."""
+        return self._find(name).entry.range.length
+
+    def type_name(self, name: str) -> str:
+        """safetensors' name of the element type."""
+        return self._find(name).entry.dtype
+
+    def place(self, name: str) -> Path:
+        """The file that holds the tensor."""
+        return self._find(name).path
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor in its own dtype and shape, in memory of its own.
+
+        Raises:
+            ModelRefused: its type is none of DTYPES.
+            TruncatedFile: the file has become shorter.
+        """
+        stored = self._find(name)
+        return _read(stored.path, stored.entry.range.offset, self._dtype(name), self.shape(name))
+
+    def read_slice(self, name: str, index: int) -> torch.Tensor:
+        """tensor[index], without reading the rest: one expert of a fused tensor [E, N, K] as [N, K].
+
+        Raises:
+            IndexError: index is not in 0 .. E - 1.
+            ModelRefused, TruncatedFile: as read.
+        """
+        stored = self._find(name)
+        count, *rest = self.shape(name)
+        if not 0 <= index < count:
+            raise IndexError(f"{name} has {count} slices, asked for {index}")
+        offset = stored.entry.range.offset + index * (stored.entry.range.length // count)
+        return _read(stored.path, offset, self._dtype(name), tuple(rest))
+
+    def places(self) -> Iterator[tuple[str, Path, int]]:
+        """(name, file, bytes before it in the file) of every tensor, sorted by name."""
+        for name, stored in sorted(self._tensors.items()):
+            yield name, stored.path, stored.entry.range.offset
+
+    def _dtype(self, name: str) -> torch.dtype:
+        if (found := self.type_name(name)) not in DTYPES:
+            raise ModelRefused(
+                f"{name} of a type among {', '.join(DTYPES)} was wanted",
+                f"it is {found} in {self.place(name)}",
+                "Use the checkpoint that this one was quantized from",
+            )
+        return DTYPES[found]
+
+    def _find(self, name: str) -> _Stored:
+        if name not in self._tensors:
+            raise MissingTensor(
+                f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
+            )
+        return self._tensors[name]
+
+
+def _indexed(directory: Path) -> dict[str, _Stored]:
+    """The tensors that the index of a sharded checkpoint names."""
+    weight_map = read_json(directory, INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ModelRefused(
+            f"a weight_map from tensors to files was wanted in {directory / INDEX_NAME}",
+            f"it is {shortened(weight_map)}",
+            "Download it again",
+        )
+    for file in set(weight_map.values()):
+        if not file.endswith(".safetensors"):
+            raise _pickled(directory, file)
+    headers = {file: read_header(inside(directory, file)) for file in sorted(set(weight_map.values()))}
+    for name, file in weight_map.items():
+        if name not in headers[file].tensors:
+            raise MissingTensor(
+                f"tensor {name} was wanted in {directory / file}, as {INDEX_NAME} says",
+                "the file has none of that name",
+                "Download it again",
+            )
+    return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
+
+
+def _no_weights(directory: Path) -> ModelRefused:
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _PICKLED:
+            return _pickled(directory, path.name)
+    return ModelRefused(
+        f"weights were wanted in {directory}",
+        f"there is neither {WEIGHTS_NAME} nor {INDEX_NAME}",
+        "Download it again",
+    )
+
+
+def _pickled(directory: Path, name: str) -> ModelRefused:
+    return ModelRefused(
+        f"weights as safetensors were wanted in {directory}",
+        f"{shortened(name)} is not safetensors; opening a pickle would run whatever code is in it",
+        "Convert the checkpoint to safetensors where you trust it",
+    )
+
+
+def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return read_bytes(path, offset, size).view(dtype).view(shape)
+
+
+def read_bytes(path: Path, offset: int, size: int) -> torch.Tensor:
+    """uint8 [size]: `size` bytes of a file from `offset` on.
+
+    Raises:
+        TruncatedFile, MissingTensor, ReadFailed: as read_exactly.
+    """
+    raw = torch.empty(size, dtype=torch.uint8)
+    read_exactly(path, offset, raw.numpy().data)
+    return raw

@@ -1,0 +1,191 @@
+"""A small random model of every family, as transformers builds and saves it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCABULARY = 300
+CONTEXT = 64
+
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_experts_per_tok": 2,
+}
+FEW = {"moe_intermediate_size": 32, "intermediate_size": 96}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V3 = LATENT | FEW | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+
+SMALL: dict[str, dict[str, Any]] = {
+    "qwen2_moe": FEW
+    | {
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 2,
+    },
+    "qwen3_moe": FEW | {"num_experts": 8, "head_dim": 16, "norm_topk_prob": True},
+    "qwen3_next": FEW
+    | {
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 48,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "mixtral": {"num_local_experts": 8, "intermediate_size": 32, "sliding_window": 5},
+    "olmoe": {"num_experts": 8, "intermediate_size": 32, "clip_qkv": 1.5},
+    "deepseek_v2": LATENT
+    | FEW
+    | {
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 4.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+        },
+    },
+    "deepseek_v3": DEEPSEEK_V3,
+    "glm4_moe": FEW
+    | {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 1.5,
+    },
+    "gpt_oss": {
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "num_local_experts": 8,
+        "intermediate_size": 32,
+        "sliding_window": 4,
+    },
+    "phimoe": {
+        "num_hidden_layers": 2,
+        "num_local_experts": 8,
+        "intermediate_size": 32,
+        "sliding_window": 5,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.5] * 8,
+            "short_mscale": 1.1,
+            "long_mscale": 1.2,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "granitemoe": {
+        "num_local_experts": 8,
+        "intermediate_size": 32,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+        "tie_word_embeddings": True,
+    },
+    "ernie4_5_moe": FEW
+    | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1},
+}
+"""model_type -> config beside COMMON, with what is particular to the family switched on."""
+
+SEPARATE = tuple(name for name in SMALL if name not in ("granitemoe", "gpt_oss"))
+"""Families with a tensor for each expert's matrix; the others only come fused."""
+
+SHARPER = 4
+SPREAD = {"e_score_correction_bias": 0.02, "sinks": 1.0, "gate_up_proj_bias": 0.5, "down_proj_bias": 0.2}
+LOUDER = 10
+"""Factor on expert weights: at initialisation's 0.02 their share of the output would drown in rounding."""
+
+
+def small_config(model_type: str, **changes: Any) -> Any:
+    values = COMMON | SMALL[model_type] | changes
+    if model_type == "ernie4_5_moe":
+        del values["num_experts_per_tok"]
+    return AutoConfig.for_model(model_type, **values)
+
+
+def random_model(model_type: str, **changes: Any) -> nn.Module:
+    """In bf16 as far as transformers loads it so, with a head whose logits spread like a trained one's."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small_config(model_type, **changes), dtype=torch.float32)
+    precise = re.compile("|".join(model._keep_in_fp32_modules_strict or ["$^"]))
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            leaf = name.rpartition(".")[2]
+            if leaf in SPREAD or leaf.endswith("bias"):
+                # At initialisation they are zero, or too small to be missed.
+                tensor.copy_(torch.randn_like(tensor) * SPREAD.get(leaf, 0.05))
+            if leaf == "e_score_correction_bias":
+                # As in trained checkpoints, where bf16 could not tell them apart.
+                tensor.add_(8)
+            if ".experts." in name and not leaf.endswith("bias"):
+                tensor.mul_(LOUDER)
+        model.get_output_embeddings().weight.mul_(SHARPER)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not precise.search(name) and "inv_freq" not in name:
+            tensor.data = tensor.data.to(torch.bfloat16)
+    return model.eval()
+
+
+def save(model: Any, directory: Path, *, fused: bool) -> Path:
+    """As transformers saves it, a tensor an expert's matrix, or one for all experts of a layer."""
+    model.save_pretrained(directory, save_original_format=not fused)
+    return directory
+
+
+def load(directory: Path) -> nn.Module:
+    """transformers' own model of a checkpoint, in bf16."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+
+
+def blocks_of(model: nn.Module) -> list[Any]:
+    """The modules with a router and experts, by layer."""
+    names = [
+        name.rpartition(".")[0] for name, module in model.named_modules() if hasattr(module, "_apply_gate")
+    ]
+    return [model.get_submodule(name) for name in names]
+
+
+def router_of(block: Any) -> nn.Module:
+    return block.gate if hasattr(block, "gate") else block.router

@@ -1,0 +1,79 @@
+"""A double of the operating system's file calls, of which the Nth fails as told."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "preadv", "lseek")
+
+
+class FaultyDisk:
+    """Counts every call that opens, reads, writes, names or syncs a file, and spoils the one numbered `at`.
+
+    Args:
+        patch: puts the double in place, and takes it away.
+        at: number of the call to spoil, from 1; 0 for none.
+        number: errno that it fails with; None: it transfers one byte only, where it transfers any.
+        stays: all calls after it that are of the same kind fail, too.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, at: int, number: int | None, *, stays: bool = False
+    ) -> None:
+        self.calls: list[str] = []
+        self._at, self._number, self._stays = at, number, stays
+        for name in CALLS:
+            patch.setattr(os, name, self._counted(name, getattr(os, name)))
+        real = io.open
+        patch.setattr(io, "open", lambda *a, **k: _File(self._counted("open file", real)(*a, **k), self))
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.spoils(name):
+                return real(*args, **kwargs)
+            if self._number is not None:
+                raise OSError(self._number, os.strerror(self._number))
+            if name == "write":
+                return real(args[0], args[1][:1])
+            if name == "preadv":
+                return real(args[0], [args[1][0][:1]], *args[2:])
+            return real(*args, **kwargs)
+
+        return call
+
+    def spoils(self, name: str) -> bool:
+        """Counts a call; whether it is to go wrong."""
+        self.calls.append(name)
+        spoiled = self.calls[self._at - 1] if 0 < self._at <= len(self.calls) else None
+        return len(self.calls) == self._at or (self._stays and name == spoiled)
+
+    def fail(self) -> None:
+        """Raises what the spoiled call raises, if it raises."""
+        if self._number is not None:
+            raise OSError(self._number, os.strerror(self._number))
+
+
+class _File:
+    """A file object whose reads are calls of the disk."""
+
+    def __init__(self, file: Any, disk: FaultyDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def read(self, *args: Any) -> Any:
+        if self._disk.spoils("read"):
+            self._disk.fail()
+        return self._file.read(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()

@@ -1,0 +1,117 @@
+"""A double of the Hugging Face Hub: one repository over HTTP, with ranges, and connections that break when told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class HubDouble:
+    """Serves the files of a directory as repository `repo` at COMMIT.
+
+    Attributes:
+        requests: (method, file, first byte asked for; None: the whole file), in order.
+        cut: file -> bytes after which its next download breaks off, once.
+        corrupt: files whose last byte is served wrong to whoever asks for all of it.
+        down: every request is answered with 503.
+        gated: every request is refused as to a model whose terms nobody accepted.
+    """
+
+    def __init__(self, directory: Path, repo: str) -> None:
+        self.directory, self.repo = directory, repo
+        self.requests: list[tuple[str, str, int | None]] = []
+        self.cut: dict[str, int] = {}
+        self.corrupt: set[str] = set()
+        self.down = self.gated = False
+        self.endpoint = ""
+
+    def downloads(self, file: str) -> list[int | None]:
+        """Where each request for a file's bytes began."""
+        return [start for method, name, start in self.requests if method == "GET" and name == file]
+
+    @contextmanager
+    def serving(self) -> Iterator[HubDouble]:
+        """Listens on a port of its own until left."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        self.endpoint = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def _handler(double) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self._answer(body=False)
+
+            def do_GET(self) -> None:
+                self._answer(body=True)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+            def _answer(self, *, body: bool) -> None:
+                path = unquote(urlsplit(self.path).path)
+                if double.down:
+                    self._json(503, {"error": "down"})
+                elif double.gated:
+                    self._json(403, {"error": "gated"}, **{"X-Error-Code": "GatedRepo"})
+                elif path in (f"/api/models/{double.repo}/revision/{r}" for r in ("main", "v1", COMMIT)):
+                    names = [{"rfilename": p.name} for p in sorted(double.directory.iterdir()) if p.is_file()]
+                    self._json(200, {"id": double.repo, "sha": COMMIT, "siblings": names})
+                elif path.startswith(f"/api/models/{double.repo}/"):
+                    self._json(404, {"error": "no"}, **{"X-Error-Code": "RevisionNotFound"})
+                elif path.startswith(f"/{double.repo}/resolve/{COMMIT}/"):
+                    self._file(path.rpartition("/")[2], body=body)
+                else:
+                    self._json(404, {"error": "no"}, **{"X-Error-Code": "RepoNotFound"})
+
+            def _json(self, code: int, content: object, **headers: str) -> None:
+                raw = json.dumps(content).encode()
+                self.send_response(code)
+                for name, value in {"Content-Length": str(len(raw)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(raw)
+
+            def _file(self, name: str, *, body: bool) -> None:
+                whole = (double.directory / name).read_bytes()
+                etag = hashlib.sha256(whole).hexdigest()
+                asked = self.headers.get("Range")
+                if name in double.corrupt and not asked:
+                    whole = whole[:-1] + bytes([whole[-1] ^ 1])
+                first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+                start, end = int(first), min(int(last or len(whole)) + 1, len(whole))
+                double.requests.append((self.command, name, start if asked else None))
+                self.send_response(206 if asked else 200)
+                if asked:
+                    self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(whole)}")
+                self.send_header("ETag", f'"{etag}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Accept-Ranges", "bytes")
+                self.send_header("Content-Length", str(end - start))
+                self.end_headers()
+                if body:
+                    part = whole[start:end]
+                    # A range with an end is a look at a header; a download asks for all that is left.
+                    if not last and name in double.cut:
+                        part = part[: double.cut.pop(name)]
+                        self.close_connection = True
+                    self.wfile.write(part)
+
+        return Handler

@@ -1,0 +1,146 @@
+"""The chat in a real terminal: editing, commands, history, Ctrl-C and Ctrl-D, and terminals that can do less."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from terminals import Terminal, environment
+
+LONG = ("--max-new-tokens", 400, "--context", 512)
+"""An answer long enough to be interrupted."""
+
+
+COMMANDS = ("help", "clear", "regen", "set", "system", "save", "load", "stats", "mem", "exit")
+
+
+@pytest.fixture
+def options(tiny_store):
+    """Of a chat whose answers are short and the same every time."""
+    return ("chat", "--model", tiny_store, "--temperature", 0, "--max-new-tokens", 3, "--context", 256)
+
+
+def test_a_chat_at_a_terminal(options, tmp_path):
+    """The plan, an answer with what was reused, every command, several lines, completion, Ctrl-D: one visit."""
+    saved = tmp_path / "talk.json"
+    with Terminal(tmp_path, *options, "--levels", "8/4") as terminal:
+        start = terminal.ready()
+        assert "loading torch" in start
+        assert re.search(r"loading [^\n]*kB", start)
+        assert "limit " in start
+        assert "experts resident at 8/4 bits" in start
+        first = terminal.enter("the quick brown fox")
+        assert "(0 of " in first
+        second = terminal.enter("and the lazy dog")
+        (reused,) = (line for line in second.splitlines() if "prompt tokens reused" in line)
+        assert int(reused.split("(")[1].split(" of ")[0]) > 10
+        assert "saved 4 messages" in terminal.enter(f"/save {saved}")
+        assert "2 answers: 6 tokens" in terminal.enter("/stats")
+        memory = terminal.enter("/mem")
+        assert re.search(r"VRAM: 16 of at most 16 experts resident: \d+ at 8 bits", memory)
+        assert "peak " in memory
+
+        listed = terminal.enter("/he\t")
+        assert [name for name in COMMANDS if f"  /{name} " not in listed] == []
+        assert "set: 8/4 r 0.9" in terminal.enter("/set retent\t0.9")
+        assert "retention       0.9" in terminal.enter("/set")
+        assert "Did you mean /set?" in terminal.enter("/sett levels 8")
+        assert "Did you mean /exit?" in terminal.enter("/quit")
+        assert "0.5 to 1 was wanted: got 2.0" in terminal.enter("/set retention 2")
+        assert "system message set" in terminal.enter("/system be brief")
+        assert "be brief" in terminal.enter("/system")
+
+        again = terminal.enter("/regen")
+        assert "at temperature 0 the same answer" in again
+        assert "TTFT" in again
+        assert "cleared" in terminal.enter("/clear")
+        assert "nothing has been answered yet" in terminal.enter("/regen")
+        assert "loaded 4 messages" in terminal.enter(f"/load {saved}")
+        terminal.process.send('"""the fox\r')
+        terminal.until(r"\.\.\.")
+        assert "TTFT" in terminal.enter('/help"""')
+        assert "saved 6 messages" in terminal.enter(f"/save {saved}")
+        refused = terminal.enter("word " * 300)
+        assert re.search(r"a sequence of \d{3,4} tokens was wanted: its context holds 256", refused)
+        assert "/clear forgets" in refused
+        terminal.process.sendcontrol("d")
+        assert terminal.end()[0] == 0
+    roles = [(m["role"], m["content"]) for m in json.loads(saved.read_text())["messages"]]
+    assert roles[0] == ("user", "the quick brown fox")
+    assert roles[4] == ("user", "the fox\n/help")
+
+
+def test_history_and_ctrl_c(options, tmp_path):
+    """Ctrl-C cancels a streaming answer, empties a line, and exits 130 at an empty prompt; history is kept."""
+    with Terminal(tmp_path, *options, *LONG) as terminal:
+        terminal.ready()
+        terminal.process.send("the quick brown fox\r")
+        terminal.until(r"fox[^\n]*\n[^\n]*\n")
+        terminal.process.expect(r"\S")  # of an answer that goes on
+        terminal.process.sendcontrol("c")
+        assert "(cancelled" in terminal.ready()
+        terminal.process.send("half a line")
+        terminal.until("half a line")
+        terminal.process.sendcontrol("c")
+        assert "max-new-tokens  400" in terminal.enter("/set")
+        assert "set: max-new-tokens 2" in terminal.enter("/set max-new-tokens 2")
+        assert "2 tokens (" in terminal.enter("/regen")
+        assert "1 answers: 2 tokens" in terminal.enter("/stats")
+        terminal.process.sendcontrol("c")
+        code, end = terminal.end()
+        assert (code, "interrupted" in end, "Traceback" in terminal.seen) == (130, True, False)
+    with Terminal(tmp_path, *options, NO_COLOR="1") as terminal:
+        terminal.ready()
+        typed_since = ("/set", "/set max-new-tokens 2", "/regen", "/stats")
+        assert "the quick brown fox" in terminal.enter("\x1b[A" * (len(typed_since) + 1))
+        assert "TTFT" in terminal.seen
+        terminal.process.send("/exit\r")
+        assert terminal.end()[0] == 0
+        assert set(re.findall(r"\x1b\[([0-9;]*)m", terminal.seen)) <= {"0", ""}
+
+
+def test_a_dumb_terminal(options, tmp_path):
+    """TERM=dumb: plain prompts and answers, not one escape byte; commands and quotes work all the same."""
+    with Terminal(tmp_path, *options, ready="(> |[.][.][.] )$", TERM="dumb") as terminal:
+        terminal.ready()
+        assert "TTFT" in terminal.enter("the fox")
+        assert terminal.enter('"""two').endswith("... ")
+        assert "TTFT" in terminal.enter('lines"""')
+        assert "Did you mean /save?" in terminal.enter("/sav x")
+        terminal.process.sendcontrol("c")
+        assert terminal.end()[0] == 130
+        assert "\x1b" not in terminal.seen
+
+
+def test_a_pipe(options, tmp_path):
+    """Answers alone are on stdout, without prompts or escapes; /exit ends it, Ctrl-C exits 130."""
+    command = [sys.executable, "-m", "edgemoe", *map(str, options)]
+    turns = 'the fox\n/stats\n"""the\ndog"""\n/exit\nnever asked\n'
+    done = subprocess.run(
+        command, env=environment(tmp_path), input=turns, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, "\x1b" in done.stdout + done.stderr) == (0, False)
+    assert done.stderr.count("\nTTFT ") == 2
+    assert "1 answers: 3 tokens" in done.stderr
+    assert "TTFT" not in done.stdout
+    assert "> " not in done.stdout
+    with subprocess.Popen(
+        [*command, *map(str, LONG)],
+        env=environment(tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        process.stdin.write(b"the fox\n")
+        assert process.stdout.read(1), process.stderr.read().decode()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err.decode().splitlines()[-1] == "edgemoe: interrupted"

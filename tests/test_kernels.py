@@ -1,0 +1,211 @@
+"""The CPU kernels against plain float arithmetic on decoded weights."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from records import KEY, MemoryReader, a_store, blocks_for
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+
+from edgemoe.dense import DenseNorm
+from edgemoe.kernels import cpu, native
+from edgemoe.kernels.base import Part
+from edgemoe.kernels.choice import Compute, ways
+from edgemoe.kernels.cpu import CpuExpertKernel
+from storage.dense import quantize_rows
+from storage.encode import decode, encode
+from storage.forms import PlaneForm
+from storage.layout import detect
+from storage.record import MatrixSpec, RecordGeometry
+
+SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 768))]
+
+WAYS = {way.name: way for way in ways()}
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    first, second = both.chunk(2, dim=-1)
+    return torch.nn.functional.silu(first) * second
+
+
+@pytest.fixture(params=["native", "torch"])
+def way(request) -> Compute:
+    if request.param not in WAYS:
+        pytest.skip("edgemoe's own kernel was not built, or the processor has no AVX2")
+    return WAYS[request.param]
+
+
+@pytest.fixture(params=SHAPES, ids=["small", "odd", "wide"])
+def expert(request, way):
+    geometry, weights, record = a_store(request.param, way.layout)
+    form = way.form(geometry, way.layout, way.layout)
+    blocks = {}
+    for level in (8, 4, 2):
+        blocks[level] = blocks_for(form, level)
+        form.fill(MemoryReader(record, geometry), KEY, level, blocks[level], None)
+    return geometry, record, blocks, weights
+
+
+def run(way: Compute, geometry, x: torch.Tensor, blocks, held: int, level: int) -> torch.Tensor:
+    return way.kernel(geometry, way.layout).forward(x, [Part(blocks, held, level, len(x))], gate)
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 11, 12, 39, 40, 79, 80, 130])
+def test_every_level_and_token_count_matches_the_reference(way, expert, level, tokens):
+    """The output is the decoded weights' product in float32, to bf16's rounding."""
+    geometry, record, blocks, _ = expert
+    up, down = decode(record, geometry, way.layout, level)
+    x = torch.randn(tokens, up.shape[1], generator=torch.Generator().manual_seed(tokens)).bfloat16()
+    want = gate(x.float() @ up.T) @ down.T
+    got = run(way, geometry, x, blocks[level], level, level).float()
+    assert got.shape == want.shape
+    assert (got - want).norm() / want.norm() < 0.01
+
+
+@pytest.mark.parametrize(("held", "level"), [(8, 4), (8, 2), (4, 2)])
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_a_lower_level_from_higher_planes_is_bit_identical(way, expert, held, level, tokens):
+    """Computing at a level gives the same bits whether or not higher planes happen to be resident."""
+    geometry, _, blocks, _ = expert
+    x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
+    assert torch.equal(
+        run(way, geometry, x, blocks[held], held, level),
+        run(way, geometry, x, blocks[level], level, level),
+    )
+
+
+def test_errors_of_the_levels_are_those_of_the_format(way, expert):
+    """The output's error against unquantized weights grows by level as the format promises."""
+    geometry, _, blocks, (up, down) = expert
+    x = torch.randn(64, up.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    want = gate(x.float() @ up.T) @ down.T
+    errors = {
+        level: ((run(way, geometry, x, blocks[level], level, level) - want).norm() / want.norm()).item()
+        for level in (8, 4, 2)
+    }
+    assert errors[8] < 0.02
+    assert 0.05 < errors[4] < 0.25
+    assert 0.3 < errors[2] < 0.9
+
+
+def test_experts_computed_together_are_those_computed_alone(way, expert):
+    """A row's bits do not depend on what else is in the call: which experts are ready together is a matter of luck."""
+    geometry, _, blocks, _ = expert
+    held = [(8, 8), (4, 2), (8, 4), (2, 2)]
+    sizes = [1, 14, 3, 50]
+    x = torch.randn(sum(sizes), geometry.matrices[0].cols).bfloat16()
+    parts = [Part(blocks[h], h, level, rows) for (h, level), rows in zip(held, sizes, strict=True)]
+    kernel = way.kernel(geometry, way.layout)
+    alone = [kernel.forward(rows, [part], gate) for rows, part in zip(x.split(sizes), parts, strict=True)]
+    assert torch.equal(kernel.forward(x, parts, gate), torch.cat(alone))
+    one = [Part(blocks[h], h, level, 1) for h, level in held]
+    together = kernel.forward(x[:1].expand(4, -1), one, gate)
+    assert torch.equal(together, torch.cat([kernel.forward(x[:1], [part], gate) for part in one]))
+
+
+def test_bf16_products_agree_with_float32_ones(monkeypatch):
+    """On a CPU with bf16 instructions torch's many-token way multiplies in bf16; the result is the same to rounding."""
+    layout, way = detect(), WAYS["torch"]
+    geometry, _, record = a_store(SHAPES[2], layout)
+    form = way.form(geometry, layout, layout)
+    blocks = blocks_for(form, 8)
+    form.fill(MemoryReader(record, geometry), KEY, 8, blocks, None)
+    x = torch.randn(128, geometry.matrices[0].cols).bfloat16()
+    outputs = []
+    for fast in (False, True):
+        monkeypatch.setattr(cpu, "fast_bf16", lambda fast=fast: fast)
+        kernel = CpuExpertKernel(geometry, layout)
+        outputs.append(kernel.forward(x, [Part(blocks, 8, 8, 128)], gate).float())
+    assert (outputs[0] - outputs[1]).norm() / outputs[0].norm() < 0.02
+
+
+needs_native = pytest.mark.skipif("native" not in WAYS, reason="edgemoe's own kernel was not built")
+
+
+@needs_native
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [16, 32, 80, 160])
+def test_groups_and_the_cut_between_the_planes_halves(group, rows):
+    """Whatever the group and wherever the planes' second half begins, also in the middle of 32 rows."""
+    geometry = RecordGeometry(
+        (MatrixSpec.of("gate_up", 2 * rows, 512, group), MatrixSpec.of("down", 512, rows, 32)), 8
+    )
+    generator = torch.Generator().manual_seed(rows)
+    weights = [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
+    record = encode(geometry, native.LAYOUT, weights)
+    form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
+    for level in (8, 4, 2):
+        blocks = blocks_for(form, level)
+        form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
+        up, down = decode(record, geometry, native.LAYOUT, level)
+        for tokens in (1, native.DEQUANTIZE_FROM):
+            x = torch.randn(tokens, 512, generator=generator).bfloat16()
+            want = gate((x.float() @ up.T).bfloat16().float()).bfloat16().float() @ down.T
+            got = run(WAYS["native"], geometry, x, blocks, level, level)
+            assert (got - want).norm() / want.norm() < 0.006
+
+
+@needs_native
+def test_activations_of_very_different_sizes():
+    """An outlier costs its own chunk of 64 columns some precision, and no other."""
+    geometry, _, record = a_store(SHAPES[2], native.LAYOUT)
+    form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
+    blocks = blocks_for(form, 8)
+    form.fill(MemoryReader(record, geometry), KEY, 8, blocks, None)
+    up, down = decode(record, geometry, native.LAYOUT, 8)
+    x = torch.randn(1, 256, generator=torch.Generator().manual_seed(2)).bfloat16()
+    x[0, 7] = 500
+    x[0, 64:128] = 0
+    want = gate(x.float() @ up.T) @ down.T
+    assert (run(WAYS["native"], geometry, x, blocks, 8, 8) - want).norm() / want.norm() < 0.01
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_dense_products(shape, tokens):
+    """Both kinds of dense weight against a product in double precision, of every size."""
+    generator = torch.Generator().manual_seed(shape[0])
+    weight = torch.randn(shape, generator=generator)
+    x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
+    codes, scales = quantize_rows(weight)
+    exact = x.double() @ (codes.double() * scales.double().unsqueeze(1)).T
+    assert ((native.dense_product(x, codes, scales) - exact).norm() / exact.norm()) < 0.003
+    rounded = weight.bfloat16()
+    exact = x.double() @ rounded.double().T
+    assert ((native.dense_product(x, rounded, None) - exact).norm() / exact.norm()) < 0.003
+
+
+@needs_native
+@pytest.mark.parametrize("size", [128, 100, 2048])
+def test_norms_are_transformers_own(size):
+    """The quick norm is a model's own, bit for bit; what only looks like one is left alone."""
+    norm = Qwen3MoeRMSNorm(size, eps=1e-6).to(torch.bfloat16)
+    norm.weight.data.normal_(1, 0.2)
+    quick = DenseNorm.like(norm)
+    x = (torch.randn(3, 7, size) * 5).bfloat16()
+    assert quick is not None
+    assert torch.equal(quick(x), norm(x))
+    assert DenseNorm.like(torch.nn.LayerNorm(size).to(torch.bfloat16)) is None
+
+    class Shifted(Qwen3MoeRMSNorm):
+        def forward(self, hidden_states):
+            return super().forward(hidden_states) + hidden_states
+
+    assert DenseNorm.like(Shifted(size).to(torch.bfloat16)) is None
+
+
+@needs_native
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_with_threads_of_its_own():
+    """A child has none of its parent's threads, and must not wait for them."""
+    weight = torch.randn(4096, 64).bfloat16()
+    x = torch.randn(1, 64).bfloat16()
+    want = native.dense_product(x, weight, None)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(native.dense_product(x, weight, None), want) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

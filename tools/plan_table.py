@@ -1,0 +1,127 @@
+"""What fits of published models at which limit, planned from their configs without weights: a table of docs/models.md.
+
+.venv/bin/python tools/plan_table.py            rewrites the table
+.venv/bin/python tools/plan_table.py --print    prints it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from published_models import CONFIGS
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgemoe.families import family_of
+from edgemoe.plan import ModelShape, make_plan
+from edgemoe.settings import RunSettings
+from storage.checkpoint import bounded_config
+from storage.errors import DoesNotFit
+from storage.forms import PlaneForm
+from storage.layout import LAYOUTS
+from storage.record import MatrixSpec, RecordGeometry
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+BEGIN, END = "<!-- plans -->\n", "<!-- end of plans -->"
+
+LIMITS = (12, 16, 24)
+"""GB of --vram-limit."""
+
+LEVELS = (8, 4, 2)
+CONTEXT = 4096
+_GB = 10**9
+
+
+def dense_shapes(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Shapes of everything that is no expert's matrix, by name; and the weights of all experts' matrices."""
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values))
+    dense = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    matrices = [name for name, shape in dense.items() if ".experts." in name and len(shape) == 3]
+    return dense, sum(prod(dense.pop(name)) for name in matrices)
+
+
+def stored_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Bytes of dense weights at 8 bits: matrices with a bf16 scale a row, all else in bf16.
+
+    Routers, which stay in bf16, are counted at 8 bits: together they are below 0.1 % of what is counted.
+    """
+    return sum(
+        prod(shape) + 2 * shape[0] if len(shape) == 2 else 2 * prod(shape) for shape in shapes.values()
+    )
+
+
+def shape_of(config: dict[str, Any]) -> tuple[ModelShape, RecordGeometry]:
+    """What a plan needs of a model."""
+    family, bounded = family_of(config), bounded_config(config)
+    shapes, _ = dense_shapes(config)
+    hidden, inner = config["hidden_size"], family.intermediate(bounded)
+    matrices = MatrixSpec.of("gate_up", 2 * inner, hidden), MatrixSpec.of("down", hidden, inner)
+    sides = [max(s) for s in shapes.values() if len(s) == 2 and s[0] != config["vocab_size"]]
+    shape = ModelShape(
+        layers=config["num_hidden_layers"],
+        experts=len(family.moe_layers(bounded)) * family.experts(bounded),
+        experts_per_layer=family.experts(bounded),
+        top_k=config[family.top_k_key],
+        hidden=hidden,
+        intermediate=inner,
+        heads=config["num_attention_heads"],
+        kv=family.kv(bounded),
+        widest=max(sides),
+        vocab=config["vocab_size"],
+        dense_bytes=stored_bytes(shapes),
+    )
+    return shape, RecordGeometry(matrices, 8)
+
+
+def row(name: str, config: dict[str, Any]) -> list[str]:
+    """A model's cells: sizes, then for every limit the share of its experts resident at each level."""
+    shape, geometry = shape_of(config)
+    form = PlaneForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
+    sizes = [f"{shape.experts * geometry.prefix_bytes(level) / _GB:.1f}" for level in LEVELS]
+    cells = [name, str(shape.experts), f"{shape.dense_bytes / _GB:.1f}", " / ".join(sizes)]
+    for limit in LIMITS:
+        try:
+            plan = make_plan(
+                shape,
+                geometry,
+                form,
+                vram_limit=limit * _GB,
+                dram_limit=0,
+                settings=RunSettings(levels=(8,)),
+                context=CONTEXT,
+            )
+        except DoesNotFit as error:
+            cells.append(f"needs {error.minimum / _GB:.1f} GB")
+            continue
+        shares = [plan.experts_resident[str(level)] * 100 // shape.experts for level in LEVELS]
+        cells.append(" / ".join("all" if share == 100 else f"{share} %" for share in shares))
+    return cells
+
+
+def table() -> str:
+    """The table as Markdown."""
+    head = ["Model", "Experts", "Dense, GB", "Experts at 8 / 4 / 2 bits, GB", *(f"{gb} GB" for gb in LIMITS)]
+    lines = [head, ["---"] * len(head), *(row(name, config) for name, config in CONFIGS.items())]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def rewritten(text: str) -> str:
+    """A file with the table between its marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"plan_table: {BEGIN.strip()} and {END} were wanted in the file, and are not there")
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    if "--print" in sys.argv[1:]:
+        print(table(), end="")
+    else:
+        DOCS.write_text(rewritten(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
