@@ -53,7 +53,7 @@ def run(way: Compute, geometry, x: torch.Tensor, blocks, held: int, level: int) 
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("tokens", [1, 2, 7, 11, 12, 39, 40, 79, 80, 130])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 39, 40, 63, 64, 79, 80, 130])
 def test_every_level_and_token_count_matches_the_reference(way, expert, level, tokens):
     """The output is the decoded weights' product in float32, to bf16's rounding."""
     geometry, record, blocks, _ = expert
@@ -95,7 +95,7 @@ def test_experts_computed_together_are_those_computed_alone(way, expert):
     """A row's bits do not depend on what else is in the call: which experts are ready together is a matter of luck."""
     geometry, _, blocks, _ = expert
     held = [(8, 8), (4, 2), (8, 4), (2, 2)]
-    sizes = [1, 14, 3, 50]
+    sizes = [1, 70, 3, 50]
     x = torch.randn(sum(sizes), geometry.matrices[0].cols).bfloat16()
     parts = [Part(blocks[h], h, level, rows) for (h, level), rows in zip(held, sizes, strict=True)]
     kernel = way.kernel(geometry, way.layout)
@@ -141,7 +141,7 @@ def test_groups_and_the_cut_between_the_planes_halves(group, rows):
         blocks = blocks_for(form, level)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
         up, down = decode(record, geometry, native.LAYOUT, level)
-        for tokens in (1, native.DEQUANTIZE_FROM):
+        for tokens in (1, native.DEQUANTIZE_FROM[level]):
             x = torch.randn(tokens, 512, generator=generator).bfloat16()
             want = gate((x.float() @ up.T).bfloat16().float()).bfloat16().float() @ down.T
             got = run(WAYS["native"], geometry, x, blocks, level, level)

@@ -391,6 +391,8 @@ INLINE void store_rows(float *out, __m128i codes, const float *step, const float
                                               _mm256_loadu_ps(step + 8), _mm256_loadu_ps(zero + 8)));
 }
 
+enum { TILE = 8 }; /* blocks of rows whose columns are written side by side: 1 KiB each, all in one page */
+
 /* One group of columns, of every row. */
 AVX2 static void weights_task(void *argument, int64_t g) {
     const weights_job *job = argument;
@@ -399,14 +401,17 @@ AVX2 static void weights_task(void *argument, int64_t g) {
     const uint16_t *pairs = (const uint16_t *)(e->parameters + m->parameters_at) + g * m->rows * 2;
     const float unit = e->level == 8 ? 1 / 16.0f : 1;
     const __m128i low = _mm_set1_epi8(0x33), high = _mm_set1_epi8((char)0xCC), four = _mm_set1_epi8(15);
-    for (int64_t block = 0; block < m->rows / 32; block++) {
-        float step[32], zero[32];
-        for (int r = 0; r < 32; r++) {
-            const float s = from_bf16(pairs[(block * 32 + r) * 2]);
-            step[r] = s * unit;
-            zero[r] = from_bf16(pairs[(block * 32 + r) * 2 + 1]) + s * zero_of(e->level);
+    for (int64_t tile = 0; tile < m->rows / 32; tile += TILE) {
+        const int64_t end = tile + TILE < m->rows / 32 ? tile + TILE : m->rows / 32;
+        float steps[TILE * 32], zeros[TILE * 32];
+        for (int64_t r = 0; r < (end - tile) * 32; r++) {
+            const float s = from_bf16(pairs[(tile * 32 + r) * 2]);
+            steps[r] = s * unit;
+            zeros[r] = from_bf16(pairs[(tile * 32 + r) * 2 + 1]) + s * zero_of(e->level);
         }
-        for (int64_t k = g * m->group; k < (g + 1) * m->group; k++) {
+        for (int64_t i = 0; i < m->group * (end - tile); i++) {
+            const int64_t k = g * m->group + i / (end - tile), block = tile + i % (end - tile);
+            const float *step = steps + (block - tile) * 32, *zero = zeros + (block - tile) * 32;
             const int64_t at = m->codes_at + (block * m->cols + k) * 16;
             const int second = at >= m->half;
             const int64_t place = second ? at - m->half : at;

@@ -26,10 +26,10 @@ from storage.record import MatrixSpec, RecordGeometry
 LAYOUT = LAYOUTS["cpu-avx2"]
 """What the kernel reads, whatever layout torch's own would want."""
 
-DEQUANTIZE_FROM = 12
-"""Tokens at one expert from which dequantizing pays (docs/decisions/0003)."""
+DEQUANTIZE_FROM = {8: 40, 4: 64, 2: 64}
+"""level -> tokens at one expert from which dequantizing pays (docs/decisions/0008)."""
 
-DENSE_UP_TO = 12
+DENSE_UP_TO = 64
 """Rows up to which a dense product here beats converting the weight and torch's."""
 
 _PAD_TOKENS = 8
@@ -165,7 +165,7 @@ class NativeExpertKernel:
         """Bytes of scratch that one kernel holds, with the activations that its threads share."""
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         columns = max(spec.padded_cols for spec in geometry.matrices)
-        return widest * 4 + DEQUANTIZE_FROM * columns * 4
+        return widest * 4 + max(DEQUANTIZE_FROM.values()) * columns * 4
 
     def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
@@ -191,7 +191,7 @@ class NativeExpertKernel:
         few, row = [], 0
         for part, expert in zip(parts, experts, strict=True):
             expert.x, expert.y = 0 if shared else row, row
-            if part.rows < DEQUANTIZE_FROM:
+            if part.rows < DEQUANTIZE_FROM[part.level]:
                 few.append(expert)
             else:
                 y[row : row + part.rows] = self._by_weights(x[row : row + part.rows], expert, matrix)
