@@ -29,13 +29,13 @@ check: $(VENV)/.installed-dev
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml Makefile
+$(VENV)/.installed: pyproject.toml Makefile edgemoe/kernels/native.c
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml Makefile
+$(VENV)/.installed-dev: pyproject.toml Makefile edgemoe/kernels/native.c
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable '.[dev]'

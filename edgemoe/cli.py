@@ -42,6 +42,7 @@ from edgemoe.options import (
     VramOption,
     open_store,
     run_settings,
+    within_memory,
 )
 from edgemoe.sizes import format_size
 from storage.errors import EdgemoeError, UserError
@@ -111,6 +112,7 @@ def chat(
     store, plan, settings = open_store(
         model, choose, vram_limit=vram_limit, dram_limit=dram_limit, context=context
     )
+    plan = within_memory(store, plan, settings)
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
     from edgemoe.chat import run_chat

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from edgemoe.engine import Engine
 from edgemoe.generate import Answer, Sampler, Sampling, generate
 from edgemoe.kv import SequenceKV
-from edgemoe.template import Message, render_chat
+from edgemoe.template import Message, encode_chat, render_chat
 from storage.errors import ContextExceeded, UserError
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -110,7 +110,7 @@ class Conversation:
         """
         if text:
             question: Message = {"role": "user", "content": "x"}
-            written = self._render([_system(text), question])
+            written = render_chat(self._tokenizer, [_system(text), question])
             if text.strip() not in written:
                 raise UserError(
                     "a system message was wanted",
@@ -131,7 +131,7 @@ class Conversation:
             UserError: the chat template refuses it.
             ContextExceeded: it leaves no room for a turn; with both counts.
         """
-        length = len(self._encode(messages)) if messages else 0
+        length = len(encode_chat(self._tokenizer, messages)) if messages else 0
         if length >= self._sequence.context:
             raise ContextExceeded(
                 f"a conversation of {length} tokens was wanted",
@@ -162,7 +162,7 @@ class Conversation:
 
     def _answer(self, messages: list[Message], on_text: Callable[[str], None]) -> Answer:
         start = time.perf_counter()
-        tokens = self._encode(messages)
+        tokens = encode_chat(self._tokenizer, messages)
         cached = self._reuse(tokens)
         try:
             answer = generate(
@@ -172,17 +172,6 @@ class Conversation:
             self._tokens = tokens[: self._sequence.length]
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        """The text that the model sees. Without a chat template, the bare texts one after another."""
-        if self._tokenizer.chat_template:
-            return render_chat(self._tokenizer, messages)
-        return "\n".join(message["content"] for message in messages)
-
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation; without a chat template, with those a tokenizer puts around any text."""
-        templated = bool(self._tokenizer.chat_template)
-        return list(self._tokenizer(self._render(messages), add_special_tokens=not templated)["input_ids"])
 
     def _reuse(self, tokens: list[int]) -> int:
         """Crops the sequence to what it shares with `tokens`, leaving at least one token to run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgemoe.sizes import parse_size
+from edgemoe.sizes import format_size, parse_size
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ ModelOption = Annotated[
     Path,
     typer.Option(
         "--model",
-        help="A checkpoint directory (converted on first use) or a converted store. "
-        "Default: the demo model that comes with edgemoe.",
+        help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
+        "(org/name[@revision]), which is converted on first use. Default: the demo model that comes with edgemoe.",
         show_default=False,
     ),
 ]
@@ -193,3 +194,27 @@ def open_store(
     settings = choose(store.manifest.max_level)
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
     return store, plan, settings
+
+
+def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
+    """The plan; or, where it needs more memory than this machine has free, a smaller one, which is told.
+
+    Raises:
+        DoesNotFit: the smallest limit that works needs more than that, too.
+    """
+    from edgemoe.plan import PROCESS_BYTES
+    from edgemoe.process import available_memory, resident_bytes
+
+    room = available_memory() - max(PROCESS_BYTES - resident_bytes(), 0)
+    over = plan.used_bytes(store.form) - room
+    if over <= 0:
+        return plan
+    smaller = plan.vram_limit_bytes - over
+    logging.getLogger("edgemoe").warning(
+        "a limit of %s was asked for, but this machine has %s free: fewer experts stay in memory",
+        format_size(plan.vram_limit_bytes),
+        format_size(room),
+    )
+    return store.plan(
+        vram_limit=smaller, dram_limit=plan.dram_limit_bytes, settings=settings, context=plan.context
+    )

@@ -80,6 +80,14 @@ class MemoryPlan:
         """Experts that the DRAM tier holds at some level."""
         return max(self.dram_blocks.values(), default=0)
 
+    def used_bytes(self, form: ResidentForm) -> int:
+        """Bytes that both tiers' blocks and everything else will take; at most the limits."""
+        blocks = sum(
+            kind.size * (self.vram_blocks.get(kind.name, 0) + self.dram_blocks.get(kind.name, 0))
+            for kind in form.kinds
+        )
+        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + blocks
+
     def as_json(self) -> dict[str, object]:
         """The plan as one JSON object."""
         return asdict(self)

@@ -159,11 +159,14 @@ def renderer() -> TemplateRenderer:
 def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     """A conversation as its model was trained to see it, up to where the assistant speaks.
 
-    What transformers' `apply_chat_template(messages, add_generation_prompt=True, tokenize=False)` gives.
+    What transformers' `apply_chat_template(messages, add_generation_prompt=True, tokenize=False)` gives; without a
+    chat template, the bare texts one after another.
 
     Raises:
         as TemplateRenderer.render.
     """
+    if not tokenizer.chat_template:
+        return "\n".join(message["content"] for message in messages)
     variables = {
         **tokenizer.special_tokens_map,
         "messages": [dict(message) for message in messages],
@@ -172,3 +175,13 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
         "add_generation_prompt": True,
     }
     return renderer().render(tokenizer.get_chat_template(), variables)
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation; without a chat template, with those a tokenizer puts around any text.
+
+    Raises:
+        as TemplateRenderer.render.
+    """
+    templated = bool(tokenizer.chat_template)
+    return list(tokenizer(render_chat(tokenizer, messages), add_special_tokens=not templated)["input_ids"])

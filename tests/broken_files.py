@@ -99,7 +99,7 @@ CHECKPOINTS: dict[str, tuple[Break, int]] = {
     "config.json links to a file outside": (link("config.json", "/etc/hostname"), 2),
     "config.json links to itself": (link("config.json", "config.json"), 2),
     "the tokenizer asks for remote code": (
-        edit("tokenizer_config.json", put("auto_map", {"AutoTokenizer": ["x.Y", None]})),
+        content("tokenizer_config.json", b'{"auto_map": {"AutoTokenizer": ["x.Y", null]}}'),
         2,
     ),
     "a config of a billion layers": (edit("config.json", put("num_hidden_layers", 10**9)), 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from typing import ClassVar
 
 import pytest
 import torch
@@ -106,15 +107,21 @@ def test_reference_conversations_remember(reference):
     """A later turn's prompt holds the earlier turns with the answers that were given; a new conversation does not."""
 
     class Words:
-        """Ids are lengths of texts; decodes to a fixed word."""
+        """An id for each character; decodes to a fixed word. Its template writes roles and texts."""
+
+        chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}"
+        special_tokens_map: ClassVar[dict[str, str]] = {}
 
         def __init__(self) -> None:
             self.prompts: list[list[str]] = []
 
-        def apply_chat_template(self, messages, **options):
-            assert options["add_generation_prompt"]
-            self.prompts.append([f"{m['role']}: {m['content']}" for m in messages])
-            return [len(m["content"]) for m in messages]
+        def get_chat_template(self) -> str:
+            return self.chat_template
+
+        def __call__(self, text, *, add_special_tokens):
+            assert not add_special_tokens
+            self.prompts.append(text.rstrip("|").split("|"))
+            return {"input_ids": [ord(character) % 50 for character in text]}
 
         def decode(self, ids, **options):
             return "so"

@@ -26,7 +26,10 @@ EXPERT = "model.layers.0.mlp.experts.0."
 EXACT = {
     "gptq": 32,
     "gptq-asymmetric": 32,
+    "gptq-autogptq": 32,
     "awq": 32,
+    "awq-autoawq": 32,
+    "awq-autoawq-128": 128,
     "autoround-gptq": 32,
     "autoround-gptqmodel": 32,
     "autoround-awq": 32,
@@ -37,6 +40,9 @@ EXACT = {
 """Checkpoint of 4-bit codes -> the group its records must have; None: as the shape allows."""
 
 INEXACT = (
+    "gptq-autogptq-act-order",
+    "gptq-autogptq-act-order-8",
+    "gptq-autogptq-2",
     "compressed-int8-group",
     "compressed-int8-channel",
     "compressed-fp8-channel",
@@ -86,6 +92,26 @@ def test_four_bit_codes_are_kept_to_the_bit(name):
         assert torch.equal(stored[: spec.rows, : spec.cols] >> 4, codes.codes)
         error = (dequantize(stored, parameters, 4)[: spec.rows, : spec.cols] - codes.weights()).norm()
         assert error < 2**-8 * codes.weights().norm()
+
+
+@pytest.mark.parametrize("name", marked(["awq-autoawq", "awq-autoawq-128"]))
+def test_stored_codes_are_those_that_autoawq_unpacks(name):
+    """A record's upper nibbles are the numbers that the library's own unpacking finds, output by output."""
+    _, weights = opened(DATA / name, settings_of(name))
+    for matrix, expected in load_file(DATA / name / "codes.safetensors").items():
+        codes = weights[matrix].codes()
+        stored, _ = quantize_matrix(codes, MatrixSpec.of("m", *expected.shape, codes.group))
+        assert torch.equal(stored[: expected.shape[0], : expected.shape[1]] >> 4, expected)
+
+
+@pytest.mark.parametrize("name", ["gptq-autogptq-act-order", "gptq-autogptq-act-order-8"])
+def test_the_act_order_checkpoints_are_out_of_order(name):
+    """Full groups, but most inputs not in group k / 32: a reader that left g_idx out would be seen."""
+    groups = load_file(DATA / name / "model.safetensors")[f"{EXPERT}gate_proj.g_idx"]
+    in_order = torch.arange(len(groups)) // 32
+    assert settings_of(name)["desc_act"]
+    assert torch.equal(groups.sort().values, in_order.int())
+    assert (groups != in_order).sum() > len(groups) // 2
 
 
 @pytest.mark.parametrize("name", marked(INEXACT))

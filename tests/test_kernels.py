@@ -163,6 +163,29 @@ def test_activations_of_very_different_sizes():
     assert (run(WAYS["native"], geometry, x, blocks, 8, 8) - want).norm() / want.norm() < 0.01
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("tokens", [3, 100])
+def test_what_is_not_finite_stays_so(way, expert, bad, tokens):
+    """A NaN among activations is not computed away, whichever way is taken: the engine must see it."""
+    geometry, _, blocks, _ = expert
+    x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
+    x[1, 3] = bad
+    finite = run(way, geometry, x, blocks[4], 4, 4).isfinite().all(dim=1)
+    assert finite.tolist() == [row != 1 for row in range(tokens)]
+
+
+@needs_native
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_in_dense_products(bad):
+    """The same of dense weights in 8 and 16 bits."""
+    x = torch.randn(2, 300).bfloat16()
+    x[1, 299] = bad
+    codes, scales = quantize_rows(torch.randn(40, 300))
+    for y in (native.dense_product(x, codes, scales), native.dense_product(x, codes.bfloat16(), None)):
+        assert y[0].isfinite().all()
+        assert not y[1].isfinite().any()
+
+
 @needs_native
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
 @pytest.mark.parametrize("tokens", [1, 5])

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe import process
+from edgemoe.engine import StoreModel
 from edgemoe.kv_shape import KVShape
+from edgemoe.options import within_memory
 from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, divide, make_plan, workspace_bytes
 from edgemoe.settings import RunSettings
 from storage.base import BLOCK, BlockKind
@@ -148,3 +151,21 @@ def test_what_is_left_over_goes_to_every_kind():
     shares = dict(zip(kinds, (1.0, 0.5, 0.1), strict=True))
     assert divide(17 * BLOCK * 10, shares, 10, 2) == {"a": 10, "b": 10, "c": 10}
     assert divide(17 * BLOCK * 10 - 1, shares, 10, 2) == {"a": 10, "b": 10, "c": 9}
+
+
+def test_a_limit_above_the_free_memory_holds_fewer_experts(tiny_store, monkeypatch, caplog):
+    """What the machine has not got is not promised: the blocks fit into what is free, and a line says so."""
+    store, settings = StoreModel.open(tiny_store), RunSettings.uniform(8)
+    plan = store.plan(vram_limit=None, settings=settings, context=64)
+    used, expert = plan.used_bytes(store.form), store.form.bytes_at(8)
+    monkeypatch.setattr(process, "resident_bytes", lambda: 10**12)
+    monkeypatch.setattr(process, "available_memory", lambda: used)
+    assert within_memory(store, plan, settings) is plan
+    monkeypatch.setattr(process, "available_memory", lambda: used - 3 * expert + 1)
+    smaller = within_memory(store, plan, settings)
+    assert smaller.vram_experts == plan.vram_experts - 3
+    assert smaller.context == plan.context
+    assert "fewer experts" in caplog.text
+    monkeypatch.setattr(process, "available_memory", lambda: plan.dense_bytes)
+    with pytest.raises(DoesNotFit):
+        within_memory(store, plan, settings)

@@ -79,8 +79,8 @@ def test_levels_alone_are_a_schedule():
 
 
 def test_defaults_are_the_stores_highest_level():
-    """Nothing asked: one level, and better planes may be used."""
-    assert run_settings(4) == RunSettings(levels=(4,))
-    assert run_settings(8, exact=4) == RunSettings(levels=(4,), exact=True)
+    """Nothing asked: one level, better planes may be used, and reading ahead as far as it pays."""
+    assert run_settings(4) == RunSettings(levels=(4,), speculate="auto")
+    assert run_settings(8, exact=4, speculate="off") == RunSettings(levels=(4,), exact=True)
     assert run_settings(8, levels="4/2", retention=0.9).name == "4/2 r 0.9"
     assert RunSettings.uniform(4).name == "exact 4"

@@ -127,6 +127,9 @@ def test_ctrl_c_while_it_renders(limited, monkeypatch):
 def test_a_long_conversation_is_no_bomb():
     """What is long because the messages are is rendered."""
     text = "word " * 1_000_000
-    tokenizer = SimpleNamespace(special_tokens_map={}, get_chat_template=lambda: TEMPLATES["chatml"])
+    template = TEMPLATES["chatml"]
+    tokenizer = SimpleNamespace(
+        chat_template=template, special_tokens_map={}, get_chat_template=lambda: template
+    )
     assert text.strip() in render_chat(tokenizer, [{"role": "user", "content": text}])
     assert renderer() is renderer()

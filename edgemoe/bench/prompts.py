@@ -13,6 +13,7 @@ import torch
 from edgemoe.conversation import VOCABULARIES, load_tokenizer
 from edgemoe.engine import StoreModel
 from edgemoe.tasks import Task, training_tasks
+from edgemoe.template import Message, encode_chat
 from storage.errors import UserError
 
 CHOICES = ("text", "random", "both")
@@ -26,8 +27,6 @@ _CHARACTERS_A_TOKEN = 8
 
 Encode = Callable[[], list[int]]
 """Templates and tokenizes one prompt: part of the time to first token."""
-
-Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _messages(tokenizer: Any, tasks: Iterator[Task], tokens: int) -> list[Messag
     for task in tasks:
         for turn in task.turns:
             messages.append({"role": "user", "content": turn.question})
-            if len(_encode(tokenizer, messages)) >= tokens:
+            if len(encode_chat(tokenizer, messages)) >= tokens:
                 return messages
             messages.append({"role": "assistant", "content": turn.answer})
     raise AssertionError("training tasks never end")
@@ -141,12 +140,4 @@ def _messages(tokenizer: Any, tasks: Iterator[Task], tokens: int) -> list[Messag
 
 def _last(tokenizer: Any, messages: list[Message], tokens: int) -> list[int]:
     """A conversation without its oldest tokens, so that it ends where an answer begins."""
-    return _encode(tokenizer, messages)[-tokens:]
-
-
-def _encode(tokenizer: Any, messages: list[Message]) -> list[int]:
-    if not tokenizer.chat_template:
-        return list(tokenizer("\n".join(message["content"] for message in messages))["input_ids"])
-    return list(
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    )
+    return encode_chat(tokenizer, messages)[-tokens:]

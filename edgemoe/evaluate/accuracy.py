@@ -11,6 +11,7 @@ from edgemoe.evaluate.reference import Reference
 from edgemoe.generate import Sampling
 from edgemoe.kv import SequenceKV
 from edgemoe.tasks import KINDS, Task, held_out_tasks, is_right
+from edgemoe.template import encode_chat
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer; the longest right one is far shorter."""
@@ -79,9 +80,7 @@ def reference_conversations(reference: Reference, tokenizer: Any, stop: frozense
 
         def ask(question: str) -> str:
             messages.append({"role": "user", "content": question})
-            prompt = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            prompt = encode_chat(tokenizer, messages)
             answer = reference.continuation(prompt, sorted(stop), ANSWER_TOKENS)
             text: str = tokenizer.decode(answer, skip_special_tokens=True)
             messages.append({"role": "assistant", "content": text})

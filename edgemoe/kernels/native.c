@@ -128,30 +128,36 @@ INLINE int32_t nearest(float x) {
     return u.i - zero.i;
 }
 
+/* The largest magnitude of n bf16 numbers; NaN where one is NaN or infinite, so that it is seen in every result. */
+INLINE float magnitude(const uint16_t *x, int64_t n) {
+    uint16_t largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t bits = x[i] & 0x7fff;
+        largest = bits > largest ? bits : largest;
+    }
+    return from_bf16(largest < 0x7f80 ? largest : 0x7fc0);
+}
+
 enum { LARGEST = 8191 }; /* |128 h + l|, with |h| <= 64 and -64 <= l <= 63 */
 
 /* One row of x as 14-bit numbers: per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3, the order `steps` wants. */
 AVX2 static void quantize_row(const uint16_t *x, int64_t cols, int64_t chunk, int8_t *q, float *scale, float *sum) {
     for (int64_t c = 0; c < cols / chunk; c++, x += chunk) {
-        float largest = 0;
-        for (int64_t i = 0; i < chunk; i++) {
-            float a = __builtin_fabsf(from_bf16(x[i]));
-            largest = a > largest ? a : largest;
-        }
-        const float inverse = largest > 0 ? LARGEST / largest : 0;
+        const float largest = magnitude(x, chunk);
+        const float inverse = largest > 0 ? LARGEST / largest : 0; /* of NaN: 0, and the numbers do not matter */
         scale[c] = largest / LARGEST;
-        int32_t total = 0;
+        uint32_t total = 0;
         for (int64_t i = 0; i < chunk; i += 4, q += 8) {
             static const int place[4] = {0, 2, 1, 3};
             for (int j = 0; j < 4; j++) {
                 const int32_t v = nearest(from_bf16(x[i + j]) * inverse);
                 const int32_t h = (v + 64) >> 7;
-                total += v;
+                total += (uint32_t)v;
                 q[place[j]] = (int8_t)h;
                 q[4 + place[j]] = (int8_t)(v - (h << 7));
             }
         }
-        sum[c] = (float)total * scale[c];
+        sum[c] = (float)(int32_t)total * scale[c];
     }
 }
 
@@ -467,11 +473,7 @@ enum { DENSE_ROWS = 32, DENSE_CHUNK = 256 };
 AVX2 static void quantize_dense(const uint16_t *x, int64_t cols, int16_t *q, float *scale) {
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK) {
         const int64_t end = from + DENSE_CHUNK < cols ? from + DENSE_CHUNK : cols;
-        float largest = 0;
-        for (int64_t i = from; i < end; i++) {
-            float a = __builtin_fabsf(from_bf16(x[i]));
-            largest = a > largest ? a : largest;
-        }
+        const float largest = magnitude(x + from, end - from);
         const float inverse = largest > 0 ? 32767 / largest : 0;
         *scale++ = largest / 32767;
         for (int64_t i = from; i < end; i++) q[i] = (int16_t)nearest(from_bf16(x[i]) * inverse);
