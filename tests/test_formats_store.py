@@ -11,6 +11,7 @@ import pytest
 import torch
 import typer
 from conftest import a_tokenizer
+from family_models import load, random_model, save
 from gguf_files import write_model
 from safetensors.torch import load_file, save_file
 
@@ -216,3 +217,42 @@ def test_convert_prints_the_error(gptq, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["source_error"] == 0.0
     command.main(["inspect", str(tmp_path / "store")], standalone_mode=False)
     assert "source_error" in capsys.readouterr().out
+
+
+@pytest.mark.covers("MXFP4", "gpt_oss")
+def test_a_gpt_oss_in_mxfp4_answers_as_its_dequantized_self(open_engine, tmp_path):
+    """The checkpoint as it is published, experts packed and biases not: transformers' logits of the same weights."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    made = random_model("gpt_oss")
+    plain, packed = save(made, tmp_path / "plain", fused=False), tmp_path / "packed"
+    shutil.copytree(plain, packed)
+    generator, tensors, out = torch.Generator().manual_seed(3), load_file(plain / "model.safetensors"), {}
+    for name, weight in list(tensors.items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            out[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 124, shape, generator=generator, dtype=torch.uint8)
+        out |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        dense = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.bfloat16)
+        tensors[name] = dense.to(weight.dtype).contiguous()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(out, packed / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}})
+    )
+    store = convert_checkpoint(packed, tmp_path / "store", max_level=None, layout="auto", dense_bits=16)
+    assert (store.max_level, store.source_format) == (8, "MXFP4")
+    engine = open_engine(tmp_path / "store", level=8)
+    sequence = engine.new_sequence()
+    got = engine.all_logits(sequence, TOKENS, decode=False).float().log_softmax(-1)
+    with torch.no_grad():
+        want = load(plain)(torch.tensor([TOKENS])).logits[0].float().log_softmax(-1)
+    kl = (want.exp() * (want - got)).sum(-1)
+    assert kl.median() < 0.001
+    wrong = want.roll(1, 0)
+    assert (wrong.exp() * (wrong - got)).sum(-1).median() > 0.05
