@@ -1,0 +1,80 @@
+"""Times the expert kernels that work here: 128 experts of Qwen3-30B-A3B's shape, each met once a round.
+
+    python tools/time_kernels.py [--tokens 1 16 64] [--levels 4 2 8] [--rounds 7]
+
+Prints, by kernel, level and tokens at one expert, the median and best time of an expert in microseconds. More
+experts than any cache holds, so that their bytes come from memory as they do while a model runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from edgemoe.kernels.base import Part
+from edgemoe.kernels.choice import Compute, ways
+from storage.base import Blocks
+from storage.record import MatrixSpec, RecordGeometry
+
+GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    """[R, 2 I] -> [R, I], as Qwen3 gates."""
+    first, second = both.chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
+def random_experts(way: Compute, count: int) -> list[Blocks]:
+    """Experts at level 8 with random codes, and scales and centres of about 0.01."""
+    generator, experts = np.random.default_rng(0), []
+    for _ in range(count):
+        blocks = {}
+        for kind in way.form(GEOMETRY, way.layout, way.layout).kinds:
+            block = generator.integers(0, 256, kind.size, dtype=np.uint8)
+            if kind.level == 2:
+                block[: GEOMETRY.parameter_bytes] = 0x3C
+            blocks[kind.name] = block.data
+        experts.append(blocks)
+    return experts
+
+
+def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: int) -> list[float]:
+    """Seconds of an expert in each round, ascending."""
+    kernel = way.kernel(GEOMETRY, way.layout)
+    x = torch.randn(tokens, 2048).to(torch.bfloat16)
+    found = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for blocks in experts:
+            kernel.forward(x, [Part(blocks, 8, level, tokens)], gate)
+        found.append((time.perf_counter() - start) / len(experts))
+    return sorted(found[1:])  # the first warms up
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64], help="at one expert")
+    parser.add_argument("--levels", type=int, nargs="+", default=[4, 2, 8])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--experts", type=int, default=128)
+    given = parser.parse_args()
+    print(
+        f"{torch.get_num_threads()} threads\n| kernel | level | tokens | median | best |\n|---|---|---|---|---|"
+    )
+    for way in ways():
+        experts = random_experts(way, given.experts)
+        for level in given.levels:
+            for tokens in given.tokens:
+                found = times(way, experts, level, tokens, given.rounds)
+                row = f"{1e6 * found[len(found) // 2]:.0f} | {1e6 * found[0]:.0f}"
+                print(f"| {way.name} | {level} | {tokens} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
