@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from edgemoe.cli import main
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.plan import MINIMUM_EXPERTS
 from edgemoe.process import disk_read_bytes
@@ -159,3 +161,16 @@ def accounted(tmp_path: Path) -> None:
     after = disk_read_bytes()
     if before is None or after is None or after - before < size:
         pytest.skip("reads from this filesystem are not counted")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+
+    def run_main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
+        capsys.readouterr()
+        code = main()
+        return code, *capsys.readouterr()
+
+    return run_main

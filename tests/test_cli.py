@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from small_store import flip
 
-from edgemoe.cli import main
 from edgemoe.sizes import format_size
 from storage.manifest import MANIFEST_NAME, Manifest
 
@@ -55,19 +54,6 @@ def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.Comp
         text=True,
         timeout=120,
     )
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command in this process: (exit code, stdout, stderr)."""
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
-        capsys.readouterr()
-        code = main()
-        return code, *capsys.readouterr()
-
-    return run_main
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import typer
 from terminals import ROOT
 
-from edgemoe.cli import app, main
+from edgemoe.cli import app
 from edgemoe.config import options_of, variable
 
 
@@ -22,19 +22,6 @@ def no_variables(monkeypatch):
     for name in os.environ:
         if name.startswith("EDGEMOE_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command in this process: (exit code, stdout, stderr)."""
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
-        capsys.readouterr()
-        code = main()
-        return code, *capsys.readouterr()
-
-    return run_main
 
 
 @pytest.fixture
