@@ -314,6 +314,7 @@ def test_the_ablation_has_every_row(ablation):
         "cache + 4/2 + prefetch": ("4/2", 0.75, True, "full", "lru-experts"),
         "cache + 4/0 + prefetch": ("4/0", 0.75, True, "full", "lru-experts"),
         "ours: exact 4, planes": ("4", None, True, "auto", "lfru"),
+        "ours: 4/2, planes": ("4/2", 0.75, True, "auto", "lfru"),
         "ours: 8/4/2/0, planes": ("8/4/2/0", 0.75, True, "auto", "lfru"),
     }
     assert len({row["readers"] for row in ablation["rows"]}) == 1

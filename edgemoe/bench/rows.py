@@ -38,6 +38,7 @@ def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]
     """
     four = RunSettings.uniform(4, eviction="lru-experts")
     mixed = four.with_(levels=(4, 2), exact=False, retention=PAPER_RETENTION)
+    ours = mixed.with_(eviction=RunSettings().eviction, speculate="auto")
     rows = [
         BenchRow("load on demand", four.with_(cache=False)),
         BenchRow("cache", four),
@@ -46,12 +47,12 @@ def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]
         BenchRow("cache + 4/2 + prefetch", mixed.with_(speculate="full")),
         BenchRow("cache + 4/0 + prefetch", mixed.with_(levels=(4, 0), speculate="full")),
         BenchRow("ours: exact 4, planes", RunSettings.uniform(4, speculate="auto")),
+        BenchRow("ours: 4/2, planes", ours),
     ]
     left_out = []
     name = "ours: 8/4/2/0, planes"
     if max_level >= 8:
-        settings = mixed.with_(levels=(8, 4, 2, 0), eviction=RunSettings().eviction, speculate="auto")
-        rows.append(BenchRow(name, settings))
+        rows.append(BenchRow(name, ours.with_(levels=(8, 4, 2, 0))))
     else:
         left_out.append(f"{name}: left out, the store's highest level is {max_level}")
     return tuple(rows), tuple(left_out)
