@@ -16,6 +16,8 @@ TORCH := torch==2.13.0
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
+KERNELS := $(wildcard edgemoe/kernels/*.[ch])
+
 .PHONY: chat test check install
 
 chat: $(VENV)/.installed
@@ -29,13 +31,13 @@ check: $(VENV)/.installed-dev
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml Makefile edgemoe/kernels/native.c
+$(VENV)/.installed: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml Makefile edgemoe/kernels/native.c
+$(VENV)/.installed-dev: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable '.[dev]'

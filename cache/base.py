@@ -17,19 +17,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from storage.base import Blocks, ExpertKey
+from storage.device import Event
 
 
 @dataclass(frozen=True, eq=False)
 class Lease:
     """The right to compute from a resident expert. Valid until released, exactly once, by its tier.
 
-    `level` is what is resident, at least what was asked for. `device` says where `blocks` lie.
+    `level` is what is resident, at least what was asked for. `device` says where `blocks` lie. Their bytes are
+    there once the copies of `arriving` are done; in RAM there are none.
     """
 
     key: ExpertKey
     level: int
     blocks: Blocks
     device: str
+    arriving: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +94,10 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def publish(self, reservation: Reservation) -> Lease:
+    def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
         """Makes the filled blocks visible in one step, and pins them for the caller.
 
+        Where a device's own copies fill them, `arriving` is behind these, and every lease says so until it is done.
         Ends the reservation; one that has ended already raises ValueError.
         """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cache.arena import Arena
+from cache.arena import in_ram
+from cache.free_list import Arenas
 from storage.base import BlockKind, Blocks
 
 Indices = dict[str, int]
@@ -18,19 +19,21 @@ class SharedBlocks:
     Args:
         kinds: of the form whose experts are kept here.
         capacity: kind's name -> blocks; a kind that is absent, or has 0, has no arena.
+        arenas: where they lie. It may give fewer blocks than asked.
 
     Raises:
         ValueError: a capacity for an unknown kind, or a negative one.
         OSError: the memory is not to be had.
     """
 
-    def __init__(self, kinds: Iterable[BlockKind], capacity: Mapping[str, int]) -> None:
-        known = {kind.name: kind.size for kind in kinds}
+    def __init__(
+        self, kinds: Iterable[BlockKind], capacity: Mapping[str, int], arenas: Arenas = in_ram
+    ) -> None:
+        known = {kind.name: kind for kind in kinds}
         if unknown := capacity.keys() - known.keys():
             raise ValueError(f"capacity for {sorted(unknown)}, but the form's kinds are {sorted(known)}")
-        self._arenas = {
-            name: Arena(capacity[name], size) for name, size in known.items() if capacity.get(name)
-        }
+        made = arenas({kind: capacity[name] for name, kind in known.items() if capacity.get(name)})
+        self._arenas = {name: arena for name, arena in made.items() if arena.capacity}
         self._references = {name: [0] * arena.capacity for name, arena in self._arenas.items()}
 
     @property

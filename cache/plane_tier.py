@@ -14,9 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from cache.arena import in_ram
 from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
 from cache.blocks import Indices, SharedBlocks
+from cache.free_list import Arenas
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
+from storage.device import Event
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +30,7 @@ class _Version:
     level: int
     indices: Indices
     blocks: Blocks
+    arriving: tuple[Event, ...] = ()
     pins: int = 0
 
 
@@ -52,10 +56,11 @@ class PlaneTier(Tier):
         policy: makes one that orders residents for eviction; called once for each kind of block.
         device: where the blocks lie, for the leases.
         name: of the tier, for messages.
+        arenas: makes the memory there.
 
     Raises:
         ValueError: a capacity for a kind that the form does not have, or a negative one.
-        OSError: the memory is not to be had.
+        OSError, torch.OutOfMemoryError: the memory is not to be had.
     """
 
     def __init__(
@@ -66,11 +71,12 @@ class PlaneTier(Tier):
         *,
         device: str,
         name: str,
+        arenas: Arenas = in_ram,
     ) -> None:
         self.device = device
         self.name = name
         self._form = form
-        self._blocks = SharedBlocks(form.kinds, capacity)
+        self._blocks = SharedBlocks(form.kinds, capacity, arenas)
         self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
         self._level_without = {
             (level, kind): _level_without(form, level, kind)
@@ -145,7 +151,7 @@ class PlaneTier(Tier):
             self._pending[key] = _Pending(reservation, indices, list(losers))
             return reservation
 
-    def publish(self, reservation: Reservation) -> Lease:
+    def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
         """See Tier."""
         with self._lock:
             pending = self._end(reservation)
@@ -153,7 +159,8 @@ class PlaneTier(Tier):
             have = (self._leases[held].indices if held else {}) | pending.indices
             indices = {kind: have[kind] for kind in self._names[level]}
             self._blocks.refer(indices)
-            version = _Version(key, level, indices, self._blocks.views(indices))
+            events = (self._leases[held].arriving if held else ()) + ((arriving,) if arriving else ())
+            version = _Version(key, level, indices, self._blocks.views(indices), events)
             self._replace(key, version)
             for kind in indices:
                 self._policies[kind].arrived(key)
@@ -247,7 +254,8 @@ class PlaneTier(Tier):
             return
         indices = {kind: version.indices[kind] for kind in self._names[level]}
         self._blocks.refer(indices)
-        self._replace(version.key, _Version(version.key, level, indices, self._blocks.views(indices)))
+        views = self._blocks.views(indices)
+        self._replace(version.key, _Version(version.key, level, indices, views, version.arriving))
 
     def _replace(self, key: ExpertKey, version: _Version | None) -> None:
         """Makes `version`, whose blocks are referred to already, the resident one; None: none is."""
@@ -269,7 +277,9 @@ class PlaneTier(Tier):
 
     def _lease(self, version: _Version) -> Lease:
         version.pins += 1
-        lease = Lease(version.key, version.level, version.blocks, self.device)
+        if version.arriving:
+            version.arriving = tuple(event for event in version.arriving if not event.done())
+        lease = Lease(version.key, version.level, version.blocks, self.device, version.arriving)
         self._leases[lease] = version
         return lease
 

@@ -42,7 +42,7 @@ def attend(
     heads, rows, dim = query.shape
     kv_heads, tokens, _ = keys.shape
     dtype, wanted = query.dtype, values.shape[2]
-    if not fast_bf16():
+    if query.device.type == "cpu" and not fast_bf16():
         query, keys, values = query.float(), keys.float(), values.float()
     if wanted < dim:
         # torch's kernels for unequal sizes keep the whole matrix of scores.
@@ -95,8 +95,8 @@ def attend_with_sinks(
         seen = slice(first, past + end)
         block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
         scores = (block @ keys[:, seen].float().mT).view(heads, end - start, -1)
-        position = torch.arange(past + start, past + end)[:, None]
-        key_position = torch.arange(first, past + end)
+        position = torch.arange(past + start, past + end, device=query.device)[:, None]
+        key_position = torch.arange(first, past + end, device=query.device)
         hidden = key_position > position
         if window:
             hidden |= key_position <= position - window
@@ -137,7 +137,7 @@ def attention(
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
     state = kv.state
-    state.scores = torch.empty(query.shape[2]) if state.signal else None
+    state.scores = torch.empty(query.shape[2], device=query.device) if state.signal else None
     for sequence, row, rows in kv.spans:
         part = slice(row, row + rows)
         own, keys, values = _visible(module, sequence, query[0, :, part], key[0, :, part], value[0, :, part])

@@ -28,12 +28,14 @@ from edgemoe.model_commands import (
 from edgemoe.options import (
     DEMO,
     ContextOption,
+    DeviceOption,
     DramOption,
     EvictionOption,
     ExactOption,
     HeavyHittersOption,
     ImportanceOption,
     JsonOption,
+    KeepSourceOption,
     LevelsOption,
     ModelOption,
     RetentionOption,
@@ -76,6 +78,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message for the conversation.")] = None,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
+    device: DeviceOption = "auto",
     exact: ExactOption = None,
     levels: LevelsOption = None,
     retention: RetentionOption = None,
@@ -92,6 +95,7 @@ def chat(
         float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")
     ] = None,
     seed: SeedOption = 0,
+    keep_source: KeepSourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
@@ -110,7 +114,13 @@ def chat(
         speculate=speculate,
     )
     store, plan, settings = open_store(
-        model, choose, vram_limit=vram_limit, dram_limit=dram_limit, context=context
+        model,
+        choose,
+        vram_limit=vram_limit,
+        dram_limit=dram_limit,
+        device=device,
+        context=context,
+        keep_source=keep_source,
     )
     plan = within_memory(store, plan, settings)
     if not as_json:
@@ -165,9 +175,7 @@ def convert(
     ] = None,
     layout: Annotated[str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-generic or cuda.")] = "auto",
     dense_bits: Annotated[int, typer.Option(help="Bits of all weights that are not experts', 16 or 8.")] = 16,
-    keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Keep what is downloaded from the Hub (in the cache).")
-    ] = False,
+    keep_source: KeepSourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a checkpoint to a store. Killed, it resumes; finished, it returns at once.
@@ -235,6 +243,7 @@ def plan(
     model: ModelOption = DEMO,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
+    device: DeviceOption = "auto",
     exact: ExactOption = None,
     levels: LevelsOption = None,
     retention: RetentionOption = None,
@@ -243,7 +252,9 @@ def plan(
 ) -> None:
     """Show how a limit would be divided, and the smallest that works. Loads nothing."""
     choose = partial(run_settings, exact=exact, levels=levels, retention=retention)
-    _, made, _ = open_store(model, choose, vram_limit=vram_limit, dram_limit=dram_limit, context=context)
+    _, made, _ = open_store(
+        model, choose, vram_limit=vram_limit, dram_limit=dram_limit, device=device, context=context
+    )
     if as_json:
         print(json.dumps(made.as_json()))
     else:

@@ -157,11 +157,11 @@ def _stats(chat: Chat, argument: str) -> None:
 
 
 def _mem(chat: Chat, argument: str) -> None:
-    engine, plan, peak = chat.engine, chat.engine.plan, peak_resident_bytes()
+    engine, plan = chat.engine, chat.engine.plan
     chat.say(plan.lines()[0])
     chat.say(
-        f"peak {format_size(max(peak - engine.resident_before, 0))} of {format_size(plan.vram_limit_bytes)}, "
-        f"whole process {format_size(peak)}"
+        f"peak {format_size(engine.peak_bytes())} of {format_size(plan.vram_limit_bytes)}, "
+        f"whole process {format_size(peak_resident_bytes())}"
     )
     chat.say(_tier("VRAM", engine.vram, plan.vram_experts))
     if engine.dram is not None:

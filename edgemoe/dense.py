@@ -8,6 +8,7 @@ faster in float32, converted a slice of the weight at a time.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 
 from edgemoe.kernels import native
 from edgemoe.kernels.cpu import fast_bf16
+from storage.device import Device
 from storage.errors import TruncatedFile
 from storage.header import read_header
 
@@ -23,6 +25,9 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I
 
 SLICE_BYTES = 1 << 25
 """Largest piece of a weight, in bytes of float32, that is converted at a time. Part of the workspace."""
+
+_ALIGNMENT = 256
+"""Bytes that a device's own allocations are aligned to, and products on it want of their weights."""
 
 _INT8_KERNEL_UP_TO = 16
 """Rows up to which the 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
@@ -39,15 +44,20 @@ def widest_matrix(path: Path, vocab: int) -> int:
     return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)
 
 
-def load_dense(path: Path) -> dict[str, torch.Tensor]:
+def load_dense(path: Path, device: Device | None = None) -> dict[str, torch.Tensor]:
     """Reads every tensor of dense.safetensors into memory of its own, once, without mapping the file.
+
+    On a device all of them share one allocation: its allocator would round each of them up.
 
     Raises:
         BadHeader, TruncatedFile: naming the file.
+        torch.OutOfMemoryError: the device has not so much.
     """
     out = {}
+    entries = read_header(path).tensors
+    rest = device.allocate(sum(_aligned(e.range.length) for e in entries.values())) if device else None
     with path.open("rb", buffering=0) as file:
-        for name, entry in read_header(path).tensors.items():
+        for name, entry in entries.items():
             tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
             raw = tensor.view(torch.uint8).reshape(-1).numpy().data
             file.seek(entry.range.offset)
@@ -62,8 +72,17 @@ def load_dense(path: Path) -> dict[str, torch.Tensor]:
                     )
                 done += got
             os.posix_fadvise(file.fileno(), entry.range.offset, entry.range.length, os.POSIX_FADV_DONTNEED)
+            if rest is not None:
+                own, rest = rest[: len(raw)], rest[_aligned(len(raw)) :]
+                own.copy_(torch.frombuffer(raw, dtype=torch.uint8))
+                tensor = own.view(tensor.dtype).view(tensor.shape)
             out[name] = tensor
     return out
+
+
+def _aligned(size: int) -> int:
+    """Bytes until a place where any tensor may begin."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class DenseLinear(nn.Module):
@@ -75,11 +94,35 @@ class DenseLinear(nn.Module):
         self.scale, self.bias = scale, bias
         self.out_features, self.in_features = weight.shape
 
+    @classmethod
+    def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
+        """One layer that gives what all parts give, one after another: [..., sum of N].
+
+        The parts go on working; from now on their weights are parts of its own.
+
+        Args:
+            parts: all with a scale or none, all with a bias or none.
+        """
+
+        def one(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+            given = [tensor for tensor in tensors if tensor is not None]
+            assert len(given) in (0, len(parts))
+            return torch.cat(given) if given else None
+
+        weight = torch.cat([part.weight.data for part in parts])
+        whole = cls(weight, one([part.scale for part in parts]), one([part.bias for part in parts]))
+        sizes = [part.out_features for part in parts]
+        for part, own in zip(parts, weight.split(sizes), strict=True):
+            part.weight.data = own
+        return whole
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """bf16 [..., K] -> bf16 [..., N]. The way taken depends on the number of rows only."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
-        if native.available() and rows <= native.DENSE_UP_TO:
+        if x.device.type != "cpu":
+            y = F.linear(flat, self.weight) if self.scale is None else self._by_slices(flat)
+        elif native.available() and (self.scale is not None or rows <= native.DENSE_BF16_UP_TO):
             y = native.dense_product(flat.contiguous(), self.weight, self.scale)
         elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
             y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
@@ -92,7 +135,7 @@ class DenseLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
     def _by_slices(self, flat: torch.Tensor) -> torch.Tensor:
-        dtype = torch.bfloat16 if fast_bf16() else torch.float32
+        dtype = torch.bfloat16 if flat.device.type != "cpu" or fast_bf16() else torch.float32
         x = flat.to(dtype)
         y = flat.new_empty(flat.shape[0], self.out_features)
         step = max(SLICE_BYTES // (4 * self.in_features), 1)
@@ -119,7 +162,7 @@ class DenseNorm(nn.Module):
         weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
         if not native.available() or not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
             return None
-        if weight.dim() != 1 or weight.dtype != torch.bfloat16:
+        if weight.dim() != 1 or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
             return None
         norm = cls(weight.data, epsilon)
         probe = torch.linspace(-3, 3, 4 * len(weight)).view(4, -1).to(torch.bfloat16)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgemoe.disk_speed import PIECE, DiskSpeed, measure_disk
 from edgemoe.process import available_memory
 from edgemoe.sizes import format_size
 
+if TYPE_CHECKING:
+    from edgemoe.device_speed import DeviceSpeed
+
 PROBE = 128 * PIECE
 """Bytes written and read to measure the disk."""
+
+PIN_MOST = 8 << 30
+"""Bytes that are pinned in a trial, at most: some systems refuse more than half of memory, few so little."""
 
 _SPARE = 0.1
 """Share of free memory that is suggested to nobody: what others take before edgemoe does."""
@@ -28,9 +34,10 @@ class Findings:
         ram_free: that this process may still take, its memory cgroup considered.
         vram_free: on the first CUDA device; None without one.
         gpu: its name; None without one.
-        lockable: memory that may be pinned (RLIMIT_MEMLOCK); None for any amount.
+        gpu_link: memory pinned for the GPU in a trial, and the speed of copies from there; None without one.
+        lockable: memory that may be locked (RLIMIT_MEMLOCK); None for any amount.
         vector_width: of the CPU, as torch sees it: AVX512, AVX2 or DEFAULT.
-        kernel: that computes experts here: native or torch.
+        kernel: that computes experts here: native or torch on a CPU, triton or planes on a GPU.
         layout: that stores are best converted to here.
         cores: that this process may use.
         vram_limit: suggested for --vram-limit.
@@ -43,6 +50,7 @@ class Findings:
     ram_free: int
     vram_free: int | None
     gpu: str | None
+    gpu_link: DeviceSpeed | None
     lockable: int | None
     vector_width: str
     kernel: str
@@ -61,7 +69,9 @@ class Findings:
         lockable = "no limit" if self.lockable is None else format_size(self.lockable)
         slow = (
             ""
-            if self.kernel == "native"
+            if self.kernel in ("native", "triton")
+            else " (Triton is missing: pip install triton)"
+            if self.kernel == "planes"
             else " (the compiled one is missing: reinstall where a C compiler is)"
         )
         gpu = (
@@ -78,11 +88,19 @@ class Findings:
             f"memory          {format_size(self.ram_free)} free for this process",
             f"  to be pinned  {lockable}",
             f"GPU             {gpu}",
+            *self._link(),
             f"CPU             {self.cores} cores, {self.vector_width}",
             f"  kernel        {self.kernel}{slow}",
             f"  layout        {self.layout}",
             f"suggested       {limits}",
         ]
+
+    def _link(self) -> list[str]:
+        link = self.gpu_link
+        if link is None:
+            return []
+        speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
+        return [f"  pinned for it {format_size(link.pinned)} of {format_size(link.tried)} tried{speed}"]
 
 
 def examine(directory: Path) -> Findings:
@@ -99,6 +117,8 @@ def examine(directory: Path) -> Findings:
 
     import torch
 
+    from edgemoe.device_speed import measure_device
+    from edgemoe.devices import open_device
     from edgemoe.kernels.choice import compute
     from storage.convert import cores
     from storage.errors import UserError
@@ -110,11 +130,14 @@ def examine(directory: Path) -> Findings:
         raise UserError(
             f"the speed of the disk of {there} was wanted", str(error), "Name another directory"
         ) from error
-    ram, gpu, vram = available_memory(), None, None
-    if torch.cuda.is_available():
-        gpu, vram = torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[0]
+    ram, gpu, vram, link = available_memory(), None, None, None
+    # Also where Triton is missing, which `auto` would not choose: the report says so.
+    device = open_device("cuda" if torch.cuda.is_available() else "cpu")
+    if device:
+        gpu, vram = torch.cuda.get_device_name(device.place), device.room()
+        link = measure_device(device, min(ram // 2, PIN_MOST))
     vram_limit, dram_limit = suggested(ram, vram)
-    kernel = compute()
+    kernel = compute(device.place if device else "cpu")
     return Findings(
         directory=str(there),
         disk=disk,
@@ -122,6 +145,7 @@ def examine(directory: Path) -> Findings:
         ram_free=ram,
         vram_free=vram,
         gpu=gpu,
+        gpu_link=link,
         lockable=_lockable(),
         vector_width=torch.backends.cpu.get_cpu_capability(),
         kernel=kernel.name,

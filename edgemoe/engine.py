@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,27 @@ import torch
 from torch import nn
 
 from cache.budget import Budget
-from cache.plane_tier import PlaneTier
-from cache.policies import make_policy
 from edgemoe.dense import dense_bytes, widest_matrix
+from edgemoe.device_memory import taking
 from edgemoe.experts import ExpertRunner
 from edgemoe.families import family_of
 from edgemoe.importance import attention_kind, needs_attention
+from edgemoe.kernels import threads
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.choice import Compute, compute
 from edgemoe.kv import SequenceKV, StepKV
 from edgemoe.model import build_model, skeleton
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan, ModelShape, make_plan
 from edgemoe.policy import ExpertUse, LevelPolicy
-from edgemoe.process import reset_peak, resident_bytes
+from edgemoe.process import peak_resident_bytes, reset_peak, resident_bytes
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step, StepState
+from edgemoe.tiers import open_tiers
 from prefetch.base import TransferCounts
 from prefetch.fetcher import Fetcher
 from storage.base import ResidentForm
 from storage.checkpoint import bounded_config
+from storage.device import Device
 from storage.errors import NotFinite, UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
@@ -55,9 +57,11 @@ class StoreModel:
     shape: ModelShape
     form: ResidentForm
     compute: Compute
+    device: Device | None = None
+    """Where it will be computed; None: on the CPU."""
 
     @classmethod
-    def open(cls, directory: Path) -> StoreModel:
+    def open(cls, directory: Path, device: Device | None = None) -> StoreModel:
         """Reads store.json, config.json and the dense header.
 
         Raises:
@@ -79,7 +83,7 @@ class StoreModel:
             vocab=config["vocab_size"],
             dense_bytes=dense_bytes(directory / "dense.safetensors"),
         )
-        way = compute()
+        way = compute(device.place if device else "cpu")
         if manifest.layout != way.layout.name:
             logging.getLogger("edgemoe").warning(
                 "%s is in layout %s, and the kernel here wants %s: every expert is re-laid out as it is read, "
@@ -90,7 +94,7 @@ class StoreModel:
                 way.layout.name,
             )
         form = way.form(manifest.geometry, LAYOUTS[manifest.layout], way.layout)
-        return cls(directory, manifest, config, shape, form, way)
+        return cls(directory, manifest, config, shape, form, way, device)
 
     @property
     def dense_bytes_per_token(self) -> int:
@@ -130,6 +134,7 @@ class StoreModel:
             dram_limit=dram_limit,
             settings=settings,
             context=context or self.default_context(),
+            device=self.device,
         )
 
 
@@ -154,38 +159,47 @@ class Engine:
         model = skeleton(store.directory)
         reset_peak()
         self.resident_before = resident_bytes()
-        self.plan, self.shape = plan, store.shape
+        self.plan, self.shape, self.device = plan, store.shape, store.device
+        self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
-        form = store.form
+        self._reserve(store.form)
+        if self.device:
+            self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
+        # Before the readers: what fails after them has to end them.
+        kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
+        policy = self._policy(settings)
+        tiers = open_tiers(store.form, plan, settings, self.device)
+        self.vram, self.dram = tiers.vram, tiers.dram
+        self._reader = RecordReader.open(store.directory, store.manifest)
+        self._source = Fetcher(
+            self.vram,
+            self.dram,
+            store.form,
+            self._reader,
+            route=tiers.route,
+            workers=settings.readers,
+            speculate=settings.speculate,
+        )
+        self._runner = ExpertRunner(self._source, kernel, policy)
+        try:
+            with taking(self.device, "dense weights", plan.minimum_vram_bytes):
+                dense = store.directory / "dense.safetensors"
+                self._model = build_model(model, dense, self._runner, self.device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self, form: ResidentForm) -> None:
+        """Takes from the budget what the plan has for all but sequences."""
+        plan = self.plan
         planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
         for name, size in (
+            ("driver", plan.driver_bytes),
             ("dense", plan.dense_bytes),
             ("workspace", plan.workspace_bytes),
             ("planes", planes),
         ):
             self.budget.reserve(name, size)
-
-        def tier(name: str, blocks: dict[str, int]) -> PlaneTier:
-            return PlaneTier(form, blocks, partial(make_policy, settings.eviction), device="cpu", name=name)
-
-        self._reader = RecordReader.open(store.directory, store.manifest)
-        self.vram = tier("vram", plan.vram_blocks)
-        self.dram = tier("dram", plan.dram_blocks) if plan.dram_blocks else None
-        self._source = Fetcher(
-            self.vram,
-            self.dram,
-            form,
-            self._reader,
-            workers=settings.readers,
-            speculate=settings.speculate,
-        )
-        kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
-        self._runner = ExpertRunner(self._source, kernel, self._policy(settings))
-        try:
-            self._model = build_model(model, store.directory / "dense.safetensors", self._runner)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def settings(self) -> RunSettings:
@@ -215,9 +229,18 @@ class Engine:
         return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer)
 
     def new_sequence(self) -> SequenceKV:
-        """A sequence with a KV for the plan's context, reserved from the budget."""
+        """A sequence with a KV for the plan's context, reserved from the budget.
+
+        Raises:
+            DoesNotFit: the budget, or a device, has not so much left.
+        """
         self.budget.reserve("kv", self.plan.kv_bytes)
-        return SequenceKV(self.shape.kv, self.plan.context)
+        try:
+            with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
+                return SequenceKV(self.shape.kv, self.plan.context, self._place)
+        except BaseException:
+            self.budget.release("kv", self.plan.kv_bytes)
+            raise
 
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Gives a sequence's KV back to the budget. It must not be used any more."""
@@ -228,10 +251,11 @@ class Engine:
         """Runs the rows of a step and appends them to their sequences.
 
         Returns:
-            float32 [segments, vocab]: the logits after each segment's last token.
+            float32 [segments, vocab], in RAM: the logits after each segment's last token.
 
         Raises:
             ContextExceeded: a sequence has no room; nothing was run.
+            DoesNotFit: a device's memory does not do for it; no sequence has changed.
             NotFinite: naming the first layer whose output is not finite; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
         """
@@ -270,6 +294,16 @@ class Engine:
                 for key in tier.resident():
                     tier.drop(key)
 
+    def peak_bytes(self) -> int:
+        """The most that the model has taken of what --vram-limit limits.
+
+        In RAM that is what the process has had resident, by the operating system's count, less what it had before
+        loading; of a device, all that the process has had, by the driver's.
+        """
+        if self.device:
+            return self.device.peak()
+        return max(peak_resident_bytes() - self.resident_before, 0)
+
     def take_counts(self) -> TransferCounts:
         """What moved between tiers since the last call."""
         return self._source.take_counts()
@@ -295,28 +329,45 @@ class Engine:
         wanted = len(settings.levels) > 1 and not decode and needs_attention(settings.importance)
         state = StepState(decode, attention_kind(settings.importance) if wanted else None)
         kv = StepKV(step, state)
-        logits = self._forward(step, kv, all_rows=all_rows)
+        logits: torch.Tensor | None = None
+        with suppress(torch.OutOfMemoryError):
+            logits = self._forward(step, kv, all_rows=all_rows)
+        if logits is None:  # out here, where no traceback keeps the first try's activations
+            logits = self._once_more(step, kv, all_rows=all_rows)
         if not bool(torch.isfinite(logits).all()):
             raise self._not_finite(step, state)
         kv.commit()
         return logits
 
+    def _once_more(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+        """A step for which a device had not enough memory, with all given back that is not in use.
+
+        Raises:
+            DoesNotFit: it still has not; the step has changed nothing, and a shorter one may do.
+        """
+        assert self.device
+        self._source.settle()
+        self.device.free_unused()
+        least = self.plan.vram_limit_bytes + self.plan.workspace_bytes
+        with taking(self.device, f"a step of {step.rows} tokens", least):
+            return self._forward(step, kv, all_rows=all_rows)
+
     def _forward(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
         self._runner.state = kv.state
-        ids = torch.tensor([[t for s in step.segments for t in s.tokens]])
+        ids = torch.tensor([[t for s in step.segments for t in s.tokens]], device=self._place)
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
-        positions = torch.tensor([[position for span in spans for position in span]])
+        positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
         last = [row + rows - 1 for _, row, rows in kv.spans]
-        with torch.inference_mode():
+        with torch.inference_mode(), threads.for_step(decodes=step.decodes):
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,
                 past_key_values=kv,
                 use_cache=True,
-                logits_to_keep=torch.tensor(range(step.rows) if all_rows else last),
+                logits_to_keep=torch.tensor(range(step.rows) if all_rows else last, device=self._place),
                 kv=kv,
             )
-            return output.logits[0].float()  # type: ignore[no-any-return]
+            return output.logits[0].float().cpu()  # type: ignore[no-any-return]
 
     def _not_finite(self, step: Step, state: StepState) -> NotFinite:
         """Runs the step once more, watching every layer, to name the first that went wrong."""

@@ -6,7 +6,7 @@ residual structure stay transformers' code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +50,13 @@ class ExpertLayer:
     Args:
         layer: of the model.
         runner: shared.
-        next_layer: the next layer that has experts, and its router's weight [E, H]; None: this is the last.
+        next_layer: the next layer that has experts, and its router's product: [T, H] -> [T, E];
+            None: this is the last.
     """
 
     layer: int
     runner: ExpertRunner
-    next_layer: tuple[int, torch.Tensor] | None
+    next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class _Share:
     """The (token, slot) pairs of one expert that are scheduled at one level."""
 
     level: int
+    rows: int
     places: torch.Tensor
-    """int64, ascending indices into the flat [T * k]."""
+    """int64 [rows], ascending indices into the flat [T * k]."""
 
 
 def experts_forward(
@@ -88,15 +90,18 @@ def experts_forward(
     runner, policy = binding.runner, binding.runner.policy
     tokens, slots = top_k_index.shape
     state = runner.state
-    levels = policy.levels(binding.layer, top_k_index, top_k_weights, state.scores, decode=state.decode)
-    shares = _shares(top_k_index, levels)
+    # What is to be fetched is decided on the host: of all that lies on a device, only this has to come back.
+    chosen, gates = top_k_index.cpu(), top_k_weights.cpu()
+    scores = None if state.scores is None else state.scores.cpu()
+    levels = policy.levels(binding.layer, chosen, gates, scores, decode=state.decode)
+    shares = _shares(chosen, levels)
     rows = hidden.new_empty(tokens * slots, hidden.shape[1])
     if skipped := _take_skipped(shares):
         for share in skipped:
             rows[share.places] = 0
-            runner.use.scheduled_at(0, len(share.places))
+            runner.use.scheduled_at(0, share.rows)
             runner.use.computed_at(0, scheduled=0)
-        top_k_weights = without_skipped(top_k_weights, levels, renormalise=policy.settings.renormalise)
+        top_k_weights = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
     wanted = {
         ExpertKey(binding.layer, expert): max(share.level for share in parts)
         for expert, parts in shares.items()
@@ -106,7 +111,7 @@ def experts_forward(
         for lease in leases:
             together = [lease, *leases.ready()]
             _compute(module, runner, together, shares, hidden, rows.view(tokens, slots, -1))
-    return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights)
+    return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights.to(rows.device))
 
 
 def _shares(top_k_index: torch.Tensor, levels: torch.Tensor) -> dict[int, list[_Share]]:
@@ -115,14 +120,15 @@ def _shares(top_k_index: torch.Tensor, levels: torch.Tensor) -> dict[int, list[_
     if top_k_index.shape[0] == 1:
         places = torch.arange(top_k_index.shape[1]).unsqueeze(1)
         for expert, level, place in zip(top_k_index[0].tolist(), levels[0].tolist(), places, strict=True):
-            shares[expert] = [_Share(level, place)]
+            shares[expert] = [_Share(level, 1, place)]
         return shares
     joined = (top_k_index * _LEVEL_RANGE + levels).reshape(-1)
     order = joined.argsort(stable=True)
     values, counts = joined[order].unique_consecutive(return_counts=True)
-    for value, group in zip(values.tolist(), order.split(counts.tolist()), strict=True):
+    sizes = counts.tolist()
+    for value, rows, group in zip(values.tolist(), sizes, order.split(sizes), strict=True):
         expert, level = divmod(value, _LEVEL_RANGE)
-        shares.setdefault(expert, []).append(_Share(level, group))
+        shares.setdefault(expert, []).append(_Share(level, rows, group))
     return shares
 
 
@@ -157,8 +163,8 @@ def _look_ahead(binding: ExpertLayer, hidden: torch.Tensor, slots: int) -> None:
     runner = binding.runner
     if binding.next_layer is None or not runner.source.looks_ahead:
         return
-    layer, router = binding.next_layer
-    experts = predict(hidden, router, slots, decode=runner.state.decode)
+    layer, scored = binding.next_layer
+    experts = predict(scored(hidden), slots, decode=runner.state.decode)
     levels = runner.policy.predicted(layer, experts)
     runner.source.speculate({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
@@ -174,34 +180,34 @@ def _compute(
     """Computes experts into their places of rows [T, k, H]."""
     tokens, slots, _ = rows.shape
     flat = rows.view(tokens * slots, -1)
-    for batch in _batches(leases, shares):
+    for batch in _batches(leases, shares, BATCH_ROWS if hidden.device.type == "cpu" else len(flat)):
         parts = []
         for lease, share in batch:
             level = share.level if runner.policy.settings.exact else lease.level
-            parts.append(Part(lease.blocks, lease.level, level, len(share.places)))
-            runner.use.scheduled_at(share.level, len(share.places))
+            parts.append(Part(lease.blocks, lease.level, level, share.rows))
+            runner.use.scheduled_at(share.level, share.rows)
             runner.use.computed_at(level, scheduled=share.level)
-        places = torch.cat([share.places for _, share in batch])
-        x = hidden.expand(len(places), -1) if tokens == 1 else hidden[places // slots]
+        places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
+        x = hidden.expand(places.shape[0], -1) if tokens == 1 else hidden[places // slots]
         flat[places] = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
 
 
 BATCH_ROWS = 16
-"""Most rows that several experts have in one call of the kernel: with more, calls cost little beside products."""
+"""Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""
 
 
 def _batches(
-    leases: Sequence[Lease], shares: dict[int, list[_Share]]
+    leases: Sequence[Lease], shares: dict[int, list[_Share]], most: int
 ) -> Iterator[list[tuple[Lease, _Share]]]:
-    """Every expert's shares, as many together as BATCH_ROWS allows."""
+    """Every expert's shares, as many together as have `most` rows, or one that has more."""
     batch: list[tuple[Lease, _Share]] = []
-    room = BATCH_ROWS
+    room = most
     for lease in leases:
         for share in shares[lease.key.expert]:
-            room -= len(share.places)
+            room -= share.rows
             if batch and room < 0:
                 yield batch
-                batch, room = [], BATCH_ROWS - len(share.places)
+                batch, room = [], most - share.rows
             batch.append((lease, share))
     if batch:
         yield batch

@@ -96,10 +96,15 @@ _mixtral = partial(
 FAMILIES = {
     family.model_type: family
     for family in (
-        _qwen(model_type="qwen2_moe"),
-        _qwen(model_type="qwen3_moe"),
+        _qwen(model_type="qwen2_moe", plain_attention=True),
+        _qwen(model_type="qwen3_moe", plain_attention=True),
         _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid),
-        _qwen(model_type="olmoe", intermediate_key="intermediate_size", sparse_layers=_every_layer),
+        _qwen(
+            model_type="olmoe",
+            intermediate_key="intermediate_size",
+            sparse_layers=_every_layer,
+            plain_attention=True,
+        ),
         _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, otherwise=0), kv=latents),
         _deepseek(
             model_type="deepseek_v3",
@@ -129,6 +134,7 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="mixtral",
+            plain_attention=True,
             router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
             renames=((".block_sparse_moe.", ".mlp."),),
         ),

@@ -36,6 +36,7 @@ class Family:
         unused: patterns of tensors that are no part of the model.
         predicts_ahead: whether layers for multi-token prediction follow the model's own.
         kv: config -> what a sequence keeps.
+        plain_attention: whether every self_attn is what new_token.NewTokenAttention says, and nothing else.
     """
 
     model_type: str
@@ -52,6 +53,7 @@ class Family:
     unused: tuple[str, ...] = ()
     predicts_ahead: bool = False
     kv: Callable[[Config], KVShape] = keys_and_values
+    plain_attention: bool = False
 
     def moe_layers(self, config: Config) -> tuple[int, ...]:
         """The layers that have experts, ascending."""

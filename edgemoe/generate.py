@@ -127,9 +127,9 @@ class Answer:
     bytes_read: dict[str, int]
     """Bytes that moved from each slower tier, prefill and decode: ssd, dram."""
     peak_vram_bytes: int
-    """By the operating system's count: what the process had resident at most, less what it had before loading."""
+    """See Engine.peak_bytes."""
     peak_process_bytes: int
-    """The same, of the whole process."""
+    """By the operating system's count: what the whole process had resident at most."""
     vram_limit_bytes: int
     finish_reason: str
     """stop, length or context."""
@@ -242,7 +242,6 @@ def generate(
 def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, reason: str) -> Answer:
     decode, steps = trace.decode, len(trace.token_times) - 1
     both, use = trace.prefill + decode, trace.prefill_use + trace.decode_use
-    peak = peak_resident_bytes()
     return Answer(
         text=text,
         prompt_tokens=prompt,
@@ -259,8 +258,8 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         reused=use.reused,
         effective_retention=share_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
-        peak_vram_bytes=max(peak - engine.resident_before, 0),
-        peak_process_bytes=peak,
+        peak_vram_bytes=engine.peak_bytes(),
+        peak_process_bytes=peak_resident_bytes(),
         vram_limit_bytes=engine.plan.vram_limit_bytes,
         finish_reason=reason,
     )

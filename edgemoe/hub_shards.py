@@ -94,6 +94,16 @@ class PassingShards:
             if not (set(shard.header.tensors) & self._needed) - kept:
                 self._thin(shard)
 
+    def complete(self) -> None:
+        """Downloads every shard of which anything is lacking, needed by a conversion or not.
+
+        Raises:
+            as require.
+        """
+        for shard in self._shards:
+            if not set(shard.header.tensors) <= shard.here:
+                shard.fetch(self._repository, self._progress)
+
     def _thin(self, shard: _Shard) -> None:
         if not self._keep and shard.here - self._needed:
             shard.thin(self._needed)

@@ -38,14 +38,14 @@ def token_scores(
     transposed = keys.float().transpose(1, 2)
     past = tokens - rows
     first = max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
-    received = torch.zeros(tokens)
-    key_position = torch.arange(tokens)
+    received = torch.zeros(tokens, device=query.device)
+    key_position = torch.arange(tokens, device=query.device)
     for start in range(first, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
         # Heads of a group lie below each other: as a batch they would get a copy of the keys each.
         block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
         scores = (block @ transposed).view(heads, end - start, tokens)
-        position = torch.arange(past + start, past + end).unsqueeze(1)
+        position = torch.arange(past + start, past + end, device=query.device).unsqueeze(1)
         hidden = key_position > position
         if window:
             hidden |= key_position <= position - window
@@ -55,8 +55,8 @@ def token_scores(
         received += scores.softmax(-1)[..., :tokens].sum((0, 1))
     own = received[past:] / heads
     if signal == "heavy-hitters-mean":
-        row = torch.arange(rows)
-        seen_until = torch.clamp(row + window, max=rows) if window else torch.full((rows,), rows)
+        row = torch.arange(rows, device=query.device)
+        seen_until = torch.clamp(row + window, max=rows) if window else torch.full_like(row, rows)
         return own / (seen_until - row)
     return own / (rows - first)
 

@@ -14,7 +14,7 @@ from storage.errors import ContextExceeded
 
 
 class SequenceKV:
-    """Keys and values of one sequence in every layer, bf16, allocated once for `context` tokens.
+    """Keys and values of one sequence in every layer, bf16, allocated once for `context` tokens at a `place`.
 
     `length` tokens are valid. Not thread-safe; a step writes past `length` and moves it only when the
     whole step succeeded, so an error or Ctrl-C in the middle leaves the sequence as it was.
@@ -25,15 +25,15 @@ class SequenceKV:
         states: of linear-attention layers; None: there are none.
     """
 
-    def __init__(self, shape: KVShape, context: int) -> None:
+    def __init__(self, shape: KVShape, context: int, place: torch.device | str = "cpu") -> None:
         self.shape, self.context, self.length = shape, context, 0
         self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         size = len(shape.layers), shape.heads, context
-        self.keys = torch.empty(*size, shape.key_dim, dtype=torch.bfloat16)
-        self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16)
+        self.keys = torch.empty(*size, shape.key_dim, dtype=torch.bfloat16, device=place)
+        self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16, device=place)
         if shape.latent:
             self.values = self.keys[..., : shape.latent]
-        self.states = LinearStates(shape.linear) if shape.linear else None
+        self.states = LinearStates(shape.linear, place) if shape.linear else None
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded, with both counts, if `tokens` more do not fit."""

@@ -39,7 +39,7 @@ class LatentHeads:
 
     def _product(self, x: torch.Tensor, part: slice, *, transposed: bool) -> torch.Tensor:
         """x times one half of every head's matrix, a few heads' converted weights at a time."""
-        dtype = torch.bfloat16 if fast_bf16() else torch.float32
+        dtype = torch.bfloat16 if x.device.type != "cpu" or fast_bf16() else torch.float32
         half = self._weight[:, part]
         step = max(SLICE_BYTES // (4 * half[0].numel()), 1)
         out = []

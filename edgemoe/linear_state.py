@@ -15,11 +15,14 @@ class LinearStates:
     So a step that fails leaves the sequence as it was, and `commit` costs nothing.
     """
 
-    def __init__(self, shape: LinearState) -> None:
+    def __init__(self, shape: LinearState, place: torch.device | str = "cpu") -> None:
         layers = len(shape.layers)
         self._slots = {layer: slot for slot, layer in enumerate(shape.layers)}
-        self._conv = torch.zeros(2, layers, 1, shape.channels, shape.kernel, dtype=torch.bfloat16)
-        self._recurrent = torch.zeros(2, layers, 1, shape.heads, shape.key_dim, shape.value_dim)
+        self._conv = torch.zeros(
+            2, layers, 1, shape.channels, shape.kernel, dtype=torch.bfloat16, device=place
+        )
+        size = 2, layers, 1, shape.heads, shape.key_dim, shape.value_dim
+        self._recurrent = torch.zeros(size, device=place)
         self._valid = 0
 
     def of(self, layer: int, *, fresh: bool) -> LayerState:

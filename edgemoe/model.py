@@ -15,6 +15,8 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
+from edgemoe.new_token import NewTokenAttention
+from storage.device import Device
 from storage.errors import MissingTensor, ModelRefused
 
 SCALE_SUFFIX = "_scale"
@@ -37,13 +39,14 @@ def skeleton(directory: Path) -> nn.Module:
     return model
 
 
-def build_model(model: Any, dense: Path, runner: ExpertRunner) -> nn.Module:
+def build_model(model: Any, dense: Path, runner: ExpertRunner, device: Device | None = None) -> nn.Module:
     """Makes a skeleton ready to run, with every expert left where `runner` finds it.
 
     Args:
         model: of `skeleton`.
         dense: the store's dense.safetensors.
         runner: shared by all MoE layers.
+        device: whose memory dense weights are put into; None: RAM.
 
     Raises:
         MissingTensor: a parameter that the config asks for is not in the store.
@@ -52,12 +55,14 @@ def build_model(model: Any, dense: Path, runner: ExpertRunner) -> nn.Module:
     model.set_experts_implementation(experts.NAME)
     modules = _without_weights(model)
     family = known_family(model.config.model_type)
-    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense).items()}
+    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense, device).items()}
     _place_dense(model, tensors, tied=bool(model.config.tie_word_embeddings))
-    _place_buffers(model)
+    _place_buffers(model, device.place if device else None)
     _bind_experts(model, modules, runner)
     _bind_linear_attention(model)
     _place_norms(model)
+    if family.plain_attention:
+        _place_attention(model)
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -90,7 +95,7 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runner: ExpertRunne
         if after is not None:
             block: Any = model.get_submodule(modules[after].rpartition(".")[0])
             router = block.gate if hasattr(block, "gate") else block.router
-            next_layer = after, router.weight.detach().to(torch.bfloat16)
+            next_layer = after, DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
         experts_module: Any = model.get_submodule(name)
         experts_module.edgemoe = ExpertLayer(layer, runner, next_layer)
 
@@ -164,7 +169,16 @@ def _place_norms(model: nn.Module) -> None:
             model.set_submodule(name, norm)
 
 
-def _place_buffers(model: nn.Module) -> None:
+def _place_attention(model: nn.Module) -> None:
+    """Puts a quicker way for new tokens before every attention module that it fits."""
+    for name, module in list(model.named_modules()):
+        if name.endswith(".self_attn"):
+            attention_module = NewTokenAttention.like(module)
+            if attention_module is not None:
+                model.set_submodule(name, attention_module)
+
+
+def _place_buffers(model: nn.Module, place: torch.device | None) -> None:
     """Computes buffers that no checkpoint holds (rotary frequencies), which the meta device left empty."""
     for name, module in list(model.named_modules()):
         if any(buffer.is_meta for _, buffer in module.named_buffers(recurse=False)):
@@ -177,4 +191,4 @@ def _place_buffers(model: nn.Module) -> None:
                     f"{kind.__name__} cannot be rebuilt from its config ({error})",
                     "Choose a supported model family",
                 ) from error
-            model.set_submodule(name, fresh)
+            model.set_submodule(name, fresh.to(place))

@@ -35,13 +35,21 @@ VramOption = Annotated[
     typer.Option(
         "--vram-limit",
         help="Hard limit on all the model takes: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
-        "Without a GPU it is a capped arena in RAM. Default: everything resident, or what the machine has free.",
+        "Without a GPU it is a capped arena in RAM; on one the driver's own part counts as well. Default: everything "
+        "resident, or what the machine has free.",
     ),
 ]
 DramOption = Annotated[
     str | None,
     typer.Option(
         "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="Where to compute: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
     ),
 ]
 ExactOption = Annotated[
@@ -91,6 +99,9 @@ SpeculateOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+]
+KeepSourceOption = Annotated[
+    bool, typer.Option("--keep-source", help="Keep what is downloaded from the Hub (in the cache).")
 ]
 SPECULATE = "auto"
 """What a user who says nothing gets; settings.RunSettings, for programs, promises less: no reading ahead."""
@@ -171,7 +182,9 @@ def open_store(
     *,
     vram_limit: str | None,
     dram_limit: str | None,
+    device: str,
     context: int | None,
+    keep_source: bool = False,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
     """Checks the options that commands share, opens the store and divides the limits.
 
@@ -184,13 +197,14 @@ def open_store(
     from edgemoe.loading import starting
 
     with starting("loading torch"):
-        from edgemoe.engine import StoreModel
+        import edgemoe.engine  # noqa: F401 - all that is heavy, while the spinner turns
+        from edgemoe.devices import open_device, open_model
         from edgemoe.first_use import conversion_ahead
-        from edgemoe.stores import resolve_store
 
+        open_device(device)
     for line in conversion_ahead(model) or ():
         print(line, file=sys.stderr, flush=True)
-    store = StoreModel.open(resolve_store(model))
+    store = open_model(model, device, keep_source=keep_source)
     settings = choose(store.manifest.max_level)
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
     return store, plan, settings
@@ -205,16 +219,19 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
     from edgemoe.plan import PROCESS_BYTES
     from edgemoe.process import available_memory, resident_bytes
 
-    room = available_memory() - max(PROCESS_BYTES - resident_bytes(), 0)
-    over = plan.used_bytes(store.form) - room
-    if over <= 0:
+    free = available_memory() - max(PROCESS_BYTES - resident_bytes(), 0)
+    asked = plan.vram_limit_bytes, plan.dram_limit_bytes
+    if store.device:
+        limits = min(asked[0], store.device.room()), min(asked[1], max(free - plan.staging_bytes, 0))
+    else:
+        limits = asked[0] - max(plan.used_bytes(store.form) - free, 0), asked[1]
+    if limits == asked:
         return plan
-    smaller = plan.vram_limit_bytes - over
-    logging.getLogger("edgemoe").warning(
-        "a limit of %s was asked for, but this machine has %s free: fewer experts stay in memory",
-        format_size(plan.vram_limit_bytes),
-        format_size(room),
-    )
-    return store.plan(
-        vram_limit=smaller, dram_limit=plan.dram_limit_bytes, settings=settings, context=plan.context
-    )
+    for wanted, there in zip(asked, limits, strict=True):
+        if there < wanted:
+            logging.getLogger("edgemoe").warning(
+                "a limit of %s was asked for, but memory is free for one of %s: fewer experts stay there",
+                format_size(wanted),
+                format_size(there),
+            )
+    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=plan.context)

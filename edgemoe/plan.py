@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import torch
+
 from edgemoe.dense import SLICE_BYTES
 from edgemoe.importance import QUERY_BLOCK
 from edgemoe.kernels.choice import compute
@@ -13,6 +15,7 @@ from edgemoe.process import available_memory
 from edgemoe.settings import RunSettings, format_levels
 from edgemoe.sizes import format_size
 from storage.base import BlockKind, ResidentForm
+from storage.device import Device
 from storage.errors import DoesNotFit
 from storage.forms import P4
 from storage.record import RecordGeometry
@@ -25,6 +28,9 @@ CHUNK = 64
 
 MINIMUM_EXPERTS = 2
 """Fewest experts the fastest tier must hold: one is computed while another arrives."""
+
+ROUNDING_BYTES = 1 << 26
+"""What a device's allocator loses to rounding and to holes, at most."""
 
 PROCESS_BYTES = 500_000_000
 """What the interpreter, torch and transformers take beside every limit, at most."""
@@ -60,6 +66,7 @@ class MemoryPlan:
     kv_bytes: int
     workspace_bytes: int
     staging_bytes: int
+    """In RAM beside both limits: pinned buffers between disk and a device."""
     plane_bytes: int
     experts_resident: dict[str, int]
     """level -> experts that plane_bytes holds, were all at that level."""
@@ -69,6 +76,8 @@ class MemoryPlan:
     vram_blocks: dict[str, int]
     """Block kind's name -> blocks in the VRAM tier."""
     dram_blocks: dict[str, int]
+    driver_bytes: int = 0
+    """What a device's driver takes of it for the process."""
 
     @property
     def vram_experts(self) -> int:
@@ -80,8 +89,14 @@ class MemoryPlan:
         """Experts that the DRAM tier holds at some level."""
         return max(self.dram_blocks.values(), default=0)
 
+    @property
+    def _beside(self) -> str:
+        """A device's tiers may both hold an expert; in RAM those of the second are others."""
+        return "" if self.driver_bytes else "more "
+
     def used_bytes(self, form: ResidentForm) -> int:
-        """Bytes that both tiers' blocks and everything else will take; at most the limits."""
+        """Bytes of RAM that both tiers' blocks and everything else will take where there is no device; at most the
+        limits."""
         blocks = sum(
             kind.size * (self.vram_blocks.get(kind.name, 0) + self.dram_blocks.get(kind.name, 0))
             for kind in form.kinds
@@ -95,11 +110,14 @@ class MemoryPlan:
     def lines(self) -> tuple[str, str]:
         """The plan in two lines for people."""
         return (
-            f"limit {format_size(self.vram_limit_bytes)}: dense {format_size(self.dense_bytes)}, "
+            f"limit {format_size(self.vram_limit_bytes)}: "
+            + (f"driver {format_size(self.driver_bytes)}, " if self.driver_bytes else "")
+            + f"dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {self.context} tokens, "
             f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
             f"{self.vram_experts} experts resident at {format_levels(self.levels)} bits"
-            + (f", {self.dram_experts} more in DRAM" if self.dram_experts else "")
+            + (f", {self.dram_experts} {self._beside}in DRAM" if self.dram_experts else "")
+            + (f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else "")
             + (
                 "; with this kernel level 2 saves reads, not memory"
                 if 2 in self.levels and P4 in self.vram_blocks
@@ -108,7 +126,9 @@ class MemoryPlan:
         )
 
 
-def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -> int:
+def workspace_bytes(
+    shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device | str = "cpu"
+) -> int:
     """Upper estimate of what one step allocates beside weights and KV, bytes.
 
     The largest of a layer's three parts (attention, a dense product, its experts) on top of what lives
@@ -131,8 +151,10 @@ def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int) -
     converted = min(SLICE_BYTES, 4 * shape.hidden * max(widest, shape.vocab))
     product = converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
     expert_rows = rows * shape.top_k * shape.hidden * 2 + rows * shape.hidden * 4 * 3
-    one_expert = rows * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
-    experts = expert_rows + one_expert + compute().kernel.scratch_bytes(geometry)
+    # On a CPU a call of the kernel has at most one expert with many rows, elsewhere all of the layer's.
+    together = rows * (1 if torch.device(place).type == "cpu" else shape.top_k)
+    one_call = together * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
+    experts = expert_rows + one_call + compute(place).kernel.scratch_bytes(geometry)
     logits = shape.vocab * 4 * 4
     return through + max(attention, product, experts) + logits
 
@@ -146,6 +168,7 @@ def make_plan(
     dram_limit: int,
     settings: RunSettings,
     context: int,
+    device: Device | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -157,23 +180,24 @@ def make_plan(
         dram_limit: bytes for the DRAM tier; 0 for none.
         settings: whose levels are planned for.
         context: tokens of KV.
+        device: whose memory the first limit is on; None: it is on RAM.
 
     Raises:
         DoesNotFit: with the smallest limit that works.
     """
     level = settings.levels[0]
-    kv = shape.kv.bytes_for(context)
-    workspace = workspace_bytes(shape, geometry, context)
-    fixed = shape.dense_bytes + kv + workspace
     each = form.bytes_at(level)
-    minimum = fixed + MINIMUM_EXPERTS * each
+    parts = _fixed(shape, geometry, context, device)
+    fixed = sum(parts.values())
     if vram_limit is None:
-        vram_limit = min(fixed + shape.experts * each, available_memory() - dram_limit - PROCESS_BYTES)
+        room = device.room() if device else available_memory() - dram_limit - PROCESS_BYTES
+        vram_limit = min(fixed + shape.experts * each, room)
+    minimum = fixed + MINIMUM_EXPERTS * each
     if vram_limit < minimum:
+        listed = ", ".join(f"{name.removesuffix('_bytes')} {size}" for name, size in parts.items() if size)
         raise DoesNotFit(
             f"a limit of {vram_limit} bytes was wanted for {context} tokens of context at level {level}",
-            f"dense weights {shape.dense_bytes}, KV {kv}, workspace {workspace} and {MINIMUM_EXPERTS} experts "
-            f"of {each} need {minimum}",
+            f"{listed} and {MINIMUM_EXPERTS} experts of {each} need {minimum}",
             f"Use --vram-limit {minimum} or more, or a smaller --context",
             minimum=minimum,
         )
@@ -188,14 +212,13 @@ def make_plan(
     shares = {kind: share_at(settings, kind.level) for kind in form.kinds_at(level)}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram_blocks = divide(planes, shares, most, MINIMUM_EXPERTS)
-    left = shape.experts - max(vram_blocks.values())
+    # A device's tiers keep an expert in both; tiers in RAM in one of them.
+    left = shape.experts - (0 if device else max(vram_blocks.values()))
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
-        dense_bytes=shape.dense_bytes,
-        kv_bytes=kv,
-        workspace_bytes=workspace,
-        staging_bytes=0,
+        **parts,
+        staging_bytes=staging_buffers(settings) * each if device else 0,
         plane_bytes=planes,
         experts_resident={
             str(bits): min(planes // form.bytes_at(bits), shape.experts)
@@ -206,8 +229,26 @@ def make_plan(
         levels=settings.levels,
         context=context,
         vram_blocks=vram_blocks,
-        dram_blocks=divide(dram_limit, shares, left, 1) if dram_limit and left and settings.cache else {},
+        dram_blocks=divide(dram_limit, shares, left, 1) if dram_limit and left else {},
     )
+
+
+def _fixed(
+    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None
+) -> dict[str, int]:
+    """Field of MemoryPlan -> bytes, of all on the fastest memory that is not experts."""
+    workspace = workspace_bytes(shape, geometry, context, device.place if device else "cpu")
+    return {
+        "driver_bytes": device.driver_bytes() if device else 0,
+        "dense_bytes": shape.dense_bytes,
+        "kv_bytes": shape.kv.bytes_for(context),
+        "workspace_bytes": workspace + (ROUNDING_BYTES if device else 0),
+    }
+
+
+def staging_buffers(settings: RunSettings) -> int:
+    """Experts on their way from disk to a device at a time: each reader fills one while its last is being copied."""
+    return 2 * settings.readers
 
 
 def share_at(settings: RunSettings, level: int) -> float:

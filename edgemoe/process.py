@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,7 @@ def available_memory() -> int:
 
 
 def _cgroup_room() -> list[int]:
-    """Room left in each memory cgroup this process is in, version 1 or 2."""
+    """Room left in each memory cgroup this process is in, version 1 or 2, and in those above it."""
     room = []
     try:
         entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -63,18 +64,35 @@ def _cgroup_room() -> list[int]:
         return []
     for _, controllers, path in entries:
         if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+            root, read = Path("/sys/fs/cgroup"), _room_v2
         elif "memory" in controllers.split(","):
-            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, read = Path("/sys/fs/cgroup/memory"), _room_v1
         else:
             continue
         directory = root / path.lstrip("/")
         while directory.is_relative_to(root):
-            try:
-                limit, used = ((directory / name).read_text().strip() for name in names)
-            except OSError:
-                break
-            if limit != "max":
-                room.append(max(int(limit) - int(used), 0))
+            # In a container the path may be the host's, and the container's own cgroup lie at the root.
+            with suppress(OSError):
+                room.append(read(directory))
             directory = directory.parent
-    return room
+    return [max(bytes_, 0) for bytes_ in room if bytes_ is not None]
+
+
+def _room_v2(cgroup: Path) -> int | None:
+    limit = (cgroup / "memory.max").read_text().strip()
+    if limit == "max":
+        return None
+    return int(limit) - int((cgroup / "memory.current").read_text()) + _page_cache(cgroup, "")
+
+
+def _room_v1(cgroup: Path) -> int | None:
+    limit = int((cgroup / "memory.limit_in_bytes").read_text())
+    used = int((cgroup / "memory.usage_in_bytes").read_text())
+    return limit - used + _page_cache(cgroup, "total_")
+
+
+def _page_cache(cgroup: Path, prefix: str) -> int:
+    """Bytes of files in memory: they count as used, but the kernel drops them before it kills anything."""
+    lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    names = (f"{prefix}inactive_file", f"{prefix}active_file")
+    return sum(int(value) for name, value in lines if name in names)

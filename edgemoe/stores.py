@@ -82,7 +82,7 @@ def convert_from_hub(
         UserError: the Hub cannot be reached, or has no such model.
         DamagedData, DoesNotFit: as storage.convert.convert, and where a download fails.
     """
-    from edgemoe.first_use import BIG_BYTES, announcement
+    from edgemoe.first_use import BIG_BYTES, DOWNLOAD_RATE, announcement
     from edgemoe.hub_checkpoint import open_passing
 
     _check_options(max_level, dense_bits)
@@ -97,7 +97,8 @@ def convert_from_hub(
         shards, total = open_passing(model, source, keep=kept.exists(), progress=progress.downloaded)
         progress.expect(total)
         if total >= BIG_BYTES and not (destination / MANIFEST_NAME).exists():
-            lines = announcement(model.name, total, destination.parent, packed=False)
+            checkpoint = Checkpoint.open(source)
+            lines = announcement(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
             print(*lines, sep="\n", file=sys.stderr, flush=True)
         made = convert(
             source,
@@ -109,7 +110,9 @@ def convert_from_hub(
             progress=progress.converted,
             arrivals=shards,
         )
-        if not kept.exists():
+        if kept.exists():
+            shards.complete()
+        else:
             shutil.rmtree(source)
     _say_error(made)
     return made
@@ -140,27 +143,27 @@ def convert_named(
             keep_source=keep_source,
         )
     if keep_source:
-        raise UserError(
-            "--keep-source was wanted",
-            f"{source} is no model of the Hub, and a directory is never removed",
-            "Leave the option out",
-        )
+        raise _not_downloaded(source)
     return convert_checkpoint(source, destination, max_level=max_level, layout=layout, dense_bits=dense_bits)
 
 
-def resolve_store(model: Path) -> Path:
+def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
     """The store directory for `model`: itself, or its cached conversion, made now if need be.
 
     Args:
         model: a store, a checkpoint, or what a model is called on the Hub.
+        layout: of a conversion.
+        keep_source: keep what is downloaded from the Hub; a store that is there already does not do for that.
 
     Raises:
-        UserError: it is none of them.
+        UserError: it is none of them; or keep_source is asked for what is no model of the Hub.
     """
+    hub = None if model.exists() else HubModel.parse(str(model))
+    if keep_source and not hub:
+        raise _not_downloaded(model)
     if (model / MANIFEST_NAME).exists():
         touch(model)
         return model
-    hub = None if model.exists() else HubModel.parse(str(model))
     if hub:
         name = hub.slug
     elif (model / "config.json").exists() or find_gguf(model):
@@ -168,12 +171,14 @@ def resolve_store(model: Path) -> Path:
         name = f"{file_name(model.resolve().name)}-{Checkpoint.open(model).fingerprint()[:16]}"
     else:
         raise _no_model(model)
-    store = stores_directory() / f"{name}-{choose_layout('auto').name}"
-    if not (store / MANIFEST_NAME).exists():
+    store = stores_directory() / f"{name}-{choose_layout(layout).name}"
+    if keep_source or not (store / MANIFEST_NAME).exists():
         if hub:
-            convert_from_hub(hub, store, max_level=None, layout="auto", dense_bits=16)
+            convert_from_hub(
+                hub, store, max_level=None, layout=layout, dense_bits=16, keep_source=keep_source
+            )
         else:
-            convert_checkpoint(model, store, max_level=None, layout="auto", dense_bits=16)
+            convert_checkpoint(model, store, max_level=None, layout=layout, dense_bits=16)
     touch(store)
     return store
 
@@ -195,6 +200,14 @@ def _check_options(max_level: int | None, dense_bits: int) -> None:
         raise UserError(
             "bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8"
         )
+
+
+def _not_downloaded(source: Path) -> UserError:
+    return UserError(
+        "--keep-source was wanted",
+        f"{source} is no model of the Hub, and a directory is never removed",
+        "Leave the option out",
+    )
 
 
 def _no_model(model: Path) -> UserError:

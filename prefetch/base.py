@@ -31,9 +31,9 @@ class LookaheadCounts:
     right: int = 0
     """Experts that were both."""
     hidden_bytes: int = 0
-    """Read from disk before they were asked for, and then used."""
+    """Read from disk, or handed to a device's copies from DRAM, before they were asked for, and then used."""
     wasted_bytes: int = 0
-    """Read ahead from disk and not wanted by the very next pass of the layer, or gone again by then."""
+    """Read or handed over ahead, and not wanted by the very next pass of the layer, or gone again by then."""
     hidden_s: float = 0.0
     """Seconds of transfers done before their experts were asked for, of experts then used."""
 

@@ -4,12 +4,12 @@
                     │ miss
                     ├── a guess is bringing it: its transfer becomes a demand ─────┐
                     │                                                              ▼
-               vram.reserve, dram.acquire ── worker: spill victims, fill ── vram.publish ─► lease
+               route.load: reserve, pin ── worker: Load.run ── Load.end: vram.publish ────► lease
                     ▲                                                              │
     speculate  room that no demand wants ── the same, behind every demand ─────────┴─► resident
 
-`traffic` has the transfers, `workers` their queue, `speculation` the guesses and `judge` whether they pay, `stream`
-one layer's demands. Which thread may do what is said in `traffic`.
+`traffic` has the transfers, `route` the ways that bytes take, `workers` the queue, `speculation` the guesses and
+`judge` whether they pay, `stream` one layer's demands. Which thread may do what is said in `traffic`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from contextlib import contextmanager
 
 from cache.base import Tier
 from prefetch.base import ExpertSource, Leases, TransferCounts
+from prefetch.exclusive import ExclusiveRoute
 from prefetch.interrupts import deferred_interrupt
 from prefetch.judge import Judge
+from prefetch.route import Route
 from prefetch.speculation import Speculation
 from prefetch.stream import LayerStream
 from prefetch.traffic import Traffic
@@ -35,9 +37,10 @@ class Fetcher(ExpertSource):
 
     Args:
         vram: the tier that leases are on.
-        dram: a slower tier in the same form, or None. The two are exclusive, see Traffic.
+        dram: a slower tier in the same form, or None.
         form: of both tiers.
         reader: of the store. Not closed by this.
+        route: between the tiers; None: both are in RAM, see exclusive.ExclusiveRoute.
         workers: threads that read and copy.
         speculate: one of base.MODES.
         judge: decides in mode `auto`; None: one with its own defaults.
@@ -54,17 +57,19 @@ class Fetcher(ExpertSource):
         form: ResidentForm,
         reader: PlaneReader,
         *,
+        route: Route | None = None,
         workers: int = 4,
         speculate: str = "off",
         judge: Judge | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._traffic = Traffic(vram, dram, form, reader, workers=workers, clock=clock)
+        route = route or ExclusiveRoute(vram, dram, form)
+        self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, clock=clock)
         self._stream: LayerStream | None = None
         try:
             self._speculation = Speculation(self._traffic, judge or Judge(), speculate)
         except ValueError:
-            self._traffic.workers.close()
+            self._traffic.close()
             raise
 
     @property
@@ -135,4 +140,4 @@ class Fetcher(ExpertSource):
     def close(self) -> None:
         """See ExpertSource."""
         self.settle()
-        self._traffic.workers.close()
+        self._traffic.close()

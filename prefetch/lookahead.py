@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 
-def predict(hidden: torch.Tensor, gate: torch.Tensor, top_k: int, *, decode: bool) -> list[int]:
-    """The next layer's experts, the likeliest first, from this layer's hidden state.
+def predict(logits: torch.Tensor, top_k: int, *, decode: bool) -> list[int]:
+    """The next layer's experts, the likeliest first, from what its router says of this layer's hidden state.
 
     The residual stream changes little between two layers, so the next router already says on this layer's state
     most of what it will say on its own. Every token predicts its top_k (eq. 6). In prefill experts are ordered by
@@ -15,16 +14,15 @@ def predict(hidden: torch.Tensor, gate: torch.Tensor, top_k: int, *, decode: boo
     (eq. 8), the highest of any token. The t of the equations is how many of these the caller takes.
 
     Args:
-        hidden: [T, H], any float dtype; what the next router would see, normalised as it expects.
-        gate: [E, H], the next router's weight, in hidden's dtype.
+        logits: [T, E], any float dtype: the next router's weight times what this layer's router sees.
         top_k: experts a token is routed to, 1 to E.
         decode: every token is one sequence's next; otherwise tokens are a prompt's.
 
     Returns:
         distinct experts, at least top_k and at most min(E, T * top_k) of them.
     """
-    logits = F.linear(hidden, gate).float()
-    if len(logits) == 1:
+    logits = logits.float()
+    if logits.shape[0] == 1:
         return logits[0].topk(top_k).indices.tolist()
     scores = logits.softmax(-1)
     best, chosen = scores.topk(top_k)

@@ -9,7 +9,7 @@ A guess holds no demand up: room that a demand lacks is taken back from it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from cache.base import Lease
@@ -180,17 +180,13 @@ class Speculation:
 
     def _compare(self, wanted: Mapping[ExpertKey, int]) -> None:
         """Counts recall and precision, of the layers that were guessed at and came."""
-        guessed = {key.layer for key in self._predicted}
-        came = {key.layer for key in wanted}
-        of_layer = self._traffic.counts.of_layer
-        for key in self._predicted:
-            if key.layer in came:
-                counts = of_layer(key.layer)
-                counts.predicted += 1
-                counts.right += key in wanted
-        for key in wanted:
-            if key.layer in guessed:
-                of_layer(key.layer).wanted += 1
+        came = Counter(key.layer for key in wanted)
+        for layer, guessed in Counter(key.layer for key in self._predicted).items():
+            if layer in came:
+                counts = self._traffic.counts.of_layer(layer)
+                counts.predicted += guessed
+                counts.wanted += came[layer]
+                counts.right += sum(key.layer == layer and key in wanted for key in self._predicted)
 
     def _count_used(self, transfer: Transfer, asked: float) -> None:
         counts = self._traffic.counts
@@ -201,9 +197,8 @@ class Speculation:
         self._hidden += hidden
 
     def _count_wasted(self, transfer: Transfer) -> None:
-        read = transfer.read or 0
-        self._traffic.counts.of_layer(transfer.key.layer).wasted_bytes += read
-        self._wasted += read
+        self._traffic.counts.of_layer(transfer.key.layer).wasted_bytes += transfer.moved
+        self._wasted += transfer.moved
 
     def _tell_judge(self) -> None:
         if self._mode != "auto":

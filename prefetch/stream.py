@@ -37,6 +37,7 @@ class LayerStream(Leases):
         self._interrupt = interrupt
         self._wanted = wanted
         self._hits: deque[Lease] = deque()
+        self._arrived: deque[Lease] = deque()
         self._missing: deque[ExpertKey] = deque()
         self._awaited: dict[ExpertKey, Transfer] = {}
         self._current: list[Lease] = []
@@ -51,11 +52,11 @@ class LayerStream(Leases):
             counts.levels[level] = counts.levels.get(level, 0) + 1
             lease = self._vram.acquire(key, level)
             if lease:
-                self._hits.append(lease)
+                (self._arrived if lease.arriving else self._hits).append(lease)
             elif not self._take_over(key, level):
                 self._missing.append(key)
         counts.requests += len(self._wanted)
-        counts.vram_hits += len(self._hits)
+        counts.vram_hits += len(self._hits) + len(self._arrived)
         # What is there in part goes first: a whole expert's transfer might evict it meanwhile.
         self._missing = deque(sorted(self._missing, key=lambda key: not self._vram.level_of(key)))
         self.advance()
@@ -68,20 +69,22 @@ class LayerStream(Leases):
         lease = None if self._stopped else self._next()
         if lease is None:
             raise StopIteration
-        self._current.append(lease)
-        return lease
+        return self._hand_out([lease])[0]
 
     def ready(self) -> list[Lease]:
-        """See Leases."""
-        leases = list(self._hits)
-        self._hits.clear()
-        self._current += leases
+        """See Leases. What a device's copy is still bringing is ready only beside what waits for one as well: its
+        kernel would keep the others' from starting."""
+        waits = any(lease.arriving for lease in self._current)
         for transfer in self._traffic.done():
-            lease = self._arrival(transfer)
-            if lease:
-                leases.append(lease)
-                self._current.append(lease)
-        return leases
+            if lease := self._arrival(transfer):
+                self._arrived.append(lease)
+        leases, arrived = list(self._hits), list(self._arrived)
+        self._hits.clear()
+        self._arrived.clear()
+        for lease in arrived:
+            now = waits or all(event.done() for event in lease.arriving)
+            (leases if now else self._arrived).append(lease)
+        return self._hand_out(leases)
 
     def advance(self) -> None:
         """Starts transfers, in disk order, as far as the tier gives room; with room to spare, guesses."""
@@ -97,8 +100,9 @@ class LayerStream(Leases):
         begun = [transfer for transfer in self._awaited.values() if not self._withdraw(transfer)]
         self._awaited.clear()
         self._release_current()
-        while self._hits:
-            self._vram.release(self._hits.popleft())
+        for leases in (self._hits, self._arrived):
+            while leases:
+                self._vram.release(leases.popleft())
         for transfer in begun:
             lease = self._settle(self._traffic.next_done((transfer,)))
             if lease:
@@ -123,8 +127,8 @@ class LayerStream(Leases):
         """The next expert that is ready, waiting for one if need be; None: all have been handed out."""
         while True:
             self._interrupt.check()
-            if self._hits:
-                return self._hits.popleft()
+            if self._hits or self._arrived:
+                return (self._hits or self._arrived).popleft()
             if not self._awaited and not self._missing:
                 return None
             if not self._traffic.under_way:
@@ -158,7 +162,14 @@ class LayerStream(Leases):
     def _withdraw(self, transfer: Transfer) -> bool:
         return (self._speculation if transfer.ahead else self._traffic).withdraw(transfer)
 
+    def _hand_out(self, leases: list[Lease]) -> list[Lease]:
+        self._current += leases
+        self._traffic.route.hand_out(leases)
+        return leases
+
     def _release_current(self) -> None:
+        if self._current:
+            self._traffic.route.computed()
         while self._current:
             self._vram.release(self._current.pop())
 

@@ -1,22 +1,49 @@
-"""One expert on its way into the fastest tier: everything a worker needs to know, and what it does."""
+"""One expert on its way into the fastest tier: what a worker does, and when it began and ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
-
-from cache.base import Lease, Reservation, Victim
-from storage.base import Blocks, ExpertKey, PlaneReader, ResidentForm, Source
+from cache.base import Lease, Reservation
+from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
-@dataclass(frozen=True, eq=False)
-class Spill:
-    """A victim of the fast tier, and the room for it in the slower one, which has the same form."""
+class Load(ABC):
+    """How the bytes of one expert get into blocks of the fastest tier.
 
-    victim: Victim
-    room: Reservation
+    Made by the engine's thread with everything it needs reserved and pinned; `run` at most once, in any thread;
+    then ended by the engine's thread, once.
+
+    Attributes:
+        reservation: the blocks in the fastest tier.
+        bytes_from_below: bytes of them that come from the slower tier.
+        link_bytes: bytes of these that a device copies: they keep its link busy as reading keeps a disk. In RAM an
+            expert moves too quickly to count.
+        from_below_alone: whether the slower tier has all that they need.
+    """
+
+    reservation: Reservation
+    bytes_from_below: int
+    link_bytes: int = 0
+    from_below_alone: bool
+
+    @abstractmethod
+    def run(self, form: ResidentForm, reader: PlaneReader) -> int:
+        """Fills the blocks, or has a device do so. Returns the bytes read from disk.
+
+        Raises:
+            DamagedData: a read failed.
+            RuntimeError: a device refused a copy.
+        """
+
+    @abstractmethod
+    def end(self, *, complete: bool) -> tuple[Lease | None, int]:
+        """Makes the expert visible in the tiers if `run` succeeded, and gives back all that was held for it.
+
+        Returns:
+            (a lease in the fastest tier, or None; bytes that were copied from there into the slower one).
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -25,12 +52,9 @@ class Transfer:
 
     Args:
         key: the expert.
-        reservation: its blocks in the fast tier.
-        below: a lease on what the slower tier has of it, if that has it.
-        spills: victims of `reservation` that the slower tier has room for.
+        load: of its bytes.
         ahead: begun on a guess, before anybody asked for it.
         asked: seconds on the clock at which somebody did ask for it; None: nobody has.
-        spilled: the victims' bytes have been copied.
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
         error: what it failed with.
         began: seconds on the clock when the worker took it.
@@ -39,12 +63,9 @@ class Transfer:
     """
 
     key: ExpertKey
-    reservation: Reservation
-    below: Lease | None
-    spills: Sequence[Spill]
+    load: Load
     ahead: bool
     asked: float | None = None
-    spilled: bool = False
     read: int | None = None
     error: BaseException | None = None
     began: float = 0.0
@@ -52,52 +73,30 @@ class Transfer:
     done: bool = False
 
     @property
-    def source(self) -> Lease | None:
-        """What it starts from, in the one of the tiers that has something of it."""
-        return self.reservation.held or self.below
+    def reservation(self) -> Reservation:
+        """Its blocks in the fastest tier."""
+        return self.load.reservation
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> None:
-        """Copies the victims' bytes, then fills the reservation. In a worker; both release the GIL.
-
-        Raises:
-            DamagedData: a read failed.
-        """
-        # The reservation's blocks are the victims' own: whatever is to be kept of them is copied first.
-        for spill in self.spills:
-            _copy(spill.victim.blocks, spill.room.into)
-        self.spilled = True
-        source = self.source
-        self.read = form.fill(
-            reader,
-            self.key,
-            self.reservation.level,
-            self.reservation.into,
-            Source(source.level, source.blocks) if source else None,
-        )
-
-    @property
-    def bytes_from_below(self) -> int:
-        """Bytes of the blocks that were filled from the slower tier's."""
-        if self.below is None or self.source is not self.below:
-            return 0
-        return sum(len(block) for kind, block in self.reservation.into.items() if kind in self.below.blocks)
+        """In a worker. Raises as Load.run."""
+        self.read = self.load.run(form, reader)
 
     @property
     def from_below_alone(self) -> bool:
         """Whether it is complete, and the slower tier had all of it."""
-        return self.read == 0 and self.below is not None and self.source is self.below
+        return self.read == 0 and self.load.from_below_alone
 
     def hidden_s(self, asked: float) -> float:
         """Seconds of a done transfer that had passed when it was asked for."""
         return max(0.0, min(asked, self.ended) - self.began)
 
+    @property
+    def moved(self) -> int:
+        """Bytes that a disk or a device's link was busy with for it."""
+        return 0 if self.read is None else self.read + self.load.link_bytes
+
     def hidden_bytes(self, asked: float) -> int:
-        """Bytes that a done transfer had read from disk when it was asked for, at an even pace."""
+        """Bytes that a done transfer had moved when it was asked for, at an even pace."""
         lasted = self.ended - self.began
         share = self.hidden_s(asked) / lasted if lasted > 0 else float(asked >= self.ended)
-        return round((self.read or 0) * share)
-
-
-def _copy(blocks: Blocks, into: Blocks) -> None:
-    for kind, block in into.items():
-        np.copyto(np.frombuffer(block, np.uint8), np.frombuffer(blocks[kind], np.uint8))
+        return round(self.moved * share)

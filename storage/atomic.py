@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.errors import DoesNotFit, WriteFailed
+from storage.unbuffered import use_cache
 
 PARTIAL = ".partial"
 """What the name of a file still being written ends in."""
@@ -58,10 +59,20 @@ def require_free(path: Path, size: int) -> None:
 
 
 def write_all(fd: int, data: memoryview | bytes) -> None:
-    """Writes all of `data`, contiguous bytes, whatever number of calls the operating system takes for it."""
+    """Writes all of `data`, contiguous bytes, whatever number of calls the operating system takes for it.
+
+    What cannot go past the page cache, of a descriptor that does, goes through it from then on.
+    """
     view = memoryview(data)
+    direct = True
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise
+            use_cache(fd)
+            direct = False
 
 
 def sync_directory(directory: Path) -> None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BLOCK = 4096
 """Bytes that every plane and every read is aligned to: O_DIRECT's largest common block."""
@@ -37,7 +37,10 @@ class Plane(IntEnum):
     @property
     def label(self) -> str:
         """The plane's name in store.json: base, d4 or d8."""
-        return self.name.lower()
+        return _LABELS[self]
+
+
+_LABELS = tuple(plane.name.lower() for plane in Plane)
 
 
 LEVELS = (8, 4, 2, 0)
@@ -74,8 +77,9 @@ class BlockKind:
     level: int
 
 
-Blocks = dict[str, memoryview]
-"""Block kind's name -> that block's writable bytes. Block-aligned, so a reader may fill it directly."""
+Blocks = dict[str, Any]
+"""Block kind's name -> that block's writable bytes: in RAM a memoryview, block-aligned, so that a reader may fill it
+directly; in a device's memory a tensor, uint8 [size]."""
 
 
 class PlaneReader(ABC):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import islice, product
 from pathlib import Path
 from typing import Protocol
 
@@ -18,15 +19,14 @@ from storage.dense import DenseWeights
 from storage.encode import assemble, quantize_matrix, squared_error
 from storage.errors import DamagedData, ReadFailed, UserError, WriteFailed
 from storage.expert_weights import ExpertNames, ExpertWeights
-from storage.header import tensor_bytes
 from storage.layout import Layout
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.planes import Bytes
 from storage.source_error import SourceError
 from storage.writer import StoreWriter
 
-_AHEAD = 2
-"""Experts read and encoded ahead of the one being written, for each thread."""
+_MEMORY = 1_500_000_000
+"""Bytes that all experts being read, encoded or waiting to be written may take; one is always begun."""
 
 _REQUEST = (
     errno.EACCES,
@@ -58,18 +58,6 @@ class Arrivals(Protocol):
         """The layer's experts are in the store. Of its tensors only those named in `keep` will be read again."""
 
 
-class _Present:
-    """A checkpoint that is there as a whole."""
-
-    room = 0
-
-    def require(self, layer: int | None) -> None:
-        pass
-
-    def release(self, layer: int, keep: Collection[str]) -> None:
-        pass
-
-
 def convert(
     source: Path,
     destination: Path,
@@ -85,8 +73,9 @@ def convert(
     """Converts a checkpoint, or what an earlier, interrupted call has left of it.
 
     A finished store of the same source and options is left as it is. The store's bytes do not depend on the
-    number of threads. Peak memory: the largest tensor, what it becomes, and a few experts a thread. Whatever
-    can be checked without reading weights is, before anything is written.
+    number of threads. Peak memory: the largest dense tensor and what it becomes, or two experts a thread, which
+    take no more than 1.5 GB or one expert. Whatever can be checked without reading weights is, before anything
+    is written.
 
     Args:
         source: the checkpoint's directory.
@@ -96,7 +85,8 @@ def convert(
         layout: of the records.
         dense_bits: 16 or 8, of the matrices that are no expert's.
         progress: called with bytes of source weights done and in all, from this thread.
-        threads: that read and encode experts; by default one for each core this process may use.
+        threads: that read and encode experts; by default two for each core this process may use, so that one
+            computes while the other waits for the disk.
         arrivals: told which weights are needed, and which no more; by default all are there.
 
     Raises:
@@ -121,7 +111,7 @@ def convert(
             dense_bits=dense_bits,
         ) as writer,
     ):
-        job.write(writer, threads or cores(), arrivals or _Present())
+        job.write(writer, threads or 2 * cores(), arrivals)
         with _source_errors(source):
             fingerprint = Checkpoint.open(source).fingerprint()
         if fingerprint != job.fingerprint:
@@ -131,6 +121,17 @@ def convert(
                 "Remove the destination, and convert again while nothing writes to the checkpoint",
             )
         return writer.finish(job.format)
+
+
+def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
+    """Bytes of weights in the store that `convert` would make of a checkpoint. Reads none.
+
+    Raises:
+        ModelRefused, MissingTensor: as convert.
+    """
+    experts = ExpertWeights(source, family)
+    dense = DenseWeights(source, experts.names, family, dense_bits)
+    return len(experts.layers) * experts.count * experts.geometry(max_level).record_bytes + dense.nbytes
 
 
 @contextmanager
@@ -182,59 +183,82 @@ class _Conversion:
         found = (store.source, store.geometry, store.layout, store.dense_bits)
         return found == (self.fingerprint, self.geometry, self._layout.name, self._dense_bits)
 
-    def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals) -> None:
+    def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
         """Writes everything but the manifest."""
         self._write_experts(writer, threads, arrivals)
-        arrivals.require(None)
+        if arrivals:
+            arrivals.require(None)
         writer.write_dense(self._dense.specs(), self._tensors())
         for path in self._checkpoint.companions():
             writer.copy(path)
 
-    def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals) -> None:
+    def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
         """Writes every layer that is not finished yet, if the disk has room for all that is to come."""
         experts, finished = self._experts, writer.finished_layers()
         missing = [layer for layer in experts.layers if layer not in finished]
-        dense_bytes = sum(tensor_bytes(*spec) for spec in self._dense.specs().values())
-        dense = self._checkpoint.stored(self._dense.names)
         for layer in finished:
             self._add(experts.layer_bytes(layer))
-            arrivals.release(layer, dense)
-        store_bytes = len(missing) * experts.count * self.geometry.record_bytes + dense_bytes
-        writer.require_free(store_bytes + arrivals.room)
+            self._release(layer, arrivals)
+        to_come = len(missing) * experts.count * self.geometry.record_bytes + self._dense.nbytes
+        writer.require_free(to_come + (arrivals.room if arrivals else 0))
+        limit = min(2 * threads, max(_MEMORY // self._expert_memory(), 1))
         with _one_core_each(threads) as pool:
-            for layer in missing:
-                arrivals.require(layer)
-                error = SourceError()
-                records = self._records(layer, pool, _AHEAD * threads, error)
-                writer.write_layer(layer, experts.count, records, error)
-                arrivals.release(layer, dense)
+            # What arrives layer by layer has one layer on disk at a time; else the next begins before one is written.
+            for layers in [[layer] for layer in missing] if arrivals else [missing]:
+                if arrivals:
+                    arrivals.require(layers[0])
+                with closing(self._records(layers, pool, limit)) as records:
+                    for layer in layers:
+                        error = SourceError()
+                        writer.write_layer(layer, experts.count, self._counted(layer, records, error), error)
+                        self._release(layer, arrivals)
+
+    def _expert_memory(self) -> int:
+        """Bytes that an expert takes at most between its checkpoint and its store: weights, codes and a record."""
+        experts = self._experts
+        return experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
+
+    def _release(self, layer: int, arrivals: Arrivals | None) -> None:
+        if arrivals:
+            arrivals.release(layer, self._checkpoint.stored(self._dense.names))
 
     def _records(
-        self, layer: int, pool: ThreadPoolExecutor, ahead: int, error: SourceError
-    ) -> Iterator[Bytes]:
-        """A layer's records in order, while threads of the pool make those after it. Adds to `error`."""
-        count = self._experts.count
-        share = self._experts.layer_bytes(layer) // count
+        self, layers: Sequence[int], pool: ThreadPoolExecutor, limit: int
+    ) -> Generator[tuple[Bytes, SourceError]]:
+        """All records of these layers in order, of which threads of the pool have begun `limit`."""
         begun: deque[Future[tuple[Bytes, SourceError]]] = deque()
         try:
-            for expert in range(count):
-                while len(begun) <= ahead and expert + len(begun) < count:
-                    begun.append(pool.submit(self._record, layer, expert + len(begun)))
-                record, of_record = begun.popleft().result()
-                error.add(of_record)
-                yield record
-                self._add(share)
+            for layer, expert in product(layers, range(self._experts.count)):
+                begun.append(pool.submit(self._record, layer, expert))
+                if len(begun) == limit:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
         finally:
             for future in begun:
                 future.cancel()
 
+    def _counted(
+        self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError
+    ) -> Iterator[Bytes]:
+        """The next layer's worth of records. Adds to `error`, and to what is done once a record was taken."""
+        count = self._experts.count
+        share = self._experts.layer_bytes(layer) // count
+        for record, of_record in islice(records, count):
+            error.add(of_record)
+            yield record
+            self._add(share)
+
     def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
-        matrices, specs = self._experts.read(layer, expert), self.geometry.matrices
-        quantized = [quantize_matrix(m, spec) for m, spec in zip(matrices, specs, strict=True)]
+        weights, quantized = deque(self._experts.read(layer, expert)), []
         error = SourceError()
-        if expert in (0, self._experts.count // 2):
-            for matrix, made, spec in zip(matrices, quantized, specs, strict=True):
-                error.add(SourceError(*squared_error(matrix, made, spec, self.geometry.max_level)))
+        for spec in self.geometry.matrices:
+            weight = weights.popleft()  # given up before the next is quantized: some experts have gigabytes
+            made = quantize_matrix(weight, spec)
+            if expert in (0, self._experts.count // 2):
+                error.add(SourceError(*squared_error(weight, made, spec, self.geometry.max_level)))
+            quantized.append(made)
+        del weight
         return assemble(self.geometry, self._layout, quantized), error
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

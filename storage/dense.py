@@ -14,6 +14,7 @@ import torch
 from storage.checkpoint import Checkpoint
 from storage.errors import DamagedData, ModelRefused
 from storage.expert_weights import ExpertNames, all_finite
+from storage.header import tensor_bytes
 from storage.planes import round_up_bf16
 
 Spec = tuple[str, tuple[int, ...]]
@@ -106,6 +107,11 @@ class DenseWeights:
             else:
                 out[name] = ("F32" if name in self._full else "BF16", shape)
         return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them in a store."""
+        return sum(tensor_bytes(*spec) for spec in self.specs().values())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor, one at a time.

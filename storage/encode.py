@@ -16,6 +16,7 @@ from storage.formats.base import FourBit, Matrix
 from storage.layout import Layout
 from storage.planes import Bytes, dequantize, merge, midpoint, quantize, split
 from storage.record import MatrixSpec, RecordGeometry
+from storage.unbuffered import aligned
 
 _PIECE = 1 << 15
 """Sixteenths of the weights quantized at a time: what they become in float32 stays in a CPU's cache."""
@@ -36,7 +37,8 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
     for start in range(0, rows, step):
         end = min(start + step, rows)
         part = weight[start:end].float()
-        part = F.pad(part, (0, cols - spec.cols, 0, end - start - part.shape[0]))
+        if part.shape != (end - start, cols):
+            part = F.pad(part, (0, cols - spec.cols, 0, end - start - part.shape[0]))
         codes[start:end], parameters[:, start:end] = quantize(part, spec.group)
     return codes, parameters
 
@@ -69,8 +71,9 @@ def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level:
 
 
 def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quantized]) -> Bytes:
-    """The record (uint8 [record_bytes]) of an expert whose matrices are quantized, in geometry's order."""
-    record = np.zeros(geometry.record_bytes, np.uint8)
+    """An expert's record, uint8 [record_bytes] and BLOCK-aligned, from its quantized matrices in geometry's order."""
+    record = aligned(geometry.record_bytes)
+    record.fill(0)
     p4 = np.zeros(geometry.codes_bytes, np.uint8)
     p0 = record[geometry.planes[2].offset :] if geometry.max_level == 8 else np.zeros(0, np.uint8)
     for (spec, parameter_at, codes_at), (codes, parameters) in zip(
@@ -78,15 +81,22 @@ def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quanti
     ):
         raw = parameters.contiguous().view(torch.uint8).reshape(-1).numpy()
         record[parameter_at : parameter_at + spec.parameter_bytes] = raw
-        p4[codes_at : codes_at + spec.nibble_bytes] = layout.pack(codes >> 4).numpy()
+        spans = layout.spans(codes_at, spec.nibble_bytes, geometry.codes_bytes)
+        low, high = layout.pairs(codes)
+        _put(p4, spans, (low >> 4) | (high & 0xF0))
         if p0.size:
-            p0[codes_at : codes_at + spec.nibble_bytes] = layout.pack(codes & 15).numpy()
+            _put(p0, spans, (low & 15) | (high << 4))
     base, d4 = split(p4)
     at = geometry.parameter_bytes
     record[at : at + base.size] = base
     if geometry.max_level >= 4:
         record[at + base.size : at + 2 * base.size] = d4
     return record
+
+
+def _put(array: Bytes, spans: Sequence[slice], packed: torch.Tensor) -> None:
+    for span, piece in zip(spans, packed.chunk(len(spans)), strict=True):
+        array[span] = piece.numpy()
 
 
 def encode(geometry: RecordGeometry, layout: Layout, weights: Sequence[Matrix]) -> Bytes:
@@ -115,9 +125,10 @@ def unpack_codes(record: Bytes, geometry: RecordGeometry, layout: Layout, level:
         merge(p4)
     out = []
     for spec, parameter_at, codes_at in geometry.matrix_offsets():
+        spans = layout.spans(codes_at, spec.nibble_bytes, geometry.codes_bytes)
 
-        def nibbles(array: Bytes, at: int = codes_at, spec: MatrixSpec = spec) -> torch.Tensor:
-            packed = torch.from_numpy(array[at : at + spec.nibble_bytes].copy())
+        def nibbles(array: Bytes, spans: list[slice] = spans, spec: MatrixSpec = spec) -> torch.Tensor:
+            packed = torch.from_numpy(np.concatenate([array[span] for span in spans]))
             return layout.unpack(packed, spec.padded_rows, spec.padded_cols)
 
         codes = nibbles(p4) << 4

@@ -187,9 +187,11 @@ class _Order:
     def _permuted(self, codes: Bytes, stored: Layout, used: Layout) -> Bytes:
         out = np.zeros_like(codes)
         for spec, _, at in self._geometry.matrix_offsets():
-            end = at + spec.nibble_bytes
-            nibbles = stored.unpack(torch.from_numpy(codes[at:end]), spec.padded_rows, spec.padded_cols)
-            out[at:end] = used.pack(nibbles).numpy()
+            before, after = (a.spans(at, spec.nibble_bytes, codes.size) for a in (stored, used))
+            packed = torch.from_numpy(np.concatenate([codes[span] for span in before]))
+            packed = used.pack(stored.unpack(packed, spec.padded_rows, spec.padded_cols))
+            for span, piece in zip(after, packed.chunk(len(after)), strict=True):
+                out[span] = piece.numpy()
         return out
 
 

@@ -7,10 +7,17 @@ one it uses now. A store records its layout and the hash of a known matrix in it
     cpu-avx512   blocks of 64 rows; per column 32 bytes: rows d and d+32 share byte d
     cpu-avx2     blocks of 32 rows; per column 16 bytes: rows d and d+16 share byte d
     cpu-generic  blocks of 32 rows; per column 16 bytes: rows 2d and 2d+1 share byte d
-    cuda         row-major; columns 2k and 2k+1 share a byte
+    cuda         slabs of 64 columns (32 where 64 does not divide), in each one row after another: see below
 
 A last, incomplete block of rows pairs neighbouring rows, as cpu-generic does, in every CPU layout.
-The lower-numbered row (or column) is the low nibble.
+The lower-numbered row is the low nibble.
+
+In cuda a row's share of a slab is four runs of consecutive columns, 0 to 3, a quarter of the slab each. Of
+column j of every run, byte j of one array holds the nibbles 0 (low) and 2, and byte j of another, as long,
+the nibbles 1 (low) and 3. The first arrays of all matrices lie in the first half of an expert's nibbles, the
+second ones in its second half, where `planes.split` pairs them. So byte j of a two-bit plane is column j of
+the runs 0 to 3, from its lowest bits up: a plane's bytes are all of one row and slab, neighbouring rows are
+neighbours in memory, as their group parameters are, and a thread's one load of 16 bytes is a row's 64 codes.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ class Layout:
 
     Args:
         name: as in store.json.
-        block: rows packed together, 0 for row-major.
+        block: rows packed together, 0 for slabs of columns.
         paired: rows r and r + paired share a byte.
     """
 
@@ -39,23 +46,28 @@ class Layout:
     paired: int
 
     def pack(self, nibbles: torch.Tensor) -> torch.Tensor:
-        """uint8 [N, K] with values 0..15 -> uint8 [N * K / 2], in kernel order. N % 16 == 0, K even."""
+        """uint8 [N, K] with values 0..15 -> uint8 [N * K / 2], in kernel order. N % 16 == 0, K % 32 == 0."""
+        low, high = self.pairs(nibbles)
+        return low | (high << 4)
+
+    def pairs(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of uint8 [N, K] those whose nibbles are low, and those whose are high: [N * K / 2] each, in kernel order."""
+        rows, cols = values.shape
         if not self.block:
-            return (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).reshape(-1)
-        rows, cols = nibbles.shape
+            runs = values.view(rows, -1, 4, slab_columns(cols) // 4).permute(2, 1, 0, 3)
+            return runs[:2].reshape(-1), runs[2:].reshape(-1)
         whole = rows // self.block * self.block
-        return torch.cat(
-            [
-                self._pack_blocks(nibbles[:whole].view(-1, self.block, cols), self.paired),
-                self._pack_blocks(nibbles[whole:].view(-1, max(rows - whole, 1), cols), 1),
-            ]
-        )
+        pairs = self._pair_blocks(values[:whole].view(-1, self.block, cols), self.paired)
+        if whole < rows:
+            rest = self._pair_blocks(values[whole:].view(1, -1, cols), 1)
+            pairs = torch.cat((pairs, rest), 1)
+        return pairs[0], pairs[1]
 
     def unpack(self, packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         """The inverse of pack: uint8 [rows, cols]."""
         if not self.block:
-            pairs = packed.view(rows, cols // 2)
-            return torch.stack((pairs & 15, pairs >> 4), -1).view(rows, cols)
+            pairs = packed.view(2, -1, rows, slab_columns(cols) // 4)
+            return torch.cat((pairs & 15, pairs >> 4)).permute(2, 1, 0, 3).reshape(rows, cols)
         whole = rows // self.block * self.block
         cut = whole * cols // 2
         return torch.cat(
@@ -64,6 +76,18 @@ class Layout:
                 self._unpack_blocks(packed[cut:], max(rows - whole, 1), cols, 1),
             ]
         )
+
+    def spans(self, at: int, length: int, total: int) -> list[slice]:
+        """Where a matrix's packed bytes lie, one piece after another, in an expert's nibbles.
+
+        Args:
+            at: bytes of the matrices before it.
+            length: bytes of its own.
+            total: bytes of the expert's nibbles, padding included.
+        """
+        if self.block:
+            return [slice(at, at + length)]
+        return [slice(half + at // 2, half + (at + length) // 2) for half in (0, total // 2)]
 
     def add_to(self, packed: torch.Tensor, out: torch.Tensor) -> None:
         """Adds the nibbles to float `out` [K, N], transposed: what a plain product wants. Blocked layouts only.
@@ -89,13 +113,11 @@ class Layout:
         target[:, :, :, 1].add_(bytes_ >> 4)
 
     @staticmethod
-    def _pack_blocks(blocks: torch.Tensor, paired: int) -> torch.Tensor:
-        """[B, R, K] -> bytes ordered (block, column, pair of rows); rows r and r + paired share a byte."""
+    def _pair_blocks(blocks: torch.Tensor, paired: int) -> torch.Tensor:
+        """[B, R, K] -> [2, B * K * R / 2], ordered (block, column, pair of rows); rows r and r + paired are a pair."""
         count, rows, cols = blocks.shape
-        if not count:
-            return blocks.new_empty(0)
         pairs = blocks.reshape(count, rows // (2 * paired), 2, paired, cols)
-        return (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).permute(0, 3, 1, 2).reshape(-1)
+        return pairs.permute(2, 0, 4, 1, 3).reshape(2, -1)
 
     @staticmethod
     def _unpack_blocks(packed: torch.Tensor, rows: int, cols: int, paired: int) -> torch.Tensor:
@@ -103,6 +125,11 @@ class Layout:
             return packed.new_empty(0, cols)
         pairs = packed.view(-1, cols, rows // (2 * paired), paired).permute(0, 2, 3, 1)
         return torch.stack((pairs & 15, pairs >> 4), 2).reshape(-1, cols)
+
+
+def slab_columns(cols: int) -> int:
+    """Columns of a slab of the layout cuda, in a matrix of `cols` (a multiple of 32)."""
+    return 32 if cols % 64 else 64
 
 
 LAYOUTS: dict[str, Layout] = {

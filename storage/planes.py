@@ -51,9 +51,11 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     scale = round_up_bf16(step * 16)
     s = (scale.float() / 16).clamp_min(torch.finfo(torch.float32).tiny)
     # round(x + 135.5) to even is off at the ties; floor(x + 136) is round-half-up, the same everywhere.
-    codes = ((w - centre.unsqueeze(-1)) / s.unsqueeze(-1) + 136).floor_().clamp_(0, 255)
+    steps = (w - centre.unsqueeze(-1)).div_(s.unsqueeze(-1)).add_(136).clamp_(0, 255)
+    # Of what is not negative a cast is the floor; numpy's is several times as fast as torch's.
+    codes = torch.from_numpy(steps.numpy().astype(np.uint8))
     parameters = torch.stack((scale, centre.to(torch.bfloat16)), -1).transpose(0, 1).contiguous()
-    return codes.to(torch.uint8).view(rows, cols), parameters
+    return codes.view(rows, cols), parameters
 
 
 def round_up_bf16(x: torch.Tensor) -> torch.Tensor:

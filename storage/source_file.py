@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from storage.base import BLOCK
 from storage.errors import MissingTensor, ReadFailed, TruncatedFile
+from storage.planes import Bytes
+from storage.record import align
 from storage.retry import BACK_OFF, RETRIES, TRANSIENT
+from storage.unbuffered import aligned, bypass_cache, use_cache
+
+DIRECT_FROM = 1 << 20
+"""Bytes from which on a range is read past the page cache; below, what the kernel reads ahead is worth more."""
 
 _ADVICE = "Download it again"
 
 
-def read_exactly(
-    path: Path, offset: int, into: memoryview, *, sleep: Callable[[float], None] = time.sleep
-) -> None:
-    """Fills `into` with a file's bytes from `offset` on. A transient error is retried RETRIES times.
+def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
+    """uint8 [size]: a file's bytes from `offset` on. A transient error is retried RETRIES times.
+
+    They are as aligned in memory as in the file, up to BLOCK.
 
     Args:
         path: opened anew every time, so that nothing is held between reads.
         offset: bytes from the file's start.
-        into: writable bytes.
+        size: bytes.
         sleep: what waits before a retry, for a number of seconds.
 
     Raises:
@@ -29,41 +37,61 @@ def read_exactly(
         MissingTensor: there is no such file.
         ReadFailed: the operating system kept refusing.
     """
-    wanted = f"{len(into)} bytes were wanted at {offset} in {path}"
-    done = failures = 0
+    wanted = f"{size} bytes were wanted at {offset} in {path}"
+    before = offset % BLOCK
+    buffer = aligned(align(before + size))
     try:
         with path.open("rb", buffering=0) as file:
-            while done < len(into):
-                try:
-                    got = os.preadv(file.fileno(), [into[done:]], offset + done)
-                except OSError as error:
-                    if error.errno not in TRANSIENT or failures == RETRIES:
-                        raise
-                    sleep(BACK_OFF * 2**failures)
-                    failures += 1
-                    continue
-                if not got:
-                    raise TruncatedFile(wanted, f"the file ends after {done} of them", _ADVICE)
-                done += got
-                failures = 0
+            fd = file.fileno()
+            direct = size >= DIRECT_FROM and bypass_cache(fd)
+            got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
     except FileNotFoundError as error:
         raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
     except OSError as error:
-        found = f"{error.strerror} after {done} of them, {failures + 1} times"
-        raise ReadFailed(wanted, found, "Check the disk, then try again") from error
+        raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
+    if got < before + size:
+        raise TruncatedFile(wanted, f"the file ends after {max(got - before, 0)} of them", _ADVICE)
+    return buffer[before : before + size]
+
+
+def _fill(
+    fd: int, start: int, into: memoryview, wanted: int, direct: bool, sleep: Callable[[float], None]
+) -> int:
+    """Reads from `start`, a whole block, until at least `wanted` bytes are there; returns how many before the end."""
+    done = failures = 0
+    while done < wanted:
+        try:
+            got = os.preadv(fd, [into[done:]], start + done)
+        except OSError as error:
+            if not (direct and error.errno == errno.EINVAL):
+                if error.errno not in TRANSIENT or failures == RETRIES:
+                    raise
+                sleep(BACK_OFF * 2**failures)
+                failures += 1
+                continue
+            got = 0
+        else:
+            if not got:
+                break
+            failures = 0
+        done += got
+        if direct and done < wanted:
+            # Refused, or cut short inside a block: only through the cache can it go on there.
+            use_cache(fd)
+            direct = False
+    return done
 
 
 def read_whole(path: Path) -> bytes:
     """A small file's bytes.
 
     Raises:
-        as read_exactly.
+        as read_range.
     """
     try:
-        raw = bytearray(path.stat().st_size)
+        size = path.stat().st_size
     except OSError as error:
         raise ReadFailed(
             f"{path} was wanted", str(error.strerror), "Check the disk, then try again"
         ) from error
-    read_exactly(path, 0, memoryview(raw))
-    return bytes(raw)
+    return read_range(path, 0, size).tobytes()

@@ -14,7 +14,7 @@ import torch
 
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import TensorEntry, read_header
-from storage.source_file import read_exactly
+from storage.source_file import read_range
 from storage.untrusted import inside, read_json, shortened
 
 DTYPES = {
@@ -187,15 +187,14 @@ def _pickled(directory: Path, name: str) -> ModelRefused:
 
 def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     size = torch.Size(shape).numel() * dtype.itemsize
-    return read_bytes(path, offset, size).view(dtype).view(shape)
+    raw = read_bytes(path, offset, size)
+    return (raw.clone() if offset % dtype.itemsize else raw).view(dtype).view(shape)
 
 
 def read_bytes(path: Path, offset: int, size: int) -> torch.Tensor:
     """uint8 [size]: `size` bytes of a file from `offset` on.
 
     Raises:
-        TruncatedFile, MissingTensor, ReadFailed: as read_exactly.
+        TruncatedFile, MissingTensor, ReadFailed: as read_range.
     """
-    raw = torch.empty(size, dtype=torch.uint8)
-    read_exactly(path, offset, raw.numpy().data)
-    return raw
+    return torch.from_numpy(read_range(path, offset, size))

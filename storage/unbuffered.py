@@ -1,4 +1,4 @@
-"""Reading past the page cache: the experts are cached by edgemoe, and twice would be once too often.
+"""Past the page cache: experts are cached by edgemoe, and what a conversion passes through is needed once.
 
 Set on an open descriptor, not when opening, so that what is refused can be taken back on the same file.
 """
@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+import numpy.typing as npt
+
+from storage.base import BLOCK
+
 try:
     import fcntl
 except ImportError:  # Windows, which storage.lock refuses
     fcntl = None  # type: ignore[assignment]
 
 
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """uint8 [size], not initialised, at an address that O_DIRECT takes: a multiple of BLOCK."""
+    whole = np.empty(size + BLOCK, np.uint8)
+    start = -whole.ctypes.data % BLOCK
+    return whole[start : start + size]
+
+
 def bypass_cache(fd: int) -> bool:
-    """Makes reads go past the page cache: O_DIRECT on Linux, F_NOCACHE on macOS.
+    """Makes reads and writes go past the page cache: O_DIRECT on Linux, F_NOCACHE on macOS.
 
     Returns:
-        whether the filesystem agreed. It may still refuse the first read, with EINVAL.
+        whether the filesystem agreed. It may still refuse the first read or write, with EINVAL.
     """
     try:
         if hasattr(os, "O_DIRECT"):

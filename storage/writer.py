@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
 import xxhash
 
@@ -27,6 +28,7 @@ from storage.planes import Bytes
 from storage.record import RecordGeometry
 from storage.source_error import SourceError
 from storage.source_file import read_whole
+from storage.unbuffered import aligned, bypass_cache
 
 DENSE_NAME = "dense.safetensors"
 CHECKSUMS_KEY = "xxh3_64"
@@ -111,7 +113,7 @@ class StoreWriter:
         Args:
             layer: its number in the model.
             count: how many records there will be.
-            records: uint8 [geometry.record_bytes] each.
+            records: uint8 [geometry.record_bytes] each; past the page cache go those that are BLOCK-aligned.
             error: of the layer against its source, complete when the last record has been taken.
 
         Raises:
@@ -121,10 +123,12 @@ class StoreWriter:
         size = self._geometry.record_bytes
         path = self._directory / shard_name(layer)
         error = error or SourceError()
-        header = self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count, error)
+        header = _aligned(self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count, error))
         checksums: list[tuple[int, ...]] = []
         with replacing(path, len(header) + count * size) as fd:
-            write_all(fd, header)
+            # Written when they come: left to the page cache, they would all wait for the file's fsync.
+            bypass_cache(fd)
+            write_all(fd, header.data)
             for record in records:
                 if record.nbytes != size or len(checksums) == count:
                     raise ValueError(
@@ -138,7 +142,7 @@ class StoreWriter:
             if len(checksums) < count:
                 raise ValueError(f"layer {layer} has {count} records, got {len(checksums)}")
             os.lseek(fd, 0, os.SEEK_SET)
-            write_all(fd, self._shard_header(layer, checksums, error))
+            write_all(fd, _aligned(self._shard_header(layer, checksums, error)).data)
         self._errors[layer] = error
         self._layers[layer] = self._layer_records(layer, len(header), checksums)
 
@@ -277,6 +281,12 @@ class StoreWriter:
         shape = (self._geometry.record_bytes,)
         tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
         return header_bytes(tensors, {CHECKSUMS_KEY: digits, ERROR_KEY: error.to_digits()}, BLOCK)
+
+
+def _aligned(raw: bytes) -> Bytes:
+    out = aligned(len(raw))
+    out[:] = np.frombuffer(raw, np.uint8)
+    return out
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ class FaultyDisk:
     ) -> None:
         self.calls: list[str] = []
         self._at, self._number, self._stays = at, number, stays
+        self._lock = threading.Lock()
         for name in CALLS:
             patch.setattr(os, name, self._counted(name, getattr(os, name)))
         real = io.open
@@ -48,9 +50,10 @@ class FaultyDisk:
 
     def spoils(self, name: str) -> bool:
         """Counts a call; whether it is to go wrong."""
-        self.calls.append(name)
-        spoiled = self.calls[self._at - 1] if 0 < self._at <= len(self.calls) else None
-        return len(self.calls) == self._at or (self._stays and name == spoiled)
+        with self._lock:
+            self.calls.append(name)
+            spoiled = self.calls[self._at - 1] if 0 < self._at <= len(self.calls) else None
+            return len(self.calls) == self._at or (self._stays and name == spoiled)
 
     def fail(self) -> None:
         """Raises what the spoiled call raises, if it raises."""

@@ -352,7 +352,7 @@ def test_a_store_without_level_8_says_what_is_left_out():
     """The four-level row cannot run there: it is left out, and a note says so."""
     rows, notes = ablation_rows(4)
     assert all(row.settings.levels[0] == 4 for row in rows)
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert len(notes) == 1
     assert "8/4/2/0" in notes[0]
     assert ablation_rows(8)[1] == ()

@@ -46,13 +46,13 @@ def test_one_setting(bench):
 
 
 def test_the_ablation_in_one_command(bench, tmp_path):
-    """Eight rows, cold and warm, a picture and a timeline of all of them."""
+    """Nine rows, cold and warm, a picture and a timeline of all of them."""
     pytest.importorskip("matplotlib")
     plot, trace = tmp_path / "rows.png", tmp_path / "trace.json"
     out = bench(*SHORT, "--ablation", "--format", "csv", "--plot", plot, "--trace", trace)
     lines = list(csv.DictReader(io.StringIO(out)))
-    assert len(lines) == 16
-    assert len({line["name"] for line in lines}) == 8
+    assert len(lines) == 18
+    assert len({line["name"] for line in lines}) == 9
     assert plot.read_bytes().startswith(b"\x89PNG")
     groups = {
         e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"

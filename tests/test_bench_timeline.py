@@ -10,12 +10,25 @@ import pytest
 
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest
-from edgemoe.bench.timeline import COMPUTE, COPY, SSD, TimedForm, Timeline
+from edgemoe.bench.timeline import (
+    COMPUTE,
+    COPY,
+    LANES,
+    NO_WAIT,
+    SSD,
+    WAIT,
+    TimedForm,
+    TimedKernel,
+    TimedLeases,
+    Timeline,
+)
 from edgemoe.bench.traced import trace_rows
 from edgemoe.engine import StoreModel
 from edgemoe.settings import RunSettings
+from prefetch.base import Leases
 from storage.base import ExpertKey, Plane, PlaneReader, ResidentForm
 from storage.errors import ReadFailed
+from storage.reader import RecordReader
 
 KEY = ExpertKey(3, 5)
 EXPERT_BYTES = {4: 12288, 8: 20480}
@@ -122,7 +135,7 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
     path = tmp_path / "trace.json"
     trace_rows(StoreModel.open(tiny_store), request, told.append).write(path)
     trace = json.loads(path.read_text())
-    lanes = [f"{row}: {lane}" for row in ("low", "high") for lane in (COMPUTE, COPY, SSD)]
+    lanes = [f"{row}: {lane}" for row in ("low", "high") for lane in LANES]
     processes = {pid: name for (pid, _), name in named(trace, "process_name").items()}
     assert list(processes.values()) == lanes
     assert told == ["timeline: low", "timeline: high"]
@@ -137,12 +150,78 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
         for expert in experts:
             inside = [s for s in steps if s["ts"] <= expert["ts"] and end(expert) <= end(s)]
             assert len(inside) == 1
+        dense = [e for e in events[f"{row}: {COMPUTE}"] if e["name"] == "dense"]
+        # The model has two layers with experts, so three stretches without them in each of four steps.
+        assert len(dense) == 4 * 3
+        waits = events[f"{row}: {WAIT}"]
+        assert {e["name"] for e in waits} <= {"for layer 0", "for layer 2"}
+        assert waits, "the first experts of all are not there"
+        one_thread = sorted([*dense, *experts, *waits], key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in itertools.pairwise(one_thread))
         reads = events[f"{row}: {SSD}"]
         assert reads
         assert {e["args"]["bytes"] for e in reads} == {EXPERT_BYTES[level]}
         threads = {e["tid"] for e in reads}
         assert threads.isdisjoint({e["tid"] for e in steps})
         assert {e["tid"] for e in events[f"{row}: {COPY}"]} == threads
+
+
+class Late(Leases):
+    """Hands out one expert after so many nanoseconds of a clock."""
+
+    def __init__(self, clock: list[int], after: int) -> None:
+        self._clock, self._after = clock, after
+
+    def __next__(self):
+        self._clock[0] += self._after
+        return "lease"
+
+    def ready(self):
+        return []
+
+
+@pytest.mark.parametrize(("after", "spans"), [(NO_WAIT, 0), (NO_WAIT + 1, 1)])
+def test_only_waiting_is_a_wait(after, spans):
+    """An expert that was there makes no span; one that was waited for has a span as long as that took."""
+    clock = [0]
+    timeline = Timeline(clock=lambda: clock[0])
+    assert next(TimedLeases(Late(clock, after), timeline, "for layer 3")) == "lease"
+    assert [(s.lane, s.name, s.end - s.start) for s in timeline.spans] == [
+        (WAIT, "for layer 3", after)
+    ] * spans
+
+
+def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
+    """A read under way while an expert is computed lies beside it in the file: here neither ends without the other."""
+    reading, computing = threading.Event(), threading.Event()
+    reads = itertools.count()
+    read, compute = RecordReader.read, TimedKernel.forward
+
+    def held_read(self, *given):
+        if next(reads):
+            reading.set()
+            assert computing.wait(30)
+        return read(self, *given)
+
+    def held_compute(self, x, parts, gate):
+        def inside(y):
+            computing.set()
+            assert reading.wait(30)
+            return gate(y)
+
+        return compute(self, x, parts, inside)
+
+    monkeypatch.setattr(RecordReader, "read", held_read)
+    monkeypatch.setattr(TimedKernel, "forward", held_compute)
+    rows = (BenchRow("", RunSettings.uniform(4)),)
+    path = tmp_path / "trace.json"
+    trace_rows(StoreModel.open(tiny_store), BenchRequest(rows, prompt_tokens=5, new_tokens=2), print).write(
+        path
+    )
+    events = complete(json.loads(path.read_text()))
+    experts = next(e for e in events if e["name"] == "experts")
+    beside = [e for e in events if e["cat"] == SSD and e["ts"] < experts["ts"] + experts["dur"]]
+    assert any(end(read) > experts["ts"] + 0.002 for read in beside)
 
 
 def end(event) -> float:

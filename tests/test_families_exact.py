@@ -234,9 +234,9 @@ def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
     bound = [block.experts.edgemoe for block in blocks]
     assert bound[-1].next_layer is None
     for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
-        layer, weight = here.next_layer
+        layer, scored = here.next_layer
         assert layer == after.layer
-        assert torch.equal(weight, router_of(block).weight.to(torch.bfloat16))
+        assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("model_type", EVERY)

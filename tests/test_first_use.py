@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 
 import pytest
+from conftest import a_tokenizer
+from gguf_files import write_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe import first_use
 from edgemoe.cli import main
+from edgemoe.sizes import parse_size
+from storage.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -27,7 +33,12 @@ def test_the_first_use_is_announced_and_the_second_is_not(
     said, time, *rest = capsys.readouterr().err.splitlines()
     assert "tiny is used for the first time: its 387 KB of weights" in said
     assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in said
-    assert "about 0 min (assumed: 50 MB/s)" in time
+    assert "about 0 min (assumed: 200 MB/s)" in time
+    announced = re.search(r"into a store of (\S+ KB) in", said)
+    made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    headers = 2 * 4096 + 8192
+    assert announced
+    assert made - headers < parse_size(announced[1]) <= made
     assert any("converting" in line for line in rest)
     assert main() == 0
     assert capsys.readouterr().err == ""
@@ -42,15 +53,28 @@ def test_what_is_small_or_converted_already_needs_no_words(monkeypatch, checkpoi
     assert first_use.conversion_ahead(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("packed", "store", "minutes"), [(False, "34.2 GB", "19 min"), (True, "62.7 GB", "19 min")]
-)
-def test_the_figures(monkeypatch, tmp_path, packed, store, minutes):
-    """57 GB in bf16 or packed: the store's size, the free disk of a directory still to be made, the time."""
+def test_a_gguf_file_is_announced_too(small_is_big, tmp_path):
+    """It has no config.json beside it, and may be as big as any other checkpoint."""
+    path = tmp_path / "model.gguf"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(vocab_size=300, head_dim=32, max_position_embeddings=64, **sizes, **experts)
+    write_model(path, Qwen3MoeForCausalLM(config), a_tokenizer())
+    said, _ = first_use.conversion_ahead(path) or ("", "")
+    assert "model.gguf is used for the first time" in said
+
+
+@pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])
+def test_the_figures(monkeypatch, checkpoint, tmp_path, rate, minutes):
+    """57 GB: the free disk of a directory still to be made, and the time at a rate."""
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
-    first, second = first_use.announcement("big", 57_000_000_000, tmp_path / "a" / "b", packed=packed)
+    opened = Checkpoint.open(checkpoint)
+    monkeypatch.setattr(opened, "names", lambda: ["all"])
+    monkeypatch.setattr(opened, "nbytes", lambda name: 57_000_000_000)
+    monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
+    first, second = first_use.announcement(opened, "big", tmp_path / "a" / "b", rate)
     assert "57 GB of weights" in first
-    assert f"about {store} in" in first
+    assert "a store of 31 GB in" in first
     assert f"{minutes} " in second
     assert "(123 GB free)" in first

@@ -39,7 +39,7 @@ def form_class(request):
     return request.param
 
 
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2"])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cuda"])
 @pytest.mark.parametrize("level", [2, 4, 8])
 def test_planes_are_those_of_the_codes_in_the_used_layout(shape, used, stored, level):
     """Whatever layout a store has, every plane lies as if the record had been packed for this machine's kernel."""
@@ -64,7 +64,7 @@ def test_half_the_bits_take_half_the_memory(shape, used):
     assert [form.demoted(8, level) for level in (0, 2, 4)] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2"])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cuda"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
     """Whatever layout a store has, resident nibbles are the codes as this machine's kernel wants them."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
@@ -88,7 +88,7 @@ def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
 
 
 @pytest.mark.parametrize(("held", "level"), [(2, 4), (2, 8), (4, 8)])
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic"])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic", "cuda"])
 def test_promotion_reads_missing_planes_only_and_changes_nothing_held(
     form_class, shape, used, stored, held, level
 ):

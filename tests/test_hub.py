@@ -125,6 +125,44 @@ def test_the_whole_checkpoint_can_be_kept(served, straight, tmp_path):
     assert served.downloads(FIRST).count(None) == 1, "what was kept is not downloaded again"
 
 
+class StoppedError(Exception):
+    """Raised in the place of a kill."""
+
+
+def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, monkeypatch):
+    """Asked of a finished store, or of a conversion that let go of shards, keep_source fetches what is lacking."""
+    # Otherwise so small a shard would be whole in what a stand-in keeps of its ends.
+    monkeypatch.setattr("edgemoe.hub_shards.ENDS", 64)
+    monkeypatch.setattr("storage.checkpoint._SAMPLE", 64)
+    get(tmp_path / "store")
+    get(tmp_path / "store", keep_source=True)
+    (kept,) = downloads(tmp_path)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    shutil.rmtree(kept)
+
+    def stop(self, done: int, total: int) -> None:
+        if done > total * 5 // 8:  # in the second layer: experts are most of the weights
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgemoe.hub_progress.PassingProgress.converted", stop)
+        with pytest.raises(StoppedError):
+            get(tmp_path / "other")
+    assert contents(kept)[FIRST] != contents(served.directory)[FIRST]
+    get(tmp_path / "other", keep_source=True)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    assert contents(tmp_path / "other") == contents(tmp_path / "store")
+
+
+def test_a_chat_keeps_the_source_as_convert_does(served, tmp_path):
+    """`--model org/name` with keep_source ends with the checkpoint in the cache; a directory is refused."""
+    store = resolve_store(Path(REPO), "cpu-generic", keep_source=True)
+    (kept,) = downloads(tmp_path)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    with pytest.raises(UserError, match=f"{store} is no model of the Hub"):
+        resolve_store(store, keep_source=True)
+
+
 def test_a_store_of_another_model_is_not_taken_for_it(served, tmp_path):
     """A finished store in the destination is compared with what the Hub has, and refused untouched."""
     get(tmp_path / "store")

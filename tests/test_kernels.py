@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from storage.record import MatrixSpec, RecordGeometry
 SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 768))]
 
 WAYS = {way.name: way for way in ways()}
+
+needs_native = pytest.mark.skipif("native" not in WAYS, reason="edgemoe's own kernel was not built")
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
@@ -53,7 +56,7 @@ def run(way: Compute, geometry, x: torch.Tensor, blocks, held: int, level: int) 
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("tokens", [1, 2, 7, 39, 40, 63, 64, 79, 80, 130])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 39, 40, 64, 65, 79, 80, 130])
 def test_every_level_and_token_count_matches_the_reference(way, expert, level, tokens):
     """The output is the decoded weights' product in float32, to bf16's rounding."""
     geometry, record, blocks, _ = expert
@@ -106,6 +109,27 @@ def test_experts_computed_together_are_those_computed_alone(way, expert):
     assert torch.equal(together, torch.cat([kernel.forward(x[:1], [part], gate) for part in one]))
 
 
+@needs_native
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_a_token_is_the_same_alone_and_among_others(level):
+    """One token goes another way than many: not a bit of its result may show it, whatever the shape."""
+    generator = torch.Generator().manual_seed(level)
+    for (up, down), group in product(SHAPES, (32, 64, 128)):
+        geometry = RecordGeometry(
+            (MatrixSpec.of("gate_up", *up, group), MatrixSpec.of("down", *down, group)), 8
+        )
+        weights = [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
+        form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
+        blocks = blocks_for(form, level)
+        record = encode(geometry, native.LAYOUT, weights)
+        form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
+        x = (torch.randn(70, geometry.matrices[0].cols, generator=generator) * 10).bfloat16()
+        alone = torch.cat([run(WAYS["native"], geometry, row[None], blocks, level, level) for row in x])
+        for tokens in (2, 3, 4, 5, 6, 64, 65, 70):
+            got = run(WAYS["native"], geometry, x[:tokens], blocks, level, level)
+            assert torch.equal(got, alone[:tokens]), (up, group, tokens)
+
+
 def test_bf16_products_agree_with_float32_ones(monkeypatch):
     """On a CPU with bf16 instructions torch's many-token way multiplies in bf16; the result is the same to rounding."""
     layout, way = detect(), WAYS["torch"]
@@ -120,9 +144,6 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
         kernel = CpuExpertKernel(geometry, layout)
         outputs.append(kernel.forward(x, [Part(blocks, 8, 8, 128)], gate).float())
     assert (outputs[0] - outputs[1]).norm() / outputs[0].norm() < 0.02
-
-
-needs_native = pytest.mark.skipif("native" not in WAYS, reason="edgemoe's own kernel was not built")
 
 
 @needs_native
@@ -141,7 +162,7 @@ def test_groups_and_the_cut_between_the_planes_halves(group, rows):
         blocks = blocks_for(form, level)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
         up, down = decode(record, geometry, native.LAYOUT, level)
-        for tokens in (1, native.DEQUANTIZE_FROM[level]):
+        for tokens in (1, 5):
             x = torch.randn(tokens, 512, generator=generator).bfloat16()
             want = gate((x.float() @ up.T).bfloat16().float()).bfloat16().float() @ down.T
             got = run(WAYS["native"], geometry, x, blocks, level, level)
@@ -200,6 +221,20 @@ def test_dense_products(shape, tokens):
     rounded = weight.bfloat16()
     exact = x.double() @ rounded.double().T
     assert ((native.dense_product(x, rounded, None) - exact).norm() / exact.norm()) < 0.003
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(64, 2048), (33, 304), (5, 100), (64, 17)])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bits):
+    """Tokens and rows are multiplied several at a time: not a bit of a result may show how many there were."""
+    generator = torch.Generator().manual_seed(shape[1])
+    codes, scales = quantize_rows(torch.randn(shape, generator=generator))
+    weight = (codes, scales) if bits == 8 else (codes.bfloat16(), None)
+    x = torch.randn(11, shape[1], generator=generator).bfloat16()
+    alone = torch.cat([native.dense_product(row[None], *weight) for row in x])
+    for tokens in (2, 3, 4, 5, 8, 11):
+        assert torch.equal(native.dense_product(x[:tokens], *weight), alone[:tokens])
 
 
 @needs_native

@@ -23,7 +23,14 @@ def pack_slowly(name: str, nibbles: np.ndarray) -> bytes:
     """The order that the module's docstring describes, one byte at a time."""
     rows, cols = nibbles.shape
     if name == "cuda":
-        return bytes(int(n[2 * k] | n[2 * k + 1] << 4) for n in nibbles for k in range(cols // 2))
+        slab = 32 if cols % 64 else 64
+        return bytes(
+            int(row[start + (first * slab // 4) + j] | row[start + (first + 2) * slab // 4 + j] << 4)
+            for first in (0, 1)
+            for start in range(0, cols, slab)
+            for row in nibbles
+            for j in range(slab // 4)
+        )
     block = 64 if name == "cpu-avx512" else 32
     out = []
     for start in range(0, rows, block):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from prefetch.lookahead import predict
 
@@ -39,7 +40,7 @@ def test_prefill_goes_by_frequency(tokens: int, experts: int, data: st.DataObjec
     rows = scores_of(hidden, gate)
     counts = Counter(expert for row in rows for expert in top(row, k))
     expected = sorted(counts, key=lambda e: (-counts[e], -sum(row[e] for row in rows)))
-    assert predict(hidden, gate, k, decode=False) == expected
+    assert predict(F.linear(hidden, gate), k, decode=False) == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -52,27 +53,27 @@ def test_decode_goes_by_score(tokens: int, experts: int, data: st.DataObject, se
     for row in scores_of(hidden, gate):
         for expert in top(row, k):
             best[expert] = max(best.get(expert, 0.0), row[expert])
-    assert predict(hidden, gate, k, decode=True) == sorted(best, key=lambda e: -best[e])
+    assert predict(F.linear(hidden, gate), k, decode=True) == sorted(best, key=lambda e: -best[e])
 
 
 def test_an_example_by_hand() -> None:
     """Three tokens choose 2 of 4: expert 1 thrice, 3 twice, 0 once; expert 2 never. In decode the sure one leads."""
     gate = torch.eye(4)
     hidden = torch.tensor([[0.0, 2, 0, 1], [0, 1, 0, 2], [9, 3, 0, 0]])
-    assert predict(hidden, gate, 2, decode=False) == [1, 3, 0]
-    assert predict(hidden, gate, 2, decode=True)[0] == 0
+    assert predict(F.linear(hidden, gate), 2, decode=False) == [1, 3, 0]
+    assert predict(F.linear(hidden, gate), 2, decode=True)[0] == 0
 
 
 def test_frequency_outweighs_any_score() -> None:
     """One token that is certain of an expert does not bring it before one that two tokens merely prefer."""
     hidden = torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 0.1]])
-    assert predict(hidden, torch.eye(2), 1, decode=False) == [1, 0]
+    assert predict(F.linear(hidden, torch.eye(2)), 1, decode=False) == [1, 0]
 
 
 @pytest.mark.parametrize("decode", [False, True])
 def test_bf16_is_what_models_have(decode: bool) -> None:
     """Hidden states and gates in bfloat16 give plain numbers, each once."""
     hidden, gate = case(7, 8, 0)
-    experts = predict(hidden.bfloat16(), gate.bfloat16(), 2, decode=decode)
+    experts = predict(F.linear(hidden.bfloat16(), gate.bfloat16()), 2, decode=decode)
     assert len(set(experts)) == len(experts) >= 2
     assert all(type(expert) is int and 0 <= expert < 8 for expert in experts)

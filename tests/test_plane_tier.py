@@ -10,6 +10,7 @@ from cache.lru import LRU
 from cache.lru_experts import WholeLRU
 from cache.plane_tier import PlaneTier
 from storage.base import BLOCK, BlockKind, ExpertKey
+from storage.device import Event
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 
@@ -269,3 +270,40 @@ def test_close_refuses_while_in_use() -> None:
     tier.release(lease)
     tier.close()
     tier.close()
+
+
+class Copy(Event):
+    """Done when a test says so."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def wait(self) -> None:
+        raise AssertionError("a tier waits for nothing")
+
+
+def test_leases_say_what_is_still_arriving() -> None:
+    """Until a copy is done every lease that sees its blocks carries its event: promoted, demoted or as it came."""
+    tier = tier_of(SLICED, 3, 3, 3)
+    first, second = Copy(), Copy()
+
+    def arriving(level: int) -> tuple[Event, ...]:
+        lease = tier.acquire(A, level)
+        assert lease is not None
+        tier.release(lease)
+        return lease.arriving
+
+    for level, event in ((2, first), (8, second)):
+        reservation = tier.reserve(A, level)
+        assert reservation is not None
+        tier.release(tier.publish(reservation, event))
+    assert set(arriving(8)) == {first, second}
+    tier.drop(A, 4)
+    assert set(arriving(4)) == {first, second}
+    first.over = True
+    assert arriving(4) == (second,)
+    second.over = True
+    assert arriving(4) == ()

@@ -57,29 +57,71 @@ def test_available_memory_obeys_the_smallest_cgroup(monkeypatch, tmp_path):
     assert process.available_memory() > 10_000_000
 
 
+@pytest.fixture
+def cgroup(monkeypatch):
+    """Puts files in the place of /proc/self/cgroup and /sys/fs/cgroup, by version and by path below the root."""
+
+    def place(version: int, own: str, files: dict[str, str]) -> None:
+        root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+        line = f"4:cpu,memory:{own}\n" if version == 1 else f"0::{own}\n"
+        there = {"/proc/self/cgroup": f"9:name=systemd:/\n{line}"}
+        there |= {f"{root}/{name}": text for name, text in files.items()}
+
+        def read_text(path: Path) -> str:
+            if str(path) not in there:
+                raise FileNotFoundError(path)
+            return there[str(path)]
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+
+    return place
+
+
+LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
+NONE = {1: str(2**63 - 4096), 2: "max\n"}
+NO_CACHE = "anon 5\ninactive_file 0\nactive_file 0\ntotal_inactive_file 0\n"
+
+
 @linux
 @pytest.mark.parametrize("version", [1, 2])
-def test_cgroup_files_of_both_versions_are_read(monkeypatch, version, tmp_path):
-    """Limit less usage, for the cgroup and its parents; `max` is no limit."""
-    names = (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        if version == 1
-        else ("memory.max", "memory.current")
-    )
-    line = "4:memory:/box/inner\n" if version == 1 else "0::/box/inner\n"
-    root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+def test_cgroup_files_of_both_versions_are_read(cgroup, version):
+    """Limit less usage, for the cgroup and those above it; where there is no limit, nothing is lacking."""
     files = {
-        "/proc/self/cgroup": line,
-        f"{root}/box/inner/{names[0]}": "max" if version == 2 else str(2**63 - 4096),
-        f"{root}/box/inner/{names[1]}": "100",
-        f"{root}/box/{names[0]}": "5000",
-        f"{root}/box/{names[1]}": "1000",
+        f"box/inner/{LIMIT[version]}": NONE[version],
+        f"box/inner/{USED[version]}": "100",
+        "box/inner/memory.stat": NO_CACHE,
+        f"box/{LIMIT[version]}": "5000\n",
+        f"box/{USED[version]}": "1000\n",
+        "box/memory.stat": NO_CACHE,
     }
+    cgroup(version, "/box/inner", files)
+    assert process.available_memory() == 4000
 
-    def read_text(path: Path) -> str:
-        if str(path) not in files:
-            raise FileNotFoundError(path)
-        return files[str(path)]
 
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert min(process._cgroup_room()) == 4000
+@linux
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_page_cache_of_a_cgroup_is_free(cgroup, version):
+    """Files that were read count as used, but are dropped before anything is killed; anonymous memory is not."""
+    prefix = {1: "total_", 2: ""}[version]
+    stat = f"anon 70\n{prefix}inactive_file 600\n{prefix}active_file 30\ninactive_anon 9\n"
+    files = {f"box/{LIMIT[version]}": "1000", f"box/{USED[version]}": "900", "box/memory.stat": stat}
+    cgroup(version, "/box", files)
+    assert process.available_memory() == 1000 - 900 + 630
+
+
+@linux
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_that_sees_only_its_own_cgroup(cgroup, version):
+    """The path is the host's and is not there; the limit lies at the root of what can be seen, and holds."""
+    files = {LIMIT[version]: "3000", USED[version]: "1000", "memory.stat": NO_CACHE}
+    cgroup(version, "/docker/4d3c2b1a", files)
+    assert process.available_memory() == 2000
+
+
+@linux
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_above_its_limit_has_no_room(cgroup, version):
+    """Never less than nothing."""
+    cgroup(version, "/", {LIMIT[version]: "10", USED[version]: "20", "memory.stat": NO_CACHE})
+    assert process.available_memory() == 0

@@ -73,19 +73,24 @@ def test_the_number_of_threads_leaves_no_trace(source, straight, tmp_path, threa
     assert contents(tmp_path / "store") == straight
 
 
+CACHED = storage.source_file.DIRECT_FROM
 FAULTS = {
-    "EIO once": (errno.EIO, False),
-    "EIO from then on": (errno.EIO, True),
-    "ENOSPC once": (errno.ENOSPC, False),
-    "EINTR once": (errno.EINTR, False),
-    "one byte": (None, False),
+    "EIO once": (errno.EIO, False, CACHED),
+    "EIO once, past the page cache": (errno.EIO, False, 0),
+    "EIO from then on": (errno.EIO, True, CACHED),
+    "ENOSPC once": (errno.ENOSPC, False, CACHED),
+    "EINTR once": (errno.EINTR, False, CACHED),
+    "one byte": (None, False, CACHED),
 }
 
 
-@pytest.mark.parametrize(("number", "stays"), FAULTS.values(), ids=FAULTS)
-def test_whichever_call_fails_nothing_is_damaged(source, straight, fast, monkeypatch, number, stays):
+@pytest.mark.parametrize(("number", "stays", "direct_from"), FAULTS.values(), ids=FAULTS)
+def test_whichever_call_fails_nothing_is_damaged(
+    source, straight, fast, monkeypatch, number, stays, direct_from
+):
     """For every N, the Nth call fails: a typed error or none, and the next run ends as a straight one."""
     monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
+    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
     with monkeypatch.context() as patch:
         calls = FaultyDisk(patch, 0, None).calls
         run(source, fast / "0")

@@ -229,6 +229,17 @@ def test_dense_weights_from_a_gguf(synthesize: Any, tmp_path: Path, tied: bool) 
     assert weights(tmp_path / "s", ExpertKey(0, 7), 8)[1].shape == (64, 32)
 
 
+def test_another_layout_has_the_same_weights(synthesize: Any, tmp_path: Path) -> None:
+    """A store for a GPU is one for a CPU in another order, however many threads made either."""
+    for layout in ("cuda", "cpu-avx2"):
+        arguments = ["--like", "tiny", "--max-level", "4", "--layout", layout, str(tmp_path / layout)]
+        assert synthesize.main(arguments) == 0
+        assert json.loads((tmp_path / layout / "store.json").read_text())["layout"] == layout
+    for key in (ExpertKey(0, 0), ExpertKey(1, 7)):
+        gpus, cpus = (weights(tmp_path / layout, key, 4) for layout in ("cuda", "cpu-avx2"))
+        assert all(torch.equal(*pair) for pair in zip(gpus, cpus, strict=True))
+
+
 def test_a_gguf_that_will_not_do(synthesize: Any, tmp_path: Path) -> None:
     """Another architecture, a missing tensor and what is no GGUF are refused by name."""
     from gguf_dense import Gguf

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
 
 import pytest
+from device_double import DoubleDevice
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
+from cache.arena import in_ram
 from cache.base import Tier
+from cache.device_arena import OnDevice, Pinned
+from cache.free_list import Arenas
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
 from storage.base import ExpertKey
@@ -24,10 +28,13 @@ class Case:
     capacity: dict[str, int]
     device: str
     policy: str = "lru-planes"
+    arenas: Callable[[], Arenas] = lambda: in_ram
 
     def tier(self) -> Tier:
-        policy = partial(make_policy, self.policy)
-        return PlaneTier(self.form, self.capacity, policy, device=self.device, name=self.device)
+        policy, arenas = partial(make_policy, self.policy), self.arenas()
+        return PlaneTier(
+            self.form, self.capacity, policy, device=self.device, name=self.device, arenas=arenas
+        )
 
 
 CASES = {
@@ -38,6 +45,12 @@ CASES = {
     "merged, whole experts": Case(MERGED, {"p4": 4, "p0": 2}, "cpu", "lru-experts"),
     "sliced, whole experts": Case(SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-experts"),
     "sliced, by frequency": Case(SLICED, {"base": 4, "d4": 3, "d8": 2}, "cpu", "lfru"),
+    "on a device": Case(
+        SLICED, {"base": 5, "d4": 3, "d8": 2}, "cuda:0", "lfru", lambda: OnDevice(DoubleDevice())
+    ),
+    "pinned": Case(
+        SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-planes", lambda: Pinned(DoubleDevice(), "dram")
+    ),
 }
 """Every case has room for two experts at level 8, and for a promotion beside them."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from threading import Event
 
 import numpy as np
+import torch
 
 from cache.base import Tier
 from storage.base import (
@@ -98,12 +99,12 @@ class ToyReader(PlaneReader):
         pass
 
 
-def write(block: memoryview, content: bytes) -> None:
-    np.frombuffer(block, np.uint8)[:] = np.frombuffer(content, np.uint8)
+def write(block: memoryview | torch.Tensor, content: bytes) -> None:
+    np.asarray(block)[:] = np.frombuffer(content, np.uint8)
 
 
 def contents(blocks: Blocks) -> dict[str, bytes]:
-    return {kind: bytes(block) for kind, block in blocks.items()}
+    return {kind: np.asarray(block).tobytes() for kind, block in blocks.items()}
 
 
 def expected(form: ToyForm, key: ExpertKey, level: int) -> dict[str, bytes]:

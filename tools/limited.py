@@ -23,6 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+UNLIMITED = 1 << 62
+"""Bytes from which on a limit is none."""
+
 FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
@@ -57,7 +60,8 @@ class Controller:
 class Usage:
     """What a command used under its limit. Bytes and counts."""
 
-    limit_bytes: int
+    limit_bytes: int | None
+    """None: no limit."""
     peak_bytes: int | None
     """None where the kernel keeps no peak (cgroup version 2 before Linux 5.19)."""
     failcnt: int
@@ -102,12 +106,13 @@ def drop_page_cache() -> None:
 
 
 @contextlib.contextmanager
-def memory_cgroup(controller: Controller, limit: str, swap_off: bool) -> Iterator[Path]:
+def memory_cgroup(controller: Controller, limit: str | int | None, swap_off: bool) -> Iterator[Path]:
     """A fresh cgroup with a limit, removed at the end together with what still runs in it.
 
     Args:
         controller: where to make it.
-        limit: as the kernel reads it: bytes, or a number followed by K, M or G (powers of 1024).
+        limit: as the kernel reads it: bytes, or a number followed by K, M or G (powers of 1024); None: none, what is
+            used is only counted.
         swap_off: whether its memory stays out of swap.
 
     Raises:
@@ -123,7 +128,8 @@ def memory_cgroup(controller: Controller, limit: str, swap_off: bool) -> Iterato
             f"{group} cannot be made: {error}. Run as root, where cgroups are writable."
         ) from error
     try:
-        for name, value in [(controller.limit, limit), *([controller.swap] if swap_off else [])]:
+        limits = [] if limit is None else [(controller.limit, str(limit))]
+        for name, value in [*limits, *([controller.swap] if swap_off else [])]:
             try:
                 (group / name).write_text(value)
             except OSError as error:
@@ -156,13 +162,16 @@ def usage(controller: Controller, group: Path) -> Usage:
         return {key: int(value) for key, value in pairs}
 
     peak = group / controller.peak
+    limit = (group / controller.limit).read_text().strip()
+    # What version 1 calls no limit is the largest number of pages.
+    unlimited = limit == "max" or int(limit) >= UNLIMITED
     if controller.version == 1:
         failed, kills = int((group / "memory.failcnt").read_text()), events("memory.oom_control")["oom_kill"]
     else:
         counts = events("memory.events")
         failed, kills = counts["max"], counts["oom_kill"]
     return Usage(
-        limit_bytes=int((group / controller.limit).read_text()),
+        limit_bytes=None if unlimited else int(limit),
         peak_bytes=int(peak.read_text()) if peak.exists() else None,
         failcnt=failed,
         oom_kills=kills,
@@ -227,9 +236,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         code = run_in(group, options.command)
         used = usage(controller, group)
+        limit = "no limit" if used.limit_bytes is None else f"{used.limit_bytes / 1e9:.3f} GB"
         peak = "unknown" if used.peak_bytes is None else f"{used.peak_bytes / 1e9:.3f} GB"
         print(
-            f"limited: peak {peak} of {used.limit_bytes / 1e9:.3f} GB, limit hit "
+            f"limited: peak {peak} of {limit}, limit hit "
             f"{used.failcnt} times, {used.oom_kills} processes killed for memory, exit code {code}",
             file=sys.stderr,
         )

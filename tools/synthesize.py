@@ -34,6 +34,7 @@ from edgemoe.progress import ByteProgress
 from storage.dense import SCALE_SUFFIX, quantize_rows
 from storage.errors import EdgemoeError, UserError
 from storage.header import tensor_bytes
+from storage.layout import LAYOUTS, Layout
 from storage.manifest import MANIFEST_NAME
 from storage.planes import Bytes
 from storage.writer import StoreWriter
@@ -50,24 +51,34 @@ Dense = Callable[[str, tuple[int, ...]], torch.Tensor]
 """A dense tensor in bf16 by transformers' name and its shape."""
 
 
-def save_tokenizer(vocab: int, directory: Path) -> None:
-    """A byte-level tokenizer of exactly `vocab` tokens with a ChatML template, as transformers saves it.
+def vocabulary(size: int) -> tuple[list[str], frozenset[str]]:
+    """Exactly `size` byte-level tokens in the order of their ids, and which of them are special.
 
-    The tokens above the 256 bytes are words that are never the result of encoding, so that whatever a random
-    model answers can be shown.
+    Those above the 256 bytes are words that are never the result of encoding, so that whatever a random model
+    answers can be shown.
 
     Raises:
         UserError: fewer tokens than bytes and special tokens.
     """
+    from tokenizers import pre_tokenizers
+
+    known = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    if size < len(known):
+        raise UserError(f"a vocabulary of {len(known)} or more was wanted", f"got {size}", "Raise --vocab")
+    return [*known, *(f"Ġword{i}" for i in range(size - len(known)))], frozenset(SPECIAL)
+
+
+def save_tokenizer(vocab: int, directory: Path) -> None:
+    """A byte-level tokenizer of vocabulary(vocab) with a ChatML template, as transformers saves it.
+
+    Raises:
+        UserError: as vocabulary.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    known = [*SPECIAL, *alphabet]
-    if vocab < len(known):
-        raise UserError(f"a vocabulary of {len(known)} or more was wanted", f"got {vocab}", "Raise --vocab")
-    words = [f"Ġword{i}" for i in range(vocab - len(known))]
-    model = models.BPE({token: i for i, token in enumerate([*known, *words])}, merges=[])
+    tokens, _ = vocabulary(vocab)
+    model = models.BPE({token: i for i, token in enumerate(tokens)}, merges=[])
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -140,8 +151,9 @@ def synthesize(
     dense_bits: int,
     seed: int,
     update: Callable[[int, int], None],
+    layout: Layout | None = None,
 ) -> None:
-    """Writes a store, or what an interrupted run left of it. Holds one dense tensor, one expert and the pool.
+    """Writes a store, or what an interrupted run left of it. Holds one dense tensor, four experts a core and the pool.
 
     Args:
         destination: new, or a store of the same source and options; a finished one is left as it is.
@@ -152,6 +164,7 @@ def synthesize(
         dense_bits: 16 or 8.
         seed: of the experts.
         update: called with bytes done and in all.
+        layout: of the records; None: this machine's CPU's.
 
     Raises:
         UserError, StoreBusy, DoesNotFit: as StoreWriter; UserError also for a shape that cannot be made.
@@ -159,12 +172,13 @@ def synthesize(
     geometry, specs = shape.geometry(max_level), dense_specs(shape, dense_bits)
     layer_bytes = shape.experts * geometry.record_bytes
     total = shape.layers * layer_bytes + sum(tensor_bytes(*spec) for spec in specs.values())
-    counted, pool = Counted(total, update), ExpertPool(geometry, seed)
+    layout = layout or compute().layout
+    counted, pool = Counted(total, update), ExpertPool(geometry, seed, layout)
     with tempfile.TemporaryDirectory() as companions:
         shape.config().save_pretrained(companions)
         save_tokenizer(shape.vocab, Path(companions))
         with StoreWriter(
-            destination, geometry=geometry, layout=compute().layout, source=source, dense_bits=dense_bits
+            destination, geometry=geometry, layout=layout, source=source, dense_bits=dense_bits
         ) as writer:
             if (destination / MANIFEST_NAME).exists():
                 return
@@ -194,6 +208,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, help="instead of the model's own number")
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=8, help="bits of an expert weight")
     parser.add_argument("--dense-bits", type=int, choices=(16, 8), default=16, help="of the other matrices")
+    parser.add_argument(
+        "--layout", choices=sorted(LAYOUTS), help="of the records; default: this machine's CPU's"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("destination", type=Path, metavar="DST", help="the store's directory")
     options = parser.parse_args(argv)
@@ -209,6 +226,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     options = parse(argv)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # experts are made side by side, each by one thread
     try:
         if options.from_gguf:
             gguf = Gguf(options.from_gguf)
@@ -230,10 +249,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 dense_bits=options.dense_bits,
                 seed=options.seed,
                 update=progress.update,
+                layout=LAYOUTS[options.layout] if options.layout else None,
             )
     except EdgemoeError as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        torch.set_num_threads(threads)
     return 0
 
 

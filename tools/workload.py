@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import xxhash
 from edgemoe.kernels.choice import compute
 from storage.encode import Quantized, assemble
 from storage.errors import UserError
+from storage.layout import Layout
 from storage.planes import Bytes, quantize
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -91,6 +94,7 @@ class Shape:
 
 PRESETS = {
     "qwen3-30b-a3b": Shape(2048, 48, 128, 768, 8, 32, 4, 128, 151936),
+    "small": Shape(256, 2, 8, 256, 2, 4, 2, 64, 4096),
     "tiny": Shape(64, 2, 8, 32, 2, 4, 2, 16, 320),
 }
 
@@ -127,17 +131,18 @@ class ExpertPool:
     Args:
         geometry: of the records to make.
         seed: with an expert's place, fixes its bytes.
+        layout: to pack records in; None: this machine's CPU's.
 
     Raises:
         UserError: a matrix needs padding, which would not be zero here.
     """
 
-    def __init__(self, geometry: RecordGeometry, seed: int) -> None:
+    def __init__(self, geometry: RecordGeometry, seed: int, layout: Layout | None = None) -> None:
         for spec in geometry.matrices:
             if (spec.rows, spec.cols) != (spec.padded_rows, spec.padded_cols):
                 wanted = f"rows in multiples of 16 and columns in multiples of {spec.group} were wanted"
                 raise UserError(wanted, f"{spec.name} is {spec.rows} x {spec.cols}", "Choose another shape")
-        self._geometry, self._seed, self._layout = geometry, seed, compute().layout
+        self._geometry, self._seed, self._layout = geometry, seed, layout or compute().layout
         self._groups = [self._quantized_groups(spec) for spec in geometry.matrices]
 
     def _quantized_groups(self, spec: MatrixSpec) -> Quantized:
@@ -148,14 +153,20 @@ class ExpertPool:
         return codes, parameters[0]
 
     def records(self, layer: int, count: int) -> Iterator[Bytes]:
-        """The records of a layer's experts, in order."""
-        for expert in range(count):
-            random = generator(self._seed, f"experts.{layer}.{expert}")
-            matrices = [
-                self._draw(spec, groups, random)
-                for spec, groups in zip(self._geometry.matrices, self._groups, strict=True)
-            ]
-            yield assemble(self._geometry, self._layout, matrices)
+        """The records of a layer's experts, in order. Made by threads, some of them ahead of what is taken."""
+        threads = os.cpu_count() or 1
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, count, 4 * threads):
+                made = range(start, min(start + 4 * threads, count))
+                yield from pool.map(lambda expert: self._record(layer, expert), made)
+
+    def _record(self, layer: int, expert: int) -> Bytes:
+        random = generator(self._seed, f"experts.{layer}.{expert}")
+        matrices = [
+            self._draw(spec, groups, random)
+            for spec, groups in zip(self._geometry.matrices, self._groups, strict=True)
+        ]
+        return assemble(self._geometry, self._layout, matrices)
 
     @staticmethod
     def _draw(spec: MatrixSpec, groups: Quantized, random: torch.Generator) -> Quantized:

@@ -13,6 +13,7 @@ import torch
 
 from edgemoe.engine import StoreModel
 from storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
+from storage.device import Device
 from storage.reader import RecordReader
 
 PROBE_SECONDS = 1.0
@@ -30,8 +31,8 @@ class Bandwidth:
 
     Args:
         ssd: level -> reading whole experts up to it, in random order, PROBE_THREADS at a time, checksums verified.
-        dram: copying, as moves between tiers do, PROBE_THREADS at a time.
-        vram: reading, all compute threads, as a kernel does.
+        dram: copying, as moves between tiers do: PROBE_THREADS at a time, or from pinned memory to a device.
+        vram: reading, all compute threads, as a kernel does; or a device's reading its own memory.
         direct: whether the reads went past the page cache.
     """
 
@@ -57,6 +58,8 @@ def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
         direct = reader.direct
     finally:
         reader.close()
+    if store.device:
+        return Bandwidth(ssd, _copy_to(store.device), _read_on(store.device), direct)
     return Bandwidth(ssd, _copy(), _read(), direct)
 
 
@@ -107,6 +110,33 @@ def _copy() -> float:
 def _read() -> float:
     data = torch.ones(PROBE_BYTES // 4, dtype=torch.float32)
     return _rate(data.sum, data.nbytes)
+
+
+def _copy_to(device: Device) -> float:
+    with mmap.mmap(-1, PROBE_BYTES) as memory:
+        source, target = memoryview(memory), device.allocate(PROBE_BYTES)
+        pinned = device.pin(source)
+        try:
+            return _rate(lambda: device.copy([(source, target)], None).wait(), PROBE_BYTES)
+        finally:
+            if pinned:
+                device.unpin(source)
+            source.release()
+
+
+_READS = 16
+"""Reads of a device's memory between two waits for it."""
+
+
+def _read_on(device: Device) -> float:
+    data = torch.ones(PROBE_BYTES, dtype=torch.float32, device=device.place)
+
+    def read() -> None:
+        for _ in range(_READS):
+            data.sum()
+        device.computed().wait()
+
+    return _rate(read, _READS * data.nbytes)
 
 
 def _rate(work: Callable[[], object], size: int) -> float:

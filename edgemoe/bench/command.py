@@ -12,6 +12,7 @@ import typer
 from edgemoe.options import (
     DEMO,
     ContextOption,
+    DeviceOption,
     DramOption,
     EvictionOption,
     ExactOption,
@@ -44,6 +45,7 @@ def bench_command(
     model: ModelOption = DEMO,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
+    device: DeviceOption = "auto",
     exact: ExactOption = None,
     levels: LevelsOption = None,
     retention: RetentionOption = None,
@@ -72,7 +74,11 @@ def bench_command(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Image file to draw the rows into.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="JSON file for a timeline of one more run of each row.")
+        Path | None,
+        typer.Option(
+            help="JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
+            "computing, waiting, copies, and reads by each reader, a lane each."
+        ),
     ] = None,
     seed: SeedOption = 0,
     output: Annotated[
@@ -99,15 +105,14 @@ def bench_command(
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
     from edgemoe.bench.run import BenchRequest
-    from edgemoe.engine import StoreModel
-    from edgemoe.stores import resolve_store
+    from edgemoe.devices import open_model
 
     if plot:
         from edgemoe.bench.plot import require_matplotlib
 
         require_matplotlib()
     measured = load_quality(quality) if quality else ()
-    store = StoreModel.open(resolve_store(model))
+    store = open_model(model, device)
     top = store.manifest.max_level
     rows, notes = ablation_rows(top) if ablation else (single_row(run_settings(top, **chosen)), ())
     request = BenchRequest(

@@ -12,7 +12,6 @@ import torch
 
 from edgemoe import __version__
 from edgemoe.engine import StoreModel
-from edgemoe.kernels.choice import compute
 from edgemoe.process import available_memory
 
 
@@ -31,11 +30,11 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "available_bytes": available_memory(),
-        "device": "cpu",
+        "device": store.device.name if store.device else "cpu",
         "disk": _disk(store.directory),
         "layout": store.manifest.layout,
-        "kernel": compute().name,
-        "kernel_layout": compute().layout.name,
+        "kernel": store.compute.name,
+        "kernel_layout": store.compute.layout.name,
         "model": store.directory.name,
         "source": store.manifest.source,
         "dense_bits": store.manifest.dense_bits,

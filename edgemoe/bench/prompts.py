@@ -68,14 +68,22 @@ def make_prompts(
     has_tokenizer = any((store.directory / name).exists() for name in VOCABULARIES)
     if choice != "random" and (file or has_tokenizer):
         tokenizer = load_tokenizer(store.directory)
-        made = (
-            _pieces(tokenizer, file, tokens, runs) if file else _conversations(tokenizer, tokens, runs, seed)
-        )
-        sets.append(PromptSet(file.name if file else CONVERSATIONS, made))
+        sets.append(text_prompts(tokenizer, file, tokens, runs, seed))
     if choice != "text" or not sets:
         sets.append(PromptSet(RANDOM, _random(store.shape.vocab, tokens, runs, seed)))
     _require_known(store, sets)
     return sets
+
+
+def text_prompts(tokenizer: Any, file: Path | None, tokens: int, runs: int, seed: int) -> PromptSet:
+    """Prompts of `tokens` ids each by a tokenizer of transformers, from a file or of conversations.
+
+    Raises:
+        UserError: the file is missing, too short or no text.
+    """
+    if file:
+        return PromptSet(file.name, _pieces(tokenizer, file, tokens, runs))
+    return PromptSet(CONVERSATIONS, _conversations(tokenizer, tokens, runs, seed))
 
 
 def _require_known(store: StoreModel, sets: list[PromptSet]) -> None:

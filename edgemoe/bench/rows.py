@@ -12,10 +12,17 @@ PAPER_RETENTION = 0.75
 
 @dataclass(frozen=True)
 class BenchRow:
-    """A row's name in the table, and its settings."""
+    """A row of the table.
+
+    Args:
+        name: in the table.
+        settings: its own.
+        dram_on_demand: whether loading on demand has the second tier, which is a cache, all the same.
+    """
 
     name: str
     settings: RunSettings
+    dram_on_demand: bool = False
 
 
 def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:

@@ -131,8 +131,8 @@ def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
     return [
         store.plan(
             vram_limit=request.vram_limit,
-            # A second tier is a cache: without one, it would not be loading on demand.
-            dram_limit=request.dram_limit if row.settings.cache else 0,
+            # A second tier is a cache: with one, it is not the disk that is loaded from.
+            dram_limit=request.dram_limit if row.settings.cache or row.dram_on_demand else 0,
             settings=row.settings,
             context=request.context or request.tokens,
         )

@@ -38,6 +38,7 @@ class Sample:
         load_s: seconds it took to open the engine that this ran on.
         peak_vram_bytes: most memory of the process so far above what it had before the engine was opened.
         peak_process_bytes: the same, with what it had before.
+        tokens: the ids that were decoded.
     """
 
     prompt_tokens: int
@@ -51,6 +52,7 @@ class Sample:
     load_s: float
     peak_vram_bytes: int
     peak_process_bytes: int
+    tokens: list[int]
 
     @property
     def steps(self) -> int:
@@ -84,7 +86,6 @@ def take_sample(
         if len(trace.token_times) == new_tokens:
             break
     assert trace.tpot is not None
-    peak = peak_resident_bytes()
     return Sample(
         prompt_tokens=prompt,
         ttft_s=trace.ttft,
@@ -95,6 +96,7 @@ def take_sample(
         decode=Phase(trace.decode, trace.decode_use),
         disk_read_bytes=None if disk is None else (disk_read_bytes() or 0) - disk,
         load_s=load_s,
-        peak_vram_bytes=max(peak - engine.resident_before, 0),
-        peak_process_bytes=peak,
+        peak_vram_bytes=engine.peak_bytes(),
+        peak_process_bytes=peak_resident_bytes(),
+        tokens=tokens[prompt:],
     )

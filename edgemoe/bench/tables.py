@@ -13,6 +13,7 @@ from edgemoe.bench.prompts import RANDOM
 from edgemoe.sizes import format_size
 
 Report = dict[str, Any]
+Row = dict[str, Any]
 
 
 def as_json(report: Report) -> str:
@@ -47,13 +48,18 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def times_and_bytes(rows: list[Row]) -> str:
+    """Only the tables of times, memory and bytes."""
+    return "\n\n".join([_table(_TIMES, rows), _table(_BYTES, rows)])
+
+
 def as_markdown(report: Report) -> str:
     """Times, memory and bytes, quality, look-ahead: a table each, then what was measured where.
 
     The milliseconds behind "reached" are the bound's parts: dense weights, and the bytes of each tier.
     """
     rows, facts = report["rows"], report["environment"]
-    parts = [_table(_TIMES, rows), _table(_BYTES, rows), _table(_QUALITY, rows)]
+    parts = [times_and_bytes(rows), _table(_QUALITY, rows)]
     if any(row["prefetch"] != "off" for row in rows):
         parts += [_table(_GUESSES, rows), _table(_LAYERS, _layers(rows))]
     parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
@@ -69,7 +75,6 @@ FORMATS: dict[str, Callable[[Report], str]] = {
     "jsonl": as_jsonl,
 }
 
-Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 """Title, and a row's cell."""
 

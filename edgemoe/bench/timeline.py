@@ -2,7 +2,9 @@
 
 Chrome's trace format: open the file in `chrome://tracing` or https://ui.perfetto.dev. A process of the trace is a
 tier, a thread of it one of ours: readers work side by side on the lane "SSD", what they do to bytes in memory is
-on "copy", and the engine's steps, with the experts computed in them, are on "compute".
+on "copy". The engine's steps are on "compute", and in them what is dense (attention, norms, routers, the head) and
+the experts, as many as were computed in one call; on "wait" is when its thread had nothing to compute, because no
+expert was there yet. Where "SSD" and "compute" are busy at once, reading is hidden; "wait" is what was not.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,16 @@ from typing import Any
 
 import torch
 
+from cache.base import Lease
 from edgemoe.kernels.base import Activation, ExpertKernel, Part
+from prefetch.base import ExpertSource, Leases, TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
-LANES = ("compute", "copy", "SSD")
-COMPUTE, COPY, SSD = LANES
+LANES = ("compute", "wait", "copy", "SSD")
+COMPUTE, WAIT, COPY, SSD = LANES
+
+NO_WAIT = 20_000
+"""Nanoseconds that handing out an expert takes where nobody waited for it: no span is made of that."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +174,75 @@ class TimedKernel:
         counts = {f"at_{level}": count for level, count in levels.items()}
         with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
             return self._kernel.forward(x, parts, gate)
+
+
+class TimedLeases(Leases):
+    """Other leases; the time until the next one is there is a span on the wait lane, unless it was there already."""
+
+    def __init__(self, leases: Leases, timeline: Timeline, name: str) -> None:
+        self._leases, self._timeline, self._name = leases, timeline, name
+
+    def __next__(self) -> Lease:
+        """See Leases."""
+        start = self._timeline.clock()
+        try:
+            return next(self._leases)
+        finally:
+            if self._timeline.clock() - start > NO_WAIT:
+                self._timeline.add(WAIT, self._name, start)
+
+    def ready(self) -> list[Lease]:
+        """See Leases."""
+        return self._leases.ready()
+
+
+class TimedSource(ExpertSource):
+    """Another source, whose leases are timed. What the engine's thread does between two streams is dense work.
+
+    `begin` and `end` frame a step: they say where the first and the last dense span of it are.
+    """
+
+    def __init__(self, source: ExpertSource, timeline: Timeline) -> None:
+        self._source, self._timeline = source, timeline
+        self._since = timeline.clock()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._since = self._timeline.clock()
+
+    def end(self) -> None:
+        """It ends: since the last stream it was the rest of a layer, and the head."""
+        self._timeline.add(COMPUTE, "dense", self._since)
+
+    @contextmanager
+    def stream(self, wanted: Mapping[ExpertKey, int]) -> Iterator[Leases]:
+        """See ExpertSource."""
+        self.end()
+        layers = {key.layer for key in wanted}
+        name = f"for layer {', '.join(map(str, sorted(layers)))}"
+        try:
+            with self._source.stream(wanted) as leases:
+                yield TimedLeases(leases, self._timeline, name)
+        finally:
+            self.begin()
+
+    @property
+    def looks_ahead(self) -> bool:
+        """See ExpertSource."""
+        return self._source.looks_ahead
+
+    def speculate(self, predicted: Mapping[ExpertKey, int]) -> None:
+        """See ExpertSource."""
+        self._source.speculate(predicted)
+
+    def settle(self) -> None:
+        """See ExpertSource."""
+        self._source.settle()
+
+    def take_counts(self) -> TransferCounts:
+        """See ExpertSource."""
+        return self._source.take_counts()
+
+    def close(self) -> None:
+        """See ExpertSource."""
+        self._source.close()

@@ -11,7 +11,7 @@ import torch
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
-from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedKernel, Timeline
+from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedKernel, TimedSource, Timeline
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.plan import MemoryPlan
 from edgemoe.settings import RunSettings
@@ -19,7 +19,7 @@ from edgemoe.step import Step
 
 
 class TimedEngine(Engine):
-    """An engine whose steps, experts, reads and copies are spans of a timeline.
+    """An engine whose steps, dense work, experts, waits, reads and copies are spans of a timeline.
 
     What the tiers move down (victims on their way from VRAM to DRAM) passes none of the interfaces that are
     watched, and is missing from the lane of copies.
@@ -31,12 +31,18 @@ class TimedEngine(Engine):
         watched = dataclasses.replace(store, form=TimedForm(store.form, timeline))
         super().__init__(watched, plan, settings, wrap_kernel=partial(TimedKernel, timeline=timeline))
         self._timeline = timeline
+        self._watched = TimedSource(self._runner.source, timeline)
+        self._runner.source = self._watched
 
     def step(self, step: Step) -> torch.Tensor:
         """See Engine."""
         name = "decode step" if step.decodes else "prefill step"
         with self._timeline.span(COMPUTE, name, rows=step.rows):
-            return super().step(step)
+            self._watched.begin()
+            try:
+                return super().step(step)
+            finally:
+                self._watched.end()
 
 
 def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Timeline:

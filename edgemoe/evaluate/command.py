@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.options import DEMO, DramOption, JsonOption, ModelOption, SeedOption, VramOption
+from edgemoe.options import DEMO, DeviceOption, DramOption, JsonOption, ModelOption, SeedOption, VramOption
 from edgemoe.sizes import parse_size
 from storage.errors import UserError
 
@@ -71,6 +71,7 @@ def eval_command(
     plot: Annotated[Path | None, typer.Option(help="Draw KL against bits read into this PNG.")] = None,
     vram_limit: VramOption = None,
     dram_limit: DramOption = None,
+    device: DeviceOption = "auto",
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,14 +87,13 @@ def eval_command(
     vram = parse_size(vram_limit) if vram_limit is not None else None
     dram = parse_size(dram_limit) if dram_limit is not None else 0
     arms = _table(levels, retention, reuse=reuse, short=text is None)
-    from edgemoe.engine import StoreModel
+    from edgemoe.devices import open_model
     from edgemoe.evaluate.run import EvalRequest, run_eval
     from edgemoe.evaluate.studies import study_arms
-    from edgemoe.stores import resolve_store
 
     for name in study or ():
         study_arms(name, (), 8)  # a mistake is better told before a conversion than after it
-    store = StoreModel.open(resolve_store(model))
+    store = open_model(model, device)
     for name in dict.fromkeys(study or ()):
         arms += study_arms(name, sorted(store.manifest.layers), store.manifest.max_level)
     report = run_eval(

@@ -1,19 +1,23 @@
-"""Which CPU kernel runs here, and everything that depends on it."""
+"""Which kernel runs on a device, and everything that depends on it."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+import torch
+
 from edgemoe.kernels import native
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kernels.native import NativeExpertKernel
+from edgemoe.kernels.planes import PlaneExpertKernel
 from storage.base import ResidentForm
 from storage.forms import MergedForm, PlaneForm
-from storage.layout import Layout, detect
+from storage.layout import LAYOUTS, Layout, detect
 from storage.record import RecordGeometry
 
 
@@ -33,7 +37,7 @@ class Compute:
     """One way of computing experts.
 
     Args:
-        name: native or torch.
+        name: native or torch on a CPU, triton or planes on another device.
         layout: what the kernel wants codes in.
         form: how it wants experts to lie in memory: (geometry, layout stored, layout used).
         kernel: of experts.
@@ -45,15 +49,33 @@ class Compute:
     kernel: KernelClass
 
 
-def ways() -> list[Compute]:
-    """Every way that works here, the fastest first: edgemoe's own kernel needs AVX2 and a compiler at install."""
+def ways(device: torch.device | str = "cpu") -> list[Compute]:
+    """Every way that works on a device, the fastest first.
+
+    On a CPU edgemoe's own kernel needs AVX2 and a compiler at install; elsewhere the fast one needs Triton.
+
+    Args:
+        device: as torch names it. Whether it is there is not asked.
+    """
+    if torch.device(device).type != "cpu":
+        return _device_ways()
     torchs = Compute("torch", detect(), MergedForm, CpuExpertKernel)
     if not native.available():
         return [torchs]
     return [Compute("native", native.LAYOUT, PlaneForm, NativeExpertKernel), torchs]
 
 
+def _device_ways() -> list[Compute]:
+    planes = Compute("planes", LAYOUTS["cuda"], PlaneForm, PlaneExpertKernel)
+    if importlib.util.find_spec("triton") is None:
+        return [planes]
+    # Triton takes most of a second to import, which is of no use on a CPU.
+    from edgemoe.kernels.triton_experts import TritonExpertKernel
+
+    return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
+
+
 @cache
-def compute() -> Compute:
-    """The fastest way here."""
-    return ways()[0]
+def compute(device: torch.device | str = "cpu") -> Compute:
+    """The fastest way on a device."""
+    return ways(device)[0]

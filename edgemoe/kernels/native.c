@@ -4,10 +4,14 @@
  * file cannot be compiled, or the processor has no AVX2, torch's operators do the same work (cpu.py).
  *
  * An expert's codes lie in layout cpu-avx2 (storage/layout.py): blocks of 32 rows, per column 16 bytes, rows d
- * and d + 16 in byte d. What is multiplied is an integer: activations are turned into 14-bit numbers 128 h + l
- * with a scale per chunk of at most 64 columns, so that both halves times a nibble add up in 16 bits over a
- * chunk: 16 steps * 2 products * 15 * 64 = 30720. The rounding that adds is some 1/16384 of a chunk's largest
- * activation, below that of a bf16 number's own.
+ * and d + 16 in byte d. What is multiplied is an integer: activations are turned into 14-bit numbers with a scale
+ * per chunk of at most 64 columns. The rounding that adds is some 1/16384 of a chunk's largest activation, below
+ * that of a bf16 number's own. A chunk's sum is exact, so one token and many can go different ways to it and come
+ * out the same bit for bit:
+ *   one token:   numbers are split into 128 h + l, and both halves times a nibble, straight from the planes, add up
+ *                in 16 bits over a chunk: 16 steps * 2 products * 15 * 64 = 30720;
+ *   more tokens: a chunk's codes are joined once, 32 rows of them in a tile of 2 KiB, and multiplied with every
+ *                token in 16 bits each.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -16,16 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma")))
-#define INLINE static inline __attribute__((always_inline)) AVX2
+#include "native.h"
 
+#if defined(__x86_64__)
 /* ---------------------------------------------------------------------------------------------------- threads */
 
-typedef void (*task_fn)(void *job, int64_t task);
-
-typedef struct {
+struct pool {
     int threads; /* the caller's own among them */
     int stop;
     pthread_t *workers;
@@ -41,7 +41,7 @@ typedef struct {
     void *job;
     int8_t *scratch; /* quantized activations; grows to the largest product asked for */
     size_t scratch_bytes;
-} pool;
+};
 
 /* How long a worker waits before it sleeps: longer than the caller needs between two products of a token,
  * since waking a thread takes longer than most products. Meanwhile it lets whoever else wants the core have it. */
@@ -110,24 +110,6 @@ static void run(pool *p, task_fn fn, void *job, int64_t tasks) {
 
 /* ------------------------------------------------------------------------------------------------ activations */
 
-INLINE float from_bf16(uint16_t bits) {
-    union { uint32_t i; float f; } u = {(uint32_t)bits << 16};
-    return u.f;
-}
-
-INLINE uint16_t to_bf16(float x) {
-    union { float f; uint32_t i; } u = {x};
-    const uint32_t rounded = (u.i + 0x7fff + (u.i >> 16 & 1)) >> 16, nan = u.i >> 16 | 0x40;
-    return (uint16_t)((u.i & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-/* Round to nearest without a call: exact for |x| < 2^22. */
-INLINE int32_t nearest(float x) {
-    const float shift = 12582912.0f; /* 1.5 * 2^23 */
-    union { float f; int32_t i; } u = {x + shift}, zero = {shift};
-    return u.i - zero.i;
-}
-
 /* The largest magnitude of n bf16 numbers; NaN where one is NaN or infinite, so that it is seen in every result. */
 INLINE float magnitude(const uint16_t *x, int64_t n) {
     uint16_t largest = 0;
@@ -140,25 +122,47 @@ INLINE float magnitude(const uint16_t *x, int64_t n) {
 
 enum { LARGEST = 8191 }; /* |128 h + l|, with |h| <= 64 and -64 <= l <= 63 */
 
-/* One row of x as 14-bit numbers: per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3, the order `steps` wants. */
-AVX2 static void quantize_row(const uint16_t *x, int64_t cols, int64_t chunk, int8_t *q, float *scale, float *sum) {
-    for (int64_t c = 0; c < cols / chunk; c++, x += chunk) {
-        const float largest = magnitude(x, chunk);
-        const float inverse = largest > 0 ? LARGEST / largest : 0; /* of NaN: 0, and the numbers do not matter */
-        scale[c] = largest / LARGEST;
-        uint32_t total = 0;
-        for (int64_t i = 0; i < chunk; i += 4, q += 8) {
-            static const int place[4] = {0, 2, 1, 3};
-            for (int j = 0; j < 4; j++) {
-                const int32_t v = nearest(from_bf16(x[i + j]) * inverse);
-                const int32_t h = (v + 64) >> 7;
-                total += (uint32_t)v;
-                q[place[j]] = (int8_t)h;
-                q[4 + place[j]] = (int8_t)(v - (h << 7));
-            }
+/* Round to nearest without a call: exact for |x| < 2^22. */
+INLINE int32_t nearest(float x) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23 */
+    union { float f; int32_t i; } u = {x + shift}, zero = {shift};
+    return u.i - zero.i;
+}
+
+/* 8 bf16 numbers times `by`, each rounded to the nearest integer. */
+INLINE __m256i scaled(const uint16_t *x, __m256 by) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)), by));
+}
+
+INLINE int32_t integers_added_up(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
+}
+
+/* One chunk of a row as 14-bit numbers, in the order that products want: of 4 columns 0 2 1 3. For one token in
+ * halves, per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3; for more in 16 bits. */
+INLINE void quantize_chunk(const uint16_t *x, int64_t chunk, int halves, int8_t *q, float *scale, float *sum) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+                                           0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    const float largest = magnitude(x, chunk);
+    const __m256 by = _mm256_set1_ps(largest > 0 ? LARGEST / largest : 0); /* of NaN: 0, and the numbers do not matter */
+    __m256i total = _mm256_setzero_si256();
+    for (int64_t i = 0; i < chunk; i += 16) {
+        const __m256i first = scaled(x + i, by), last = scaled(x + i + 8, by);
+        total = _mm256_add_epi32(total, _mm256_add_epi32(first, last));
+        __m256i v = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0xD8);
+        v = _mm256_shuffle_epi8(v, order);
+        if (halves) {
+            const __m256i h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
+            const __m256i l = _mm256_sub_epi16(v, _mm256_slli_epi16(h, 7));
+            v = _mm256_shuffle_epi32(_mm256_packs_epi16(h, l), 0xD8);
         }
-        sum[c] = (float)(int32_t)total * scale[c];
+        _mm256_storeu_si256((__m256i *)(q + 2 * i), v);
     }
+    *scale = largest / LARGEST;
+    *sum = (float)integers_added_up(total) * *scale;
 }
 
 /* --------------------------------------------------------------------------------------------- expert products */
@@ -266,21 +270,21 @@ INLINE void code_sums(const matrix *m, const expert *e, int64_t at, const int8_t
 /* What stands for the integer 0 of each level, in units of 16 scale (storage/planes.py). */
 INLINE float zero_of(int64_t level) { return level == 8 ? -8.46875f : level == 4 ? -8.0f : -6.5f; }
 
-/* One token's 32 rows from `block`. */
+/* One token's 32 rows from `block`; its chunks lie `stride` apart in x, scale and sum. */
 AVX2 static void block_32(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
-                          const float *scale, const float *sum, uint16_t *y) {
+                          const float *scale, const float *sum, int64_t stride, uint16_t *y) {
     const float unit = e->level == 8 ? 1 / 16.0f : 1, zero = zero_of(e->level);
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
     const int64_t at = m->codes_at + block * m->cols * 16;
     __m256 total[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         __m256i codes[4];
-        code_sums(m, e, at + c * chunk * 16, x + 2 * c * chunk, chunk / 4, codes);
+        code_sums(m, e, at + c * chunk * 16, x + 2 * c * chunk * stride, chunk / 4, codes);
         const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
         prefetch(pairs + 2 * m->rows * 4); /* two groups on, in another page */
         prefetch(pairs + 2 * m->rows * 4 + 64);
-        const __m256 by = _mm256_set1_ps(unit * scale[c]), all = _mm256_set1_ps(sum[c]);
-        const __m256 shift = _mm256_set1_ps(zero * sum[c]);
+        const __m256 by = _mm256_set1_ps(unit * scale[c * stride]), all = _mm256_set1_ps(sum[c * stride]);
+        const __m256 shift = _mm256_set1_ps(zero * sum[c * stride]);
         for (int r = 0; r < 4; r++) {
             const __m256i pair = _mm256_loadu_si256((const __m256i *)(pairs + 32 * r));
             const __m256 step = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
@@ -294,60 +298,169 @@ AVX2 static void block_32(const matrix *m, const expert *e, int64_t block, int64
     for (int r = 0; r < 32; r++) y[r] = to_bf16(out[r]);
 }
 
-/* The code of one weight at the expert's level, as code_sums adds it up. */
-INLINE int32_t code_at(const matrix *m, const expert *e, int64_t at, int high) {
-    const int64_t place = at < m->half ? at : at - m->half;
-    const int second = at >= m->half;
-    const int32_t base = e->base[place], d4 = e->level > 2 ? e->d4[place] : 0;
-    const int32_t byte = second ? (base & 0xCC) | (d4 >> 2 & 0x33) : (base & 0x33) << 2 | (d4 & 0x33);
-    const int32_t nibble = byte >> (4 * high) & 15;
-    return e->level == 8 ? nibble << 4 | (e->d8[at] >> (4 * high) & 15) : nibble;
+enum { TOKENS = 64, SIDE_BY_SIDE = 4 }; /* most tokens that one pass over weights serves, and that registers do */
+
+/* The codes of 32 rows of a chunk, two columns of a row side by side: 0 and 2, 1 and 3, 4 and 6, ... */
+enum { CHUNK = 64, TILE = CHUNK * 32, OF_ROWS = 32 };
+
+INLINE void join(enum kind kind, int level, const uint8_t *base, const uint8_t *d4, const uint8_t *d8, uint8_t *tile) {
+    const __m256i four = _mm256_set1_epi8(15), upper = _mm256_set1_epi8((char)0xF0);
+    prefetch(base + AHEAD);
+    if (level > 2) prefetch(d4 + AHEAD);
+    if (level > 4) prefetch(d8 + AHEAD);
+    __m256i low[2], high[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256i n = nibbles(kind, base, d4, 32 * i);
+        low[i] = _mm256_and_si256(n, four);
+        high[i] = _mm256_and_si256(_mm256_srli_epi16(n, 4), four);
+        if (level == 8) {
+            const __m256i f = _mm256_loadu_si256((const __m256i *)(d8 + 32 * i));
+            low[i] = _mm256_or_si256(_mm256_slli_epi16(low[i], 4), _mm256_and_si256(f, four));
+            high[i] = _mm256_or_si256(_mm256_and_si256(n, upper), _mm256_and_si256(_mm256_srli_epi16(f, 4), four));
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const __m256i *half = i ? high : low;
+        const __m256i first = _mm256_unpacklo_epi8(half[0], half[1]), last = _mm256_unpackhi_epi8(half[0], half[1]);
+        _mm256_store_si256((__m256i *)tile + i, _mm256_permute2x128_si256(first, last, 0x20));
+        _mm256_store_si256((__m256i *)tile + 2 + i, _mm256_permute2x128_si256(first, last, 0x31));
+    }
 }
 
-/* One token's last 16 rows, which the layout pairs as neighbours. Rare, so plain. */
-AVX2 static void last_16(const matrix *m, const expert *e, int64_t chunk, const int8_t *x, const float *scale,
-                         const float *sum, uint16_t *y) {
-    static const int place[4] = {0, 2, 1, 3};
-    const float unit = e->level == 8 ? 1 / 16.0f : 1;
-    const int64_t first = m->rows - 16, at = m->codes_at + first * m->cols / 2;
-    for (int64_t r = 0; r < 16; r++) {
-        float total = 0;
-        for (int64_t c = 0; c < m->cols / chunk; c++) {
-            int32_t codes = 0;
-            for (int64_t k = c * chunk; k < (c + 1) * chunk; k++) {
-                const int8_t *q = x + k / 4 * 8 + place[k % 4];
-                codes += code_at(m, e, at + k * 8 + r / 2, (int)(r & 1)) * (128 * q[0] + q[4]);
-            }
-            const uint16_t *pair =
-                (const uint16_t *)(e->parameters + m->parameters_at) + (c * chunk / m->group * m->rows + first + r) * 2;
-            total += from_bf16(pair[0]) * ((float)codes * (unit * scale[c]) + zero_of(e->level) * sum[c]);
-            total += from_bf16(pair[1]) * sum[c];
-        }
-        y[first + r] = to_bf16(total);
+INLINE void join_32(const matrix *m, const expert *e, int64_t at, int64_t n, uint8_t *tile) {
+    for (int64_t i = 0; i < n; i++, at += 64, tile += 4 * OF_ROWS) {
+        const int low = at < m->half;
+        const int64_t place = low ? at : at - m->half;
+        const uint8_t *base = e->base + place, *d4 = e->d4 + place, *d8 = e->d8 + at;
+        if (e->level == 2) {
+            if (low) join(BASE_LOW, 2, base, NULL, NULL, tile);
+            else join(BASE_HIGH, 2, base, NULL, NULL, tile);
+        } else if (e->level == 4) {
+            if (low) join(BOTH_LOW, 4, base, d4, NULL, tile);
+            else join(BOTH_HIGH, 4, base, d4, NULL, tile);
+        } else if (low) join(BOTH_LOW, 8, base, d4, d8, tile);
+        else join(BOTH_HIGH, 8, base, d4, d8, tile);
     }
+}
+
+/* The same of a matrix's last 16 rows, which the layout pairs as neighbours. Rare, so plain. */
+AVX2 static void join_16(const matrix *m, const expert *e, int64_t at, int64_t n, uint8_t *tile) {
+    for (int64_t k = 0; k < 4 * n; k++)
+        for (int64_t r = 0; r < 16; r++) {
+            const int64_t byte = at + k * 8 + r / 2, place = byte < m->half ? byte : byte - m->half;
+            const int32_t base = e->base[place], d4 = e->level > 2 ? e->d4[place] : 0, shift = 4 * (r & 1);
+            const int32_t both = byte < m->half ? (base & 0x33) << 2 | (d4 & 0x33) : (base & 0xCC) | (d4 >> 2 & 0x33);
+            int32_t code = both >> shift & 15;
+            if (e->level == 8) code = code << 4 | (e->d8[byte] >> shift & 15);
+            tile[(k / 4 * 4 + k % 2 * 2) * OF_ROWS + 2 * r + k / 2 % 2] = (uint8_t)code;
+        }
+}
+
+/* What turns a chunk's integers into its share of 8 rows' results. */
+typedef struct { __m256 step, centre; } affine;
+
+/* Adds a chunk's share of 16 rows of `tokens` tokens, whose numbers lie 2 * chunk bytes apart. */
+INLINE void tile_products(const uint8_t *tile, const int8_t *x, int64_t chunk, int tokens, float unit, float zero,
+                          const float *scale, const float *sum, const affine *rows, float *total) {
+    __m256i codes[2][SIDE_BY_SIDE];
+    for (int t = 0; t < tokens; t++) codes[0][t] = codes[1][t] = _mm256_setzero_si256();
+    for (int64_t i = 0; i < chunk / 2; i++, tile += 2 * OF_ROWS, x += 4) {
+        const __m256i upper = _mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)tile));
+        const __m256i lower = _mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)tile + 1));
+        for (int t = 0; t < tokens; t++) {
+            const __m256i v = four_bytes(x + 2 * t * chunk);
+            codes[0][t] = _mm256_add_epi32(codes[0][t], _mm256_madd_epi16(upper, v));
+            codes[1][t] = _mm256_add_epi32(codes[1][t], _mm256_madd_epi16(lower, v));
+        }
+    }
+    for (int t = 0; t < tokens; t++) {
+        const __m256 by = _mm256_set1_ps(unit * scale[t]), all = _mm256_set1_ps(sum[t]);
+        const __m256 shift = _mm256_set1_ps(zero * sum[t]);
+        for (int r = 0; r < 2; r++) {
+            float *into = total + t * OF_ROWS + 8 * r;
+            const __m256 share = _mm256_fmadd_ps(_mm256_cvtepi32_ps(codes[r][t]), by, shift);
+            const __m256 so_far = _mm256_fmadd_ps(rows[r].step, share, _mm256_load_ps(into));
+            _mm256_store_ps(into, _mm256_fmadd_ps(rows[r].centre, all, so_far));
+        }
+    }
+}
+
+/* Up to 64 tokens' rows from `block`: 32, or the matrix's last 16. x, scale and sum as in block_32. */
+AVX2 static void block_of_tokens(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
+                                 const float *scale, const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
+    _Alignas(32) uint8_t tile[TILE];
+    _Alignas(32) float total[TOKENS * OF_ROWS];
+    const float unit = e->level == 8 ? 1 / 16.0f : 1, zero = zero_of(e->level);
+    const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
+    const int64_t rows = m->rows - block * 32 < 32 ? 16 : 32, at = m->codes_at + block * m->cols * 16;
+    memset(total, 0, sizeof *total * (size_t)(tokens * OF_ROWS));
+    for (int64_t c = 0; c < m->cols / chunk; c++) {
+        if (rows == 32) join_32(m, e, at + c * chunk * 16, chunk / 4, tile);
+        else join_16(m, e, at + c * chunk * 8, chunk / 4, tile);
+        const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
+        for (int64_t r = 0; r < rows; r += 16) {
+            affine both[2];
+            for (int i = 0; i < 2; i++) {
+                const __m256i pair = _mm256_loadu_si256((const __m256i *)(pairs + 4 * r + 32 * i));
+                both[i].step = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+                both[i].centre = _mm256_castsi256_ps(_mm256_and_si256(pair, upper));
+            }
+            int64_t now;
+            for (int64_t t = 0; t < tokens; t += now) {
+                const int64_t left = tokens - t, first = c * stride + t;
+                now = left / ((left + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE);
+                const int8_t *from = x + 2 * first * chunk;
+                float *into = total + t * OF_ROWS + r;
+                /* One loop for each count, which has its sums in registers. */
+                switch (now) {
+                case 1: tile_products(tile + 2 * r, from, chunk, 1, unit, zero, scale + first, sum + first, both, into); break;
+                case 2: tile_products(tile + 2 * r, from, chunk, 2, unit, zero, scale + first, sum + first, both, into); break;
+                case 3: tile_products(tile + 2 * r, from, chunk, 3, unit, zero, scale + first, sum + first, both, into); break;
+                default: tile_products(tile + 2 * r, from, chunk, 4, unit, zero, scale + first, sum + first, both, into);
+                }
+            }
+        }
+    }
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t r = 0; r < rows; r++) y[t * m->rows + r] = to_bf16(total[t * OF_ROWS + r]);
 }
 
 typedef struct {
     const matrix *m;
     const expert *experts;
-    int64_t chunk;
-    const int8_t *x;
-    const float *scale, *sum;
+    int64_t chunk, tokens;    /* of x in all */
+    const uint16_t *from;
+    const uint8_t *halves;    /* [tokens]: whether quantized for block_32 */
+    int8_t *x;                /* [chunks, tokens, 2 chunk] */
+    float *scale, *sum;       /* [chunks, tokens] */
     uint16_t *y;
 } product_job;
+
+enum { QUANTIZED_TOGETHER = 8 };
+
+AVX2 static void quantize_task(void *argument, int64_t task) {
+    const product_job *job = argument;
+    const int64_t cols = job->m->cols, chunk = job->chunk, from = task * QUANTIZED_TOGETHER;
+    const int64_t end = from + QUANTIZED_TOGETHER < job->tokens ? from + QUANTIZED_TOGETHER : job->tokens;
+    for (int64_t t = from; t < end; t++)
+        for (int64_t c = 0; c < cols / chunk; c++) {
+            const int64_t to = c * job->tokens + t;
+            quantize_chunk(job->from + t * cols + c * chunk, chunk, job->halves[t], job->x + 2 * to * chunk,
+                           job->scale + to, job->sum + to);
+        }
+}
 
 AVX2 static void product_task(void *argument, int64_t task) {
     const product_job *job = argument;
     const matrix *m = job->m;
-    const int64_t blocks = (m->rows + 31) / 32, block = task % blocks, chunks = m->cols / job->chunk;
+    const int64_t blocks = (m->rows + 31) / 32, block = task % blocks;
     const expert *e = job->experts + task / blocks;
-    for (int64_t t = 0; t < e->tokens; t++) {
-        const int64_t row = e->x + t;
-        const int8_t *x = job->x + row * m->cols * 2;
-        const float *scale = job->scale + row * chunks, *sum = job->sum + row * chunks;
-        uint16_t *y = job->y + (e->y + t) * m->rows;
-        if (block * 32 + 32 <= m->rows) block_32(m, e, block, job->chunk, x, scale, sum, y + block * 32);
-        else last_16(m, e, job->chunk, x, scale, sum, y);
+    for (int64_t t = 0; t < e->tokens; t += TOKENS) {
+        const int64_t row = e->x + t, now = e->tokens - t < TOKENS ? e->tokens - t : TOKENS;
+        const int8_t *x = job->x + 2 * row * job->chunk;
+        uint16_t *y = job->y + (e->y + t) * m->rows + block * 32;
+        if (job->halves[row]) block_32(m, e, block, job->chunk, x, job->scale + row, job->sum + row, job->tokens, y);
+        else block_of_tokens(m, e, block, job->chunk, x, job->scale + row, job->sum + row, job->tokens, now, y);
     }
 }
 
@@ -369,91 +482,22 @@ static int no_memory(pool *p) {
  * Returns 0, or -1 where there is no memory. */
 AVX2 int edgemoe_expert_product(pool *p, const matrix *m, const expert *experts, int64_t count, const uint16_t *x,
                                 int64_t tokens, uint16_t *y) {
-    const int64_t chunk = m->group < 64 ? m->group : 64, chunks = m->cols / chunk;
+    const int64_t chunk = m->group < CHUNK ? m->group : CHUNK, chunks = m->cols / chunk;
     pthread_mutex_lock(&p->caller);
-    int8_t *q = grown(p, (size_t)(tokens * (2 * m->cols + 8 * chunks)));
-    if (!q) return no_memory(p);
-    float *scale = (float *)(q + tokens * m->cols * 2), *sum = scale + tokens * chunks;
-    for (int64_t t = 0; t < tokens; t++)
-        quantize_row(x + t * m->cols, m->cols, chunk, q + t * m->cols * 2, scale + t * chunks, sum + t * chunks);
-    product_job job = {m, experts, chunk, q, scale, sum, y};
+    float *scale = grown(p, (size_t)(tokens * (2 * m->cols + 8 * chunks + 1)));
+    if (!scale) return no_memory(p);
+    float *sum = scale + tokens * chunks;
+    int8_t *q = (int8_t *)(sum + tokens * chunks);
+    uint8_t *halves = (uint8_t *)q + 2 * tokens * m->cols;
+    for (int64_t i = 0; i < count; i++) {
+        const int alone = experts[i].tokens == 1 && m->rows % 32 == 0;
+        memset(halves + experts[i].x, alone, (size_t)experts[i].tokens);
+    }
+    product_job job = {m, experts, chunk, tokens, x, halves, q, scale, sum, y};
+    run(p, quantize_task, &job, (tokens + QUANTIZED_TOGETHER - 1) / QUANTIZED_TOGETHER);
     run(p, product_task, &job, count * ((m->rows + 31) / 32));
     pthread_mutex_unlock(&p->caller);
     return 0;
-}
-
-/* ------------------------------------------------------------------------------------------------ dequantizing */
-
-typedef struct {
-    const matrix *m;
-    const expert *e;
-    float *out;
-} weights_job;
-
-INLINE void store_rows(float *out, __m128i codes, const float *step, const float *zero) {
-    _mm256_storeu_ps(out, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)), _mm256_loadu_ps(step),
-                                          _mm256_loadu_ps(zero)));
-    _mm256_storeu_ps(out + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))),
-                                              _mm256_loadu_ps(step + 8), _mm256_loadu_ps(zero + 8)));
-}
-
-enum { TILE = 8 }; /* blocks of rows whose columns are written side by side: 1 KiB each, all in one page */
-
-/* One group of columns, of every row. */
-AVX2 static void weights_task(void *argument, int64_t g) {
-    const weights_job *job = argument;
-    const matrix *m = job->m;
-    const expert *e = job->e;
-    const uint16_t *pairs = (const uint16_t *)(e->parameters + m->parameters_at) + g * m->rows * 2;
-    const float unit = e->level == 8 ? 1 / 16.0f : 1;
-    const __m128i low = _mm_set1_epi8(0x33), high = _mm_set1_epi8((char)0xCC), four = _mm_set1_epi8(15);
-    for (int64_t tile = 0; tile < m->rows / 32; tile += TILE) {
-        const int64_t end = tile + TILE < m->rows / 32 ? tile + TILE : m->rows / 32;
-        float steps[TILE * 32], zeros[TILE * 32];
-        for (int64_t r = 0; r < (end - tile) * 32; r++) {
-            const float s = from_bf16(pairs[(tile * 32 + r) * 2]);
-            steps[r] = s * unit;
-            zeros[r] = from_bf16(pairs[(tile * 32 + r) * 2 + 1]) + s * zero_of(e->level);
-        }
-        for (int64_t i = 0; i < m->group * (end - tile); i++) {
-            const int64_t k = g * m->group + i / (end - tile), block = tile + i % (end - tile);
-            const float *step = steps + (block - tile) * 32, *zero = zeros + (block - tile) * 32;
-            const int64_t at = m->codes_at + (block * m->cols + k) * 16;
-            const int second = at >= m->half;
-            const int64_t place = second ? at - m->half : at;
-            const __m128i b = _mm_loadu_si128((const __m128i *)(e->base + place));
-            __m128i n = second ? _mm_and_si128(b, high) : _mm_slli_epi16(_mm_and_si128(b, low), 2);
-            if (e->level > 2) {
-                const __m128i d = _mm_loadu_si128((const __m128i *)(e->d4 + place));
-                n = _mm_or_si128(n, _mm_and_si128(second ? _mm_srli_epi16(d, 2) : d, low));
-            }
-            __m128i first = _mm_and_si128(n, four), last = _mm_and_si128(_mm_srli_epi16(n, 4), four);
-            if (e->level == 8) {
-                const __m128i f = _mm_loadu_si128((const __m128i *)(e->d8 + at));
-                first = _mm_or_si128(_mm_slli_epi16(first, 4), _mm_and_si128(f, four));
-                last = _mm_or_si128(_mm_slli_epi16(last, 4), _mm_and_si128(_mm_srli_epi16(f, 4), four));
-            }
-            float *out = job->out + k * m->rows + block * 32;
-            store_rows(out, first, step, zero);
-            store_rows(out + 16, last, step + 16, zero + 16);
-        }
-    }
-    if (m->rows % 32 == 0) return;
-    const int64_t from = m->rows - 16, at = m->codes_at + from * m->cols / 2;
-    for (int64_t k = g * m->group; k < (g + 1) * m->group; k++)
-        for (int64_t r = 0; r < 16; r++) {
-            const float s = from_bf16(pairs[(from + r) * 2]), z = from_bf16(pairs[(from + r) * 2 + 1]);
-            const int32_t code = code_at(m, e, at + k * 8 + r / 2, (int)(r & 1));
-            job->out[k * m->rows + from + r] = (float)code * (s * unit) + (z + s * zero_of(e->level));
-        }
-}
-
-/* out float [cols, rows]: one expert's matrix at its level, transposed. */
-void edgemoe_expert_weights(pool *p, const matrix *m, const expert *e, float *out) {
-    weights_job job = {m, e, out};
-    pthread_mutex_lock(&p->caller);
-    run(p, weights_task, &job, m->cols / m->group);
-    pthread_mutex_unlock(&p->caller);
 }
 
 /* ---------------------------------------------------------------------------------------------- dense products */
@@ -478,12 +522,6 @@ AVX2 static void quantize_dense(const uint16_t *x, int64_t cols, int16_t *q, flo
         *scale++ = largest / 32767;
         for (int64_t i = from; i < end; i++) q[i] = (int16_t)nearest(from_bf16(x[i]) * inverse);
     }
-}
-
-INLINE float added_up(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
 INLINE __m256i int8_products(const int8_t *w, const int16_t *x) {
@@ -529,35 +567,107 @@ INLINE float bf16_row(const uint16_t *w, const float *x, int64_t cols) {
     return added_up(_mm256_add_ps(a, b)) + rest;
 }
 
+/* 2 rows times 4 tokens, whose numbers and scales lie `cols` and `chunks` apart: what int8_row gives for each, bit for
+ * bit, with the rows' numbers widened once. cols % 16 == 0. */
+AVX2 static void int8_tile(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
+                           float out[2][4]) {
+    __m256 total[2][4];
+    for (int t = 0; t < 4; t++) total[0][t] = total[1][t] = _mm256_setzero_ps();
+    for (int64_t from = 0; from < cols; from += DENSE_CHUNK, scale++) {
+        const int64_t end = from + DENSE_CHUNK < cols ? from + DENSE_CHUNK : cols;
+        __m256i sum[2][4];
+        for (int t = 0; t < 4; t++) sum[0][t] = sum[1][t] = _mm256_setzero_si256();
+        for (int64_t k = from; k < end; k += 16) {
+            const __m256i upper = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + k)));
+            const __m256i lower = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + cols + k)));
+            for (int t = 0; t < 4; t++) {
+                const __m256i v = _mm256_loadu_si256((const __m256i *)(x + t * cols + k));
+                sum[0][t] = _mm256_add_epi32(sum[0][t], _mm256_madd_epi16(upper, v));
+                sum[1][t] = _mm256_add_epi32(sum[1][t], _mm256_madd_epi16(lower, v));
+            }
+        }
+        for (int t = 0; t < 4; t++)
+            for (int r = 0; r < 2; r++)
+                total[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][t]), _mm256_set1_ps(scale[t * chunks]), total[r][t]);
+    }
+    for (int t = 0; t < 4; t++)
+        for (int r = 0; r < 2; r++) out[r][t] = added_up(total[r][t]);
+}
+
+/* A row times 4 tokens, bit for bit what bf16_row gives for each. cols % 16 == 0. */
+AVX2 static void bf16_tile(const uint16_t *w, const float *x, int64_t cols, float out[4]) {
+    __m256 a[4], b[4];
+    for (int t = 0; t < 4; t++) a[t] = b[t] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < cols; k += 16) {
+        prefetch((const uint8_t *)(w + k) + AHEAD);
+        const __m256i w0 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k)));
+        const __m256i w1 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k + 8)));
+        const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(w0, 16));
+        const __m256 last = _mm256_castsi256_ps(_mm256_slli_epi32(w1, 16));
+        for (int t = 0; t < 4; t++) {
+            a[t] = _mm256_fmadd_ps(first, _mm256_loadu_ps(x + t * cols + k), a[t]);
+            b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
+        }
+    }
+    for (int t = 0; t < 4; t++) out[t] = added_up(_mm256_add_ps(a[t], b[t]));
+}
+
+INLINE void int8_products_of(const dense_job *job, int64_t row, int64_t rows, int64_t t, int64_t tokens) {
+    const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
+    const int8_t *w = (const int8_t *)job->weight + row * cols;
+    const int16_t *x = (const int16_t *)job->x + t * cols;
+    float out[2][4];
+    if (rows == 2) int8_tile(w, x, job->x_scale + t * chunks, cols, chunks, out);
+    else out[0][0] = int8_row(w, x, job->x_scale + t * chunks, cols);
+    for (int64_t i = 0; i < rows; i++) {
+        const float scale = from_bf16(job->row_scale[row + i]);
+        for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row + i] = to_bf16(scale * out[i][j]);
+    }
+}
+
+INLINE void bf16_products_of(const dense_job *job, int64_t row, int64_t t, int64_t tokens) {
+    const uint16_t *w = (const uint16_t *)job->weight + row * job->cols;
+    const float *x = (const float *)job->x + t * job->cols;
+    float out[4];
+    if (tokens == 4) bf16_tile(w, x, job->cols, out);
+    else out[0] = bf16_row(w, x, job->cols);
+    for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row] = to_bf16(out[j]);
+}
+
 AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
-    const int64_t end = (task + 1) * DENSE_ROWS < job->rows ? (task + 1) * DENSE_ROWS : job->rows;
-    for (int64_t row = task * DENSE_ROWS; row < end; row++)
-        for (int64_t t = 0; t < job->tokens; t++) {
-            uint16_t *y = job->y + t * job->rows + row;
-            if (job->row_scale)
-                *y = to_bf16(from_bf16(job->row_scale[row]) * int8_row((const int8_t *)job->weight + row * cols,
-                                                            (const int16_t *)job->x + t * cols,
-                                                            job->x_scale + t * chunks, cols));
-            else *y = to_bf16(bf16_row((const uint16_t *)job->weight + row * cols, (const float *)job->x + t * cols, cols));
-        }
+    const int64_t from = task * DENSE_ROWS;
+    const int64_t end = from + DENSE_ROWS < job->rows ? from + DENSE_ROWS : job->rows;
+    /* What goes four tokens, and of int8 two rows, at a time. */
+    const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4;
+    const int64_t rows = job->row_scale ? from + (end - from) / 2 * 2 : end;
+    for (int64_t t = 0; t < tokens; t += 4)
+        for (int64_t row = from; row < rows; row += job->row_scale ? 2 : 1)
+            if (job->row_scale) int8_products_of(job, row, 2, t, 4);
+            else bf16_products_of(job, row, t, 4);
+    for (int64_t row = from; row < end; row++)
+        for (int64_t t = row < rows ? tokens : 0; t < job->tokens; t++)
+            if (job->row_scale) int8_products_of(job, row, 1, t, 1);
+            else bf16_products_of(job, row, t, 1);
 }
 
 /* y [tokens, rows] = x [tokens, cols] W^T, x and y bf16; W is int8 with a scale per row, or bf16 where
  * row_scale is NULL. Returns 0, or -1 where there is no memory. */
 AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                                const uint16_t *x, int64_t tokens, uint16_t *y) {
-    const int64_t chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
+    const int64_t chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK, most = tokens < TOKENS ? tokens : TOKENS;
     pthread_mutex_lock(&p->caller);
-    float *scale = grown(p, (size_t)tokens * 4 * (size_t)(chunks + cols));
+    float *scale = grown(p, (size_t)most * 4 * (size_t)(chunks + cols));
     if (!scale) return no_memory(p);
-    void *q = scale + tokens * chunks;
-    for (int64_t t = 0; t < tokens; t++)
-        if (row_scale) quantize_dense(x + t * cols, cols, (int16_t *)q + t * cols, scale + t * chunks);
-        else for (int64_t i = 0; i < cols; i++) ((float *)q)[t * cols + i] = from_bf16(x[t * cols + i]);
-    dense_job job = {weight, row_scale, rows, cols, tokens, q, scale, y};
-    run(p, dense_task, &job, (rows + DENSE_ROWS - 1) / DENSE_ROWS);
+    void *q = scale + most * chunks;
+    for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
+        now = tokens < most ? tokens : most;
+        for (int64_t t = 0; t < now; t++)
+            if (row_scale) quantize_dense(x + t * cols, cols, (int16_t *)q + t * cols, scale + t * chunks);
+            else for (int64_t i = 0; i < cols; i++) ((float *)q)[t * cols + i] = from_bf16(x[t * cols + i]);
+        dense_job job = {weight, row_scale, rows, cols, now, q, scale, y};
+        run(p, dense_task, &job, (rows + DENSE_ROWS - 1) / DENSE_ROWS);
+    }
     pthread_mutex_unlock(&p->caller);
     return 0;
 }
@@ -594,6 +704,12 @@ void edgemoe_close(pool *p) {
     free(p->workers);
     free(p->scratch);
     free(p);
+}
+
+void edgemoe_run(pool *p, task_fn fn, void *job, int64_t tasks) {
+    pthread_mutex_lock(&p->caller);
+    run(p, fn, job, tasks);
+    pthread_mutex_unlock(&p->caller);
 }
 
 /* NULL where there is no memory or no thread to be had. */

@@ -1,10 +1,9 @@
 """edgemoe's own CPU kernel: products with planes as they lie, by native.c.
 
 The shared library is built where a C compiler is found when edgemoe is installed, and used where the processor
-has AVX2; elsewhere torch's operators do the same work (cpu.py). Few tokens are multiplied with integers as
-they come out of the planes; many are cheaper with the weights dequantized once and an ordinary product. Which
-way is taken depends on the number of tokens only, never on what is resident, so an answer does not depend
-on limits.
+has AVX2; elsewhere torch's operators do the same work (cpu.py). However many tokens there are, sums over their
+numbers are exact integers and rounded in one order, so a token's result is the same bit for bit alone or among
+others, and an answer does not depend on limits.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from storage.record import MatrixSpec, RecordGeometry
 LAYOUT = LAYOUTS["cpu-avx2"]
 """What the kernel reads, whatever layout torch's own would want."""
 
-DEQUANTIZE_FROM = {8: 40, 4: 64, 2: 64}
-"""level -> tokens at one expert from which dequantizing pays (docs/decisions/0008)."""
+DENSE_BF16_UP_TO = 128
+"""Rows up to which a product with a bf16 weight here beats converting the weight and torch's; with int8 any do."""
 
-DENSE_UP_TO = 64
-"""Rows up to which a dense product here beats converting the weight and torch's."""
+_FEWEST_COLUMNS = 32
+"""That share a scale: a group's, and at most 64."""
 
-_PAD_TOKENS = 8
-"""Tokens are padded to a multiple of this before a plain product: every unseen shape costs some setting up."""
+MOST_ROWS = 512
+"""Rows of a call that scratch_bytes counts on; more take more memory while they are computed."""
 
 
 class _Matrix(ctypes.Structure):
@@ -54,43 +53,44 @@ class _Expert(ctypes.Structure):
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
     """The shared library, or None where there is none or the processor cannot run it."""
     found = importlib.util.find_spec("edgemoe.kernels._native")
     if found is None or found.origin is None:
         return None
-    library = ctypes.CDLL(found.origin)
-    if not library.edgemoe_supported():
+    loaded = ctypes.CDLL(found.origin)
+    if not loaded.edgemoe_supported():
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.edgemoe_open.restype = pointer
-    library.edgemoe_open.argtypes = [ctypes.c_int]
-    library.edgemoe_close.argtypes = [pointer]
-    library.edgemoe_expert_product.argtypes = [pointer, pointer, pointer, size, pointer, size, pointer]
-    library.edgemoe_expert_weights.argtypes = [pointer, pointer, pointer, pointer]
-    library.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
-    library.edgemoe_rms_norm.restype = None
-    library.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
-    return library
+    loaded.edgemoe_open.restype = pointer
+    loaded.edgemoe_open.argtypes = [ctypes.c_int]
+    loaded.edgemoe_close.argtypes = [pointer]
+    loaded.edgemoe_expert_product.argtypes = [pointer, pointer, pointer, size, pointer, size, pointer]
+    loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
+    loaded.edgemoe_rms_norm.restype = None
+    loaded.edgemoe_attention.argtypes = [pointer] * 8
+    loaded.edgemoe_attention.restype = None
+    loaded.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
+    return loaded
 
 
 def available() -> bool:
     """Whether this process can use the kernel."""
-    return _library() is not None
+    return library() is not None
 
 
 @cache
-def _threads() -> int:
+def threads() -> int:
     """The address of the threads that all products of this process share; as many as torch uses."""
-    threads = torch.get_num_threads()
-    opened: int | None = _library().edgemoe_open(threads)
+    count = torch.get_num_threads()
+    opened: int | None = library().edgemoe_open(count)
     if opened is None:
-        raise OSError(f"{threads} threads for products were wanted, and the system gave none")
+        raise OSError(f"{count} threads for products were wanted, and the system gave none")
     return opened
 
 
 # A forked child has none of its parent's threads.
-os.register_at_fork(after_in_child=_threads.cache_clear)
+os.register_at_fork(after_in_child=threads.cache_clear)
 
 
 def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -110,8 +110,8 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
     rows, cols = weight.shape
     y = x.new_empty(x.shape[0], rows)
     scales = None if scale is None else scale.data_ptr()
-    if _library().edgemoe_dense_product(
-        _threads(), weight.data_ptr(), scales, rows, cols, x.data_ptr(), x.shape[0], y.data_ptr()
+    if library().edgemoe_dense_product(
+        threads(), weight.data_ptr(), scales, rows, cols, x.data_ptr(), x.shape[0], y.data_ptr()
     ):
         raise MemoryError("no memory for a product's activations")
     return y
@@ -130,14 +130,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     """
     y = torch.empty_like(x)
     cols = weight.numel()
-    _library().edgemoe_rms_norm(
+    library().edgemoe_rms_norm(
         x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
     )
     return y
 
 
 class NativeExpertKernel:
-    """Runs experts of one geometry. Not thread-safe: it owns scratch memory, counted by scratch_bytes.
+    """Runs experts of one geometry.
 
     Args:
         geometry: of the store.
@@ -158,14 +158,12 @@ class NativeExpertKernel:
             )
             for spec, at, codes in geometry.matrix_offsets()
         ]
-        self._weights = torch.empty(max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices))
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of scratch that one kernel holds, with the activations that its threads share."""
-        widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
+        """Bytes of a call's quantized activations: 16 bits each, and a scale and a sum for columns that share them."""
         columns = max(spec.padded_cols for spec in geometry.matrices)
-        return widest * 4 + max(DEQUANTIZE_FROM.values()) * columns * 4
+        return MOST_ROWS * (2 * columns + 8 * columns // _FEWEST_COLUMNS + 1)
 
     def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
@@ -184,38 +182,20 @@ class NativeExpertKernel:
         self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: _Matrix
     ) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
-        shared = x.stride(0) == 0
+        shared = x.stride(0) == 0 and len(parts) == x.shape[0]
         if spec.padded_cols != spec.cols:
             x = torch.nn.functional.pad(x[:1] if shared else x, (0, spec.padded_cols - spec.cols))
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
-        few, row = [], 0
+        row = 0
         for part, expert in zip(parts, experts, strict=True):
             expert.x, expert.y = 0 if shared else row, row
-            if part.rows < DEQUANTIZE_FROM[part.level]:
-                few.append(expert)
-            else:
-                y[row : row + part.rows] = self._by_weights(x[row : row + part.rows], expert, matrix)
             row += part.rows
-        if few:
-            chosen = experts if len(few) == len(parts) else (_Expert * len(few))(*few)
-            self._by_planes(x[:1] if shared else x.contiguous(), chosen, matrix, y)
-        return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
-
-    def _by_planes(self, x: torch.Tensor, experts: Any, matrix: _Matrix, y: torch.Tensor) -> None:
-        if _library().edgemoe_expert_product(
-            _threads(), ctypes.byref(matrix), experts, len(experts), x.data_ptr(), x.shape[0], y.data_ptr()
+        x = x[:1] if shared else x.contiguous()
+        if library().edgemoe_expert_product(
+            threads(), ctypes.byref(matrix), experts, len(experts), x.data_ptr(), x.shape[0], y.data_ptr()
         ):
             raise MemoryError("no memory for a product's activations")
-
-    def _by_weights(self, x: torch.Tensor, expert: _Expert, matrix: _Matrix) -> torch.Tensor:
-        """bf16 [T, K] -> float32 [T, N] through a dequantized [K, N] matrix; products in float32."""
-        weights = self._weights[: matrix.rows * matrix.cols].view(matrix.cols, matrix.rows)
-        _library().edgemoe_expert_weights(
-            _threads(), ctypes.byref(matrix), ctypes.byref(expert), weights.data_ptr()
-        )
-        tokens = x.shape[0]
-        padded = torch.nn.functional.pad(x, (0, 0, 0, -tokens % _PAD_TOKENS)).float()
-        return (padded @ weights)[:tokens]
+        return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
 
 def _address(block: memoryview) -> int:

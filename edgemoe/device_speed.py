@@ -1,0 +1,57 @@
+"""How much memory may be pinned for a device, and how fast it copies from there: measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from cache.device_arena import PinnedArena
+from storage.device import Device
+
+PIECE = 1 << 26
+"""Bytes that are pinned, and copied, at a time."""
+
+_COPIES = 16
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What was found.
+
+    Args:
+        tried: bytes that were to be pinned.
+        pinned: bytes that the system let be pinned.
+        copied: bytes a second from pinned memory into the device's; None where nothing could be pinned.
+    """
+
+    tried: int
+    pinned: int
+    copied: float | None
+
+
+def measure_device(device: Device, tried: int, clock: Callable[[], float] = time.perf_counter) -> DeviceSpeed:
+    """Pins memory and copies from it. Takes a second for every few gigabytes, and gives everything back.
+
+    Args:
+        device: to measure.
+        tried: bytes to pin, rounded down to whole PIECEs, at least one.
+        clock: seconds.
+    """
+    with closing(PinnedArena(max(tried // PIECE, 1), PIECE, device)) as arena:
+        pieces = 0
+        while pieces < arena.capacity and arena.pin_to(pieces + 1):
+            pieces += 1
+        copied = _copy_speed(device, arena, pieces, clock) if pieces else None
+        return DeviceSpeed(arena.capacity * PIECE, pieces * PIECE, copied)
+
+
+def _copy_speed(device: Device, arena: PinnedArena, pieces: int, clock: Callable[[], float]) -> float:
+    target = device.allocate(PIECE)
+    device.copy([(arena.view(0), target)], None).wait()  # the first copy pays for what later ones find
+    start = clock()
+    copies = [device.copy([(arena.view(i % pieces), target)], None) for i in range(_COPIES)]
+    for copy in copies:
+        copy.wait()
+    return _COPIES * PIECE / (clock() - start)

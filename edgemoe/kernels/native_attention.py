@@ -1,0 +1,105 @@
+"""A new token's attention in one call, by attention.c."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from edgemoe.kernels import native
+
+
+class _Shape(ctypes.Structure):
+    """`attention_shape` in attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
+        *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
+        *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size")),
+        *((name, ctypes.c_float) for name in ("q_epsilon", "k_epsilon", "scaling")),
+    )
+
+
+class _KV(ctypes.Structure):
+    """`attention_kv` in attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("context", "past", "first")),
+    )
+
+
+class NativeAttention:
+    """Causal grouped-query attention with rotated halves, of one token after those in a KV.
+
+    Args:
+        heads, kv_heads: of queries, and of keys and values; the one is a multiple of the other.
+        dim: of a head, a multiple of 16.
+        norms: weights, bf16, and epsilons of the norms of queries and of keys, if they have such; a weight is of
+            one head's size or of all heads' together.
+        scaling: factor on the scores.
+
+    Raises:
+        ValueError: heads of another size.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None,
+        scaling: float,
+    ) -> None:
+        if dim % 16:
+            raise ValueError(f"heads of {dim}: the kernel wants a multiple of 16")
+        self._heads, self._dim = heads, dim
+        self._kept = norms  # the structure below has bare addresses of their weights
+        (q, q_epsilon), (k, k_epsilon) = norms or ((None, 0.0), (None, 0.0))
+        self._shape = _Shape(
+            *(heads, kv_heads, dim),
+            *(None if weight is None else weight.data_ptr() for weight in (q, k)),
+            *(0 if weight is None else weight.numel() for weight in (q, k)),
+            *(q_epsilon, k_epsilon, scaling),
+        )
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        past: int,
+        first: int,
+    ) -> torch.Tensor:
+        """Norms, rotates, writes key and value into the KV, attends.
+
+        Args:
+            qkv: bf16 [(heads + 2 * kv_heads) * dim], contiguous; what the three projections gave. Overwritten.
+            rotation: cosine and sine for the token's position, bf16 [dim] each, contiguous.
+            keys, values: the layer's, bf16 [kv_heads, context, dim], contiguous; written at `past`.
+            past: tokens that are valid in them.
+            first: the first of them that this token sees.
+
+        Returns:
+            bf16 [heads * dim].
+
+        Raises:
+            ValueError: a rotation of another size, as of a config that rotates a part of each head.
+        """
+        cosine, sine = rotation
+        if len(cosine) != self._dim:
+            raise ValueError(f"a rotation of {len(cosine)} numbers: heads have {self._dim}")
+        out = qkv.new_empty(self._heads * self._dim)
+        scores = torch.empty(self._heads * (past + 1 - first))
+        kv = _KV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
+        _function()(
+            *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), qkv.data_ptr()),
+            *(cosine.data_ptr(), sine.data_ptr(), scores.data_ptr(), out.data_ptr()),
+        )
+        return out
+
+
+def _function() -> Any:
+    return native.library().edgemoe_attention

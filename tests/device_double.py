@@ -1,0 +1,222 @@
+"""A device in RAM that does its work late and out of order, and notices who did not wait for it.
+
+What is copied arrives at some time between the call and somebody's waiting for its event, in any order that the
+contract allows; until then the target holds poison. A kernel computes when it is launched, from what is there then;
+what it read must still be there when it ends, some time later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+import torch
+
+from cache.device_arena import DeviceArena, OnDevice
+from cache.free_list import FreeList
+from storage.base import BlockKind
+from storage.device import Device, Event
+
+POISON = 0xEE
+DRIVER_BYTES = 1000
+"""What the double takes beside what is allocated on it."""
+
+
+class Work(Event):
+    """Something a device has still to do: `act` on the memory `touches`, once `after` is done."""
+
+    def __init__(
+        self,
+        device: DoubleDevice,
+        act: Callable[[], None],
+        touches: Iterable[torch.Tensor],
+        after: Event | None,
+    ) -> None:
+        self.device, self.act, self.after = device, act, after
+        self.touches = {tensor.data_ptr() for tensor in touches}
+        self.finished = False
+
+    def done(self) -> bool:
+        self.device.go_on()
+        return self.finished
+
+    def wait(self) -> None:
+        self.device.finish(self)
+
+
+class DoubleDevice(Device):
+    """See the module.
+
+    Args:
+        seed: of all that happens by chance.
+        haste: chance that pending work is done when anybody calls; 0: nothing is until somebody waits for it.
+        threaded: a thread does pending work all the time, in an order of its own.
+        pinnable: bytes of host memory that may be pinned.
+    """
+
+    def __init__(
+        self, seed: int = 0, *, haste: float = 0.3, threaded: bool = False, pinnable: int = 1 << 40
+    ) -> None:
+        self.place = torch.device("cpu")
+        self.broken: list[str] = []
+        self.pinned: dict[int, int] = {}
+        self.batches = self.allocated = self.emptied = 0
+        self.capped: int | None = None
+        self._haste, self._pinnable = haste, pinnable
+        self._random = Random(seed)
+        self._pending: list[Work] = []
+        self._kernel: Work | None = None
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        if threaded:
+            self._thread.start()
+
+    def allocate(self, size: int) -> torch.Tensor:
+        self.allocated += size
+        return torch.full((size,), POISON, dtype=torch.uint8)
+
+    def pin(self, memory: memoryview) -> bool:
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        if address % 4096 or len(memory) % 4096:
+            self.broken.append("pinned in the middle of a page")
+        if sum(self.pinned.values()) + len(memory) > self._pinnable:
+            return False
+        self.pinned[address] = len(memory)
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        del self.pinned[torch.frombuffer(memory, dtype=torch.uint8).data_ptr()]
+
+    def copy(self, pairs: Sequence[tuple[memoryview, torch.Tensor]], after: Event | None) -> Event:
+        sources = [(torch.frombuffer(source, dtype=torch.uint8), target) for source, target in pairs]
+        for source, _ in sources:
+            if not self._is_pinned(source):
+                self.broken.append("copied from memory that is not pinned as a whole")
+        targets = [target for _, target in pairs]
+
+        def bring() -> None:
+            for source, target in self._random.sample(sources, len(sources)):
+                target.copy_(source)
+
+        self.poison(targets, after)
+        self.batches += 1
+        return self._later(bring, targets, after)
+
+    def await_copies(self, events: Iterable[Event]) -> None:
+        for event in events:
+            event.wait()
+
+    def computed(self) -> Event:
+        return self._kernel or self._later(lambda: None, (), None)
+
+    def free_unused(self) -> None:
+        self.emptied += 1
+
+    def cap(self, size: int) -> None:
+        self.capped = size
+
+    def driver_bytes(self) -> int:
+        return DRIVER_BYTES
+
+    def room(self) -> int:
+        return 1 << 40
+
+    def peak(self) -> int:
+        return self.allocated + DRIVER_BYTES
+
+    def launch(self, blocks: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+        """A kernel that reads blocks: what is in them now, which has to stay until it ends."""
+        read = {kind: block.numpy().tobytes() for kind, block in blocks.items()}
+
+        def end() -> None:
+            if any(block.numpy().tobytes() != read[kind] for kind, block in blocks.items()):
+                self.broken.append("a block was overwritten under a kernel")
+
+        self._kernel = self._later(end, (), self._kernel)
+        return read
+
+    def poison(self, blocks: Iterable[torch.Tensor], after: Event | None) -> None:
+        """Overwrites memory that nobody may read any more, once `after` is done."""
+        blocks = list(blocks)
+
+        def spoil() -> None:
+            for block in blocks:
+                block.fill_(POISON)
+
+        work = self._later(spoil, blocks, after)
+        if after is None or (isinstance(after, Work) and after.finished):
+            self.finish(work)
+
+    def go_on(self) -> None:
+        """Does some of what is pending, by chance."""
+        with self._lock:
+            while self._pending and self._random.random() < self._haste:
+                self.finish(self._random.choice(self._pending))
+
+    def finish(self, work: Work) -> None:
+        """Does a piece of work, after what has to come before it."""
+        with self._lock:
+            if work.finished:
+                return
+            if work.after:
+                work.after.wait()
+            # Copies into the same bytes are in the order of the calls.
+            for earlier in self._pending[: self._pending.index(work)]:
+                if earlier.touches & work.touches:
+                    self.finish(earlier)
+            self._pending.remove(work)
+            work.act()
+            work.finished = True
+
+    def end(self) -> None:
+        """Does all that is pending, and asserts that nobody was ever in anybody's way."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._lock:
+            while self._pending:
+                self.finish(self._random.choice(self._pending))
+        assert self.broken == []
+
+    def _later(self, act: Callable[[], None], touches: Iterable[torch.Tensor], after: Event | None) -> Work:
+        work = Work(self, act, touches, after)
+        with self._lock:
+            self._pending.append(work)
+        self.go_on()
+        return work
+
+    def _is_pinned(self, source: torch.Tensor) -> bool:
+        at = source.data_ptr()
+        return any(start <= at and at + len(source) <= start + size for start, size in self.pinned.items())
+
+    def _work(self) -> None:
+        while not self._closed.wait(0.0005):
+            with self._lock:
+                if self._pending:
+                    self.finish(self._random.choice(self._pending))
+
+
+class _PoisonedArena(DeviceArena):
+    def __init__(self, blocks: Sequence[torch.Tensor], device: DoubleDevice) -> None:
+        super().__init__(blocks)
+        self._device = device
+
+    def free(self, index: int) -> None:
+        super().free(index)
+        self._device.poison([self.view(index)], self._device.computed())
+
+
+class Poisoned(OnDevice):
+    """Arenas whose free blocks are poisoned as soon as the kernels launched before have ended."""
+
+    def __init__(self, device: DoubleDevice) -> None:
+        super().__init__(device)
+        self._double = device
+
+    def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
+        return {
+            name: _PoisonedArena([arena.view(i) for i in range(arena.capacity)], self._double)
+            for name, arena in super().__call__(counts).items()
+        }

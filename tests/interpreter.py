@@ -1,0 +1,24 @@
+"""Triton's interpreter with the rounding that a GPU has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def rounds_as_a_gpu(monkeypatch) -> None:
+    """Lets casts between float32 and bf16 be torch's: the interpreter's own cut off where a GPU rounds to even."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            exact = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+            return exact.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return original(data, source, target, mode)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)

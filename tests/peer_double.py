@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""A peer that speaks compare_peers_run's protocol and takes no time: stands for the Python of --llama-python.
+
+PEER_DOUBLE names a file that every request is appended to, and PEER_FAILS a way to fail: exit, silence or memory.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+request = json.load(sys.stdin)
+lines = Path("/proc/self/cgroup").read_text().splitlines()
+inside = [line.split(":")[-1] for line in lines if "memory" in line or line.startswith("0::")]
+with Path(os.environ["PEER_DOUBLE"]).open("a") as log:
+    log.write(json.dumps(request | {"inside": inside, "omp": os.environ["OMP_NUM_THREADS"]}) + "\n")
+failure = os.environ.get("PEER_FAILS")
+if failure == "exit":
+    sys.exit("no such model")
+if failure == "memory":
+    hoard = b"1" * (2 << 30)
+if failure == "silence":
+    sys.exit()
+if request["popularity"]:
+    print(json.dumps({"counts": [[4, 0, 0, 0, 0, 0, 0, 0], [1] * 8]}))
+else:
+    steps = range(request["new_tokens"])
+    answer = {
+        "load_s": 1.0,
+        "token_times": [8.0 + 2.0 * i for i in steps],
+        "tokens": list(steps),
+        "versions": {},
+    }
+    print("something else first")
+    print(json.dumps(answer))

@@ -1,0 +1,186 @@
+"""How a conversion keeps disk and cores busy: what runs beside what, past the page cache, and in how much memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import small_checkpoint
+from test_surviving_faults import FAMILY, contents, run
+
+import storage.convert
+import storage.source_file
+import storage.writer
+from storage import unbuffered
+from storage.convert import convert
+from storage.expert_weights import ExpertWeights
+from storage.layout import LAYOUTS
+from storage.source_file import read_range
+
+PATIENCE = 60
+"""Seconds after which what was waited for is taken to be never going to happen."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return small_checkpoint.save(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="module")
+def straight(source, tmp_path_factory) -> dict[str, bytes]:
+    """Every file of a store that nothing happened to."""
+    directory = tmp_path_factory.mktemp("straight")
+    run(source, directory)
+    return contents(directory)
+
+
+def watch_reads(monkeypatch, before: Callable[[int, int], None]) -> None:
+    """Calls `before` with layer and expert ahead of every expert that is read."""
+    real = ExpertWeights.read
+
+    def read(self: ExpertWeights, layer: int, expert: int):
+        before(layer, expert)
+        return real(self, layer, expert)
+
+    monkeypatch.setattr(ExpertWeights, "read", read)
+
+
+def test_the_next_layer_is_read_while_one_is_made_durable(source, straight, tmp_path, monkeypatch):
+    """The first layer's fsync ends only once an expert of the second was asked for; the store is the same."""
+    second = threading.Event()
+    watch_reads(monkeypatch, lambda layer, expert: second.set() if layer == 1 else None)
+    real, synced = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        if "experts-00000" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            synced.append(second.wait(PATIENCE))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run(source, tmp_path / "store", threads=2)
+    assert synced == [True]
+    assert contents(tmp_path / "store") == straight
+
+
+class Arriving:
+    """Weights of one layer at a time: notes who asks for what."""
+
+    room = 0
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int | None]] = []
+
+    def require(self, layer: int | None) -> None:
+        self.events.append(("require", layer))
+
+    def release(self, layer: int, keep: object) -> None:
+        self.events.append(("release", layer))
+
+
+def test_what_arrives_layer_by_layer_is_one_layer_at_a_time(source, straight, tmp_path, monkeypatch):
+    """A layer is asked for after the one before it was released, and none of its experts is read before that."""
+    arriving = Arriving()
+    watch_reads(monkeypatch, lambda layer, expert: arriving.events.append(("read", layer)))
+    convert(
+        source,
+        tmp_path / "store",
+        FAMILY,
+        max_level=8,
+        layout=LAYOUTS["cpu-generic"],
+        dense_bits=8,
+        progress=lambda done, total: None,
+        threads=3,
+        arrivals=arriving,
+    )
+    reads = small_checkpoint.EXPERTS
+    assert arriving.events == [
+        *(("require", 0), *[("read", 0)] * reads, ("release", 0)),
+        *(("require", 1), *[("read", 1)] * reads, ("release", 1)),
+        ("require", None),
+    ]
+    assert contents(tmp_path / "store") == straight
+
+
+EXPERT = 3 * 64 * 32 * (2 + 2)
+"""Bytes granted to an expert: its bf16 weights, and two a weight for codes and record."""
+
+
+@pytest.mark.parametrize(("memory", "most"), [(1, 1), (2 * EXPERT, 2), (3 * EXPERT - 1, 2), (1 << 30, 6)])
+def test_experts_in_memory_at_a_time_are_bounded(source, straight, tmp_path, monkeypatch, memory, most):
+    """Whatever the threads, as many experts are begun and not written as memory was granted for, and at least one."""
+    monkeypatch.setattr(storage.convert, "_MEMORY", memory)
+    begun = taken = 0
+    seen: list[int] = []
+
+    class Counting(ThreadPoolExecutor):
+        def submit(self, *arguments):
+            nonlocal begun
+            begun += 1
+            seen.append(begun - taken)
+            return super().submit(*arguments)
+
+    def written(done: int, total: int) -> None:
+        nonlocal taken
+        taken += 1
+
+    monkeypatch.setattr(storage.convert, "ThreadPoolExecutor", Counting)
+    run(source, tmp_path / "store", threads=5, progress=written)
+    assert max(seen) == most
+    assert contents(tmp_path / "store") == straight
+
+
+def refuse_direct(monkeypatch, call: str, refusals: list[int]) -> None:
+    """Makes os.`call` refuse a descriptor that goes past the page cache, as a filesystem may: with EINVAL."""
+    real = getattr(os, call)
+
+    def refusing(fd: int, *arguments: object):
+        if unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL) & os.O_DIRECT:
+            refusals.append(fd)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, *arguments)
+
+    monkeypatch.setattr(os, call, refusing)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "O_DIRECT"), reason="only Linux tells by a flag that the cache is bypassed"
+)
+@pytest.mark.parametrize("call", ["preadv", "write"])
+def test_a_filesystem_without_direct_access_gives_the_same_store(
+    source, straight, tmp_path, monkeypatch, call
+):
+    """Where reads or writes past the page cache are refused when they come, they go through it."""
+    refusals: list[int] = []
+    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
+    refuse_direct(monkeypatch, call, refusals)
+    run(source, tmp_path / "store")
+    assert refusals
+    assert contents(tmp_path / "store") == straight
+
+
+def test_a_filesystem_that_refuses_at_once_gives_the_same_store(source, straight, tmp_path, monkeypatch):
+    """Where the flag itself is refused, everything goes through the page cache."""
+    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
+    for module in (storage.source_file, storage.writer):
+        monkeypatch.setattr(module, "bypass_cache", lambda fd: False)
+    run(source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
+@pytest.mark.parametrize("size", [0, 1, 4096, 9999])
+@pytest.mark.parametrize("pieces", [1 << 30, 4096, 1000])
+def test_any_range_is_read_past_the_cache(tmp_path, monkeypatch, offset, size, pieces):
+    """Whatever its ends, up to the file's own, and however few bytes come at a time, exactly the range comes back."""
+    raw = bytes(range(256)) * 64
+    path = tmp_path / "file"
+    path.write_bytes(raw[: offset + size])
+    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 0)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: real(fd, [into[0][:pieces]], at))
+    assert read_range(path, offset, size).tobytes() == raw[offset : offset + size]

@@ -1,0 +1,146 @@
+"""A new token's attention in one call, against the equations written out and transformers' way through the module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from family_models import SMALL, VOCABULARY, random_model, save
+
+from edgemoe.dense import DenseLinear
+from edgemoe.engine import Engine, StoreModel
+from edgemoe.families import FAMILIES
+from edgemoe.kernels import native
+from edgemoe.kernels.native_attention import NativeAttention
+from edgemoe.new_token import NewTokenAttention
+from edgemoe.settings import RunSettings
+from edgemoe.step import Segment, Step
+from edgemoe.stores import convert_checkpoint
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
+
+CONTEXT = 40
+PLAIN = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+
+
+def by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, scaling):
+    """Float64, a head and a token at a time; returns the sums, and the key and value of the new token."""
+    kv_heads, _, dim = keys.shape
+    cosine, sine = (table.double() for table in rotation)
+    query, key, value = qkv.double().split([heads * dim, kv_heads * dim, kv_heads * dim])
+    if norms:
+        query, key = (
+            torch.cat([p / (p.square().mean() + e).sqrt() * w.double() for p in part.split(w.numel())])
+            for part, (w, e) in zip((query, key), norms, strict=True)
+        )
+
+    def rotated(head):
+        low, high = head.split(dim // 2)
+        return head * cosine + torch.cat((-high, low)) * sine
+
+    new_keys = torch.stack([rotated(head) for head in key.split(dim)])
+    out = []
+    for number, head in enumerate(query.split(dim)):
+        of = number // (heads // kv_heads)
+        seen = torch.cat((keys[of, first:past].double(), new_keys[of : of + 1]))
+        summed = torch.cat((values[of, first:past].double(), value.split(dim)[of][None]))
+        out.append((seen @ rotated(head) * scaling).softmax(0) @ summed)
+    return torch.cat(out), new_keys, value.view(kv_heads, dim)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 48), (8, 1, 128)])
+@pytest.mark.parametrize("normed", ["not", "each head", "all heads"])
+@pytest.mark.parametrize(("past", "first"), [(0, 0), (1, 0), (33, 0), (33, 30), (39, 39)])
+def test_it_is_attention(heads, kv_heads, dim, normed, past, first):
+    """The equations' sums within bf16's rounding; the KV gets this token and nothing else."""
+    generator = torch.Generator().manual_seed(heads * 100 + past)
+    random = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()  # noqa: E731
+    sizes = {"each head": (dim, dim), "all heads": (heads * dim, kv_heads * dim)}.get(normed)
+    norms = tuple((1 + random(size) / 8, 1e-5) for size in sizes) if sizes else None
+    angle = torch.rand(dim // 2, generator=generator).mul(6).repeat(2)
+    rotation = angle.cos().bfloat16(), angle.sin().bfloat16()
+    qkv, keys, values = (
+        random((heads + 2 * kv_heads) * dim),
+        random(kv_heads, CONTEXT, dim),
+        random(kv_heads, CONTEXT, dim),
+    )
+    before = keys.clone(), values.clone()
+    expected, key, value = by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, dim**-0.5)
+    out = NativeAttention(heads, kv_heads, dim, norms, dim**-0.5)(
+        qkv.clone(), rotation, keys, values, past, first
+    )
+    torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.03)
+    torch.testing.assert_close(keys[:, past].double(), key, atol=0.03, rtol=0.02)
+    assert torch.equal(values[:, past].double(), value)
+    for tensor, was in zip((keys, values), before, strict=True):
+        others = [token for token in range(CONTEXT) if token != past]
+        assert torch.equal(tensor[:, others], was[:, others])
+
+
+def test_heads_that_the_kernel_cannot_take_are_refused():
+    """Vectors are of 8 numbers, in two halves."""
+    with pytest.raises(ValueError, match="24"):
+        NativeAttention(2, 2, 24, None, 1.0)
+
+
+@pytest.fixture(scope="module", params=PLAIN)
+def store(request, tmp_path_factory):
+    """A random model of each family that the quick way is for, converted."""
+    place = tmp_path_factory.mktemp(request.param)
+    changes = {"clip_qkv": None} if request.param == "olmoe" else {}  # clipped, it goes through the module
+    save(random_model(request.param, **changes), place / "source", fused=True)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=16)
+    return place / "store"
+
+
+def decoded(store, steps=12):
+    """Logits [steps, 2, vocabulary] of two sequences that go on together, and what attention they had."""
+    model = StoreModel.open(store)
+    settings = RunSettings.uniform(8)
+    plan = model.plan(vram_limit=2_000_000, settings=settings, context=CONTEXT)
+    out = []
+    with Engine(model, plan, settings) as engine:
+        both = engine.new_sequence(), engine.new_sequence()
+        for length, sequence in zip((5, 9), both, strict=True):
+            engine.prefill(sequence, [(7 * i + length) % VOCABULARY for i in range(length)])
+        for token in range(steps):
+            segments = tuple(Segment(sequence, (token + i,)) for i, sequence in enumerate(both))
+            out.append(engine.step(Step(segments)))
+        kind = type(engine._model.model.layers[0].self_attn)
+    return torch.stack(out), kind
+
+
+def test_the_quick_way_and_the_module_agree(store, monkeypatch):
+    """The same logits but for the order of additions, of sequences of unequal lengths in one step."""
+    quick, kind = decoded(store)
+    assert kind is NewTokenAttention
+    monkeypatch.setattr(NewTokenAttention, "like", lambda module: None)
+    plain, kind = decoded(store)
+    assert kind is not NewTokenAttention
+    distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
+    assert distance.median() < 0.01  # a router's near-tie may tip now and then
+
+
+def test_joined_weights_take_no_memory_of_their_own():
+    """The parts give what they gave, out of the whole's memory."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [
+        DenseLinear(
+            torch.randint(-127, 128, (n, 32), dtype=torch.int8, generator=generator),
+            torch.rand(n, generator=generator).bfloat16(),
+            torch.rand(n, generator=generator).bfloat16(),
+        )
+        for n in (16, 8, 8)
+    ]
+    x = torch.randn(3, 32, generator=generator).bfloat16()
+    before = [part(x) for part in parts]
+    whole = DenseLinear.joined(parts)
+    assert torch.equal(whole(x), torch.cat(before, dim=-1))
+    for part, was in zip(parts, before, strict=True):
+        assert torch.equal(part(x), was)
+        assert part.weight.untyped_storage().data_ptr() == whole.weight.untyped_storage().data_ptr()
+
+
+def test_every_plain_family_is_known():
+    """A family said to be plain is one of those compared here."""
+    assert sorted(name for name, family in FAMILIES.items() if family.plain_attention) == sorted(PLAIN)
+    assert set(PLAIN) <= set(SMALL)
