@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from edgemoe.importance import QUERY_BLOCK, token_scores
+from edgemoe.kernels import threads
 from edgemoe.kernels.cpu import fast_bf16
 from edgemoe.kv import SequenceKV, StepKV
 from edgemoe.latent_attention import LatentHeads
@@ -140,14 +141,17 @@ def attention(
     state.scores = torch.empty(query.shape[2], device=query.device) if state.signal else None
     for sequence, row, rows in kv.spans:
         part = slice(row, row + rows)
-        own, keys, values = _visible(module, sequence, query[0, :, part], key[0, :, part], value[0, :, part])
-        if s_aux is None:
-            summed = attend(own, keys, values, scaling, window)
-        else:
-            summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
-        out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
-        if state.scores is not None and state.signal:
-            state.scores[part] = token_scores(own, keys, scaling, window, state.signal, s_aux)
+        with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
+            own, keys, values = _visible(
+                module, sequence, query[0, :, part], key[0, :, part], value[0, :, part]
+            )
+            if s_aux is None:
+                summed = attend(own, keys, values, scaling, window)
+            else:
+                summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
+            out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
+            if state.scores is not None and state.signal:
+                state.scores[part] = token_scores(own, keys, scaling, window, state.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

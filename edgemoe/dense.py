@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgemoe.kernels import native
+from edgemoe.kernels import native, threads
 from edgemoe.kernels.cpu import fast_bf16
 from storage.device import Device
 from storage.errors import TruncatedFile
@@ -138,14 +138,18 @@ class DenseLinear(nn.Module):
         dtype = torch.bfloat16 if flat.device.type != "cpu" or fast_bf16() else torch.float32
         x = flat.to(dtype)
         y = flat.new_empty(flat.shape[0], self.out_features)
+        with threads.for_product(flat.shape[0] * self.weight.numel()):
+            self._fill_by_slices(x, y)
+        return y
+
+    def _fill_by_slices(self, x: torch.Tensor, y: torch.Tensor) -> None:
         step = max(SLICE_BYTES // (4 * self.in_features), 1)
         for start in range(0, self.out_features, step):
             end = min(start + step, self.out_features)
-            part = x @ self.weight[start:end].to(dtype).t()
+            part = x @ self.weight[start:end].to(x.dtype).t()
             if self.scale is not None:
                 part.mul_(self.scale[start:end])
             y[:, start:end] = part
-        return y
 
 
 class DenseNorm(nn.Module):

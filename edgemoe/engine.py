@@ -358,7 +358,7 @@ class Engine:
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
         last = [row + rows - 1 for _, row, rows in kv.spans]
-        with torch.inference_mode(), threads.for_step(decodes=step.decodes):
+        with torch.inference_mode(), threads.for_step():
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,

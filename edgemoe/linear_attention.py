@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgemoe.kernels import threads
 from edgemoe.kv import StepKV
 
 
@@ -33,7 +34,8 @@ class PerSequence(nn.Module):
         for sequence, row, rows in cache_params.spans:
             assert sequence.states is not None
             state = sequence.states.of(self.layer, fresh=sequence.length == 0)
-            out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
+            with threads.for_product(64 * rows * hidden_states.shape[2]):
+                out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
         return torch.cat(out, dim=1)
 
 

@@ -17,21 +17,25 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
-def test_torch_has_one_thread_in_a_decode_step_only(two_threads):
-    """A prompt has torch's threads, a new token has one, and both leave things as they were."""
-    seen = []
-    for decodes in (True, False):
-        with threads.for_step(decodes=decodes):
-            seen.append(torch.get_num_threads())
-    assert seen == [1, 2]
+needs_kernel = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
+
+
+@needs_kernel
+def test_torch_has_one_thread_in_a_step_and_all_for_what_is_worth_it(two_threads):
+    """Within a step one, for long operators as many as the kernel, and everything is as it was afterwards."""
+    with threads.for_step():
+        assert torch.get_num_threads() == 1
+        with threads.for_product(100_000_000):
+            assert torch.get_num_threads() == native.thread_count()
+        with threads.for_product(1):
+            assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
+@needs_kernel
 def test_an_error_in_a_step_gives_torch_its_threads_back(two_threads):
     """What is thrown out of a step must not leave the process slow."""
-    with pytest.raises(KeyError), threads.for_step(decodes=True):
+    with pytest.raises(KeyError), threads.for_step(), threads.for_product(100_000_000):
         raise KeyError
     assert torch.get_num_threads() == 2
 
@@ -39,5 +43,5 @@ def test_an_error_in_a_step_gives_torch_its_threads_back(two_threads):
 def test_without_the_kernel_torch_keeps_its_threads(two_threads, monkeypatch):
     """Torch's own kernel is the one that computes then."""
     monkeypatch.setattr(native, "available", lambda: False)
-    with threads.for_step(decodes=True):
+    with threads.for_step(), threads.for_product(1):
         assert torch.get_num_threads() == 2

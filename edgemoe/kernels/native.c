@@ -691,7 +691,7 @@ AVX2 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsi
 
 /* ------------------------------------------------------------------------------------------------ life and death */
 
-int edgemoe_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -730,5 +730,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported(void) { return 0; }
+int edgemoe_supported_2(void) { return 0; }
 #endif

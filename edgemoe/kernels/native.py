@@ -22,6 +22,9 @@ from storage.base import Plane
 from storage.layout import LAYOUTS, Layout
 from storage.record import MatrixSpec, RecordGeometry
 
+_INTERFACE = 2
+"""Goes up with every change of a function or structure of the C files: a library built before is left alone."""
+
 LAYOUT = LAYOUTS["cpu-avx2"]
 """What the kernel reads, whatever layout torch's own would want."""
 
@@ -59,7 +62,8 @@ def library() -> Any:
     if found is None or found.origin is None:
         return None
     loaded = ctypes.CDLL(found.origin)
-    if not loaded.edgemoe_supported():
+    supported = getattr(loaded, f"edgemoe_supported_{_INTERFACE}", None)
+    if supported is None or not supported():
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     loaded.edgemoe_open.restype = pointer
@@ -80,12 +84,17 @@ def available() -> bool:
 
 
 @cache
+def thread_count() -> int:
+    """How many threads products of this process have: as many as torch's operators when this is first asked."""
+    return torch.get_num_threads()
+
+
+@cache
 def threads() -> int:
-    """The address of the threads that all products of this process share; as many as torch uses."""
-    count = torch.get_num_threads()
-    opened: int | None = library().edgemoe_open(count)
+    """The address of the threads that all products of this process share."""
+    opened: int | None = library().edgemoe_open(thread_count())
     if opened is None:
-        raise OSError(f"{count} threads for products were wanted, and the system gave none")
+        raise OSError(f"{thread_count()} threads for products were wanted, and the system gave none")
     return opened
 
 
