@@ -495,6 +495,7 @@ def test_guesses_are_counted_by_layer(rig: type[Rig]) -> None:
     """Recall is of the wanted, precision of the predicted; a layer nobody predicted is in neither."""
     r = rig(MERGED, 12, speculate="full")
     r.guess({W: 4, X: 4, Y: 4}, during={A: 4})
+    r.landed(W, X, Y)
     r.guess({P: 4}, during={X: 4, Y: 4, Z: 4, ExpertKey(1, 7): 4})
     r.fetch({P: 4, Q: 4})
     r.fetch({A: 4})
