@@ -1,6 +1,7 @@
 """Greedy answers of edgemoe beside transformers' bf16 ones, prompt by prompt, on small chat tasks.
 
     python tools/compare_transformers.py CHECKPOINT [--exact 8] [--prompts 100] [--limit-over-minimum 1.05] [--json]
+    python tools/compare_transformers.py CHECKPOINT --own-prompts [--seed 0]
 
 edgemoe runs at a factor over the smallest limit that its plan allows, so that experts are really read while
 it decodes. Prints how many answers are the same text, and exits 1 if fewer than --at-least of them are.
@@ -31,6 +32,44 @@ def task_prompts(count: int, seed: int) -> list[str]:
     columns = [held_out_tasks(kind, 2 * each, seed) for kind in KINDS]
     prompts = dict.fromkeys(task.turns[0].question for row in zip(*columns, strict=True) for task in row)
     return list(prompts)[:count]
+
+
+def own_prompts(checkpoint: Path, tokenizer: Any, count: int, seed: int) -> list[str]:
+    """`count` distinct questions that the checkpoint writes itself, sampled: what it was taught, as it was taught it.
+
+    In float32, so that neither side of the comparison has had a hand in them.
+    """
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    turn = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    before, after = turn.split(_MARK)
+    ids = tokenizer(before, return_tensors="pt", add_special_tokens=False).input_ids
+    end = after.split("\n")[0]
+    torch.manual_seed(seed)
+    prompts: dict[str, None] = {}
+    for _ in range(_MOST_SAMPLES // _TOGETHER):
+        with torch.inference_mode():
+            rows = model.generate(
+                ids.repeat(_TOGETHER, 1),
+                attention_mask=torch.ones(_TOGETHER, ids.shape[1], dtype=torch.int64),
+                do_sample=True,
+                temperature=0.8,
+                top_p=0.95,
+                max_new_tokens=48,
+                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+            )
+        for row in rows[:, ids.shape[1] :]:
+            text, found, _ = tokenizer.decode(row, skip_special_tokens=False).partition(end)
+            # A question of several lines would begin a turn of its own in a file of prompts.
+            if found and text.strip() and "<|" not in text and "\n" not in text.strip():
+                prompts.setdefault(text.strip())
+        if len(prompts) >= count:
+            return list(prompts)[:count]
+    raise SystemExit(f"{count} prompts were wanted, the checkpoint wrote {len(prompts)} different ones")
+
+
+_MARK = "@@"
+_TOGETHER = 32
+_MOST_SAMPLES = 40 * _TOGETHER
 
 
 def reference_answers(
@@ -89,10 +128,14 @@ def main() -> int:
     parser.add_argument("--store", type=Path, help="a store of the same checkpoint, e.g. with --dense-bits 8")
     parser.add_argument("--exact", type=int, default=8, choices=(8, 4, 2))
     parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument(
+    prompts_from = parser.add_mutually_exclusive_group()
+    prompts_from.add_argument(
         "--prompt-file",
         type=Path,
         help="one prompt a line, the first ones are taken; default: held-out tasks",
+    )
+    prompts_from.add_argument(
+        "--own-prompts", action="store_true", help="questions that the checkpoint itself writes, sampled"
     )
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--limit-over-minimum", type=float, default=1.05)
@@ -108,11 +151,12 @@ def main() -> int:
     given = parser.parse_args()
     store = StoreModel.open(resolve_store(given.store or given.checkpoint))
     tokenizer = load_tokenizer(store.directory)
-    prompts = (
-        given.prompt_file.read_text().splitlines()[: given.prompts]
-        if given.prompt_file
-        else task_prompts(given.prompts, given.seed)
-    )
+    if given.prompt_file:
+        prompts = given.prompt_file.read_text().splitlines()[: given.prompts]
+    elif given.own_prompts:
+        prompts = own_prompts(given.checkpoint, tokenizer, given.prompts, given.seed)
+    else:
+        prompts = task_prompts(given.prompts, given.seed)
     wanted = reference_answers(given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype)
     got, cost = edgemoe_answers(
         store, tokenizer, prompts, given.new_tokens, exact=given.exact, over_minimum=given.limit_over_minimum
