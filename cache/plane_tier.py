@@ -180,7 +180,7 @@ class PlaneTier(Tier):
                 self._demote(version, self._form.demoted(version.level, level))
 
     def close(self) -> None:
-        """Gives the memory back. Idempotent.
+        """Forgets every expert and gives the memory back. Idempotent.
 
         Raises:
             ValueError: experts are leased or reserved.
@@ -191,6 +191,8 @@ class PlaneTier(Tier):
                 raise ValueError(
                     f"{self.name}: {len(self._leases)} leases, {len(self._pending)} reservations"
                 )
+            for key in list(self._resident):
+                self._replace(key, None)
             self._blocks.close()
 
     def check_integrity(self) -> None:

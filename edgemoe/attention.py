@@ -123,9 +123,9 @@ def attention(
     """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, V].
 
     `kv` is the step's, handed through the model's keyword arguments; keys and values of this step are
-    already in it. `attention_mask` is the layer's window (window_of_mask); `sliding_window` among the other
-    arguments is what some models pass to layers whose mask has none, and is not looked at. Where the experts
-    want to know, the attention every row receives goes to the step's state.
+    already in it, unless the step is being noted. `attention_mask` is the layer's window (window_of_mask);
+    `sliding_window` among the other arguments is what some models pass to layers whose mask has none, and is not
+    looked at. Where the experts want to know, the attention every row receives goes to the step's state.
     """
     assert kv is not None
     for name in _NOT_UNDERSTOOD:
@@ -136,6 +136,27 @@ def attention(
                 "Choose a model without it",
             )
     window = None if attention_mask is None else int(attention_mask)
+    if kv.state.between is None:
+        return _attention(module, query, key, value, window, scaling, kv, s_aux), None
+
+    def work(kv: StepKV) -> torch.Tensor:
+        kv.write(module.layer_idx, key, value)  # type: ignore[arg-type]  # a module's attributes have no types
+        return _attention(module, query, key, value, window, scaling, kv, s_aux)
+
+    return kv.state.between(work), None
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    scaling: float,
+    kv: StepKV,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """query [1, heads, rows, D] -> [1, rows, heads, V]; see attention."""
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
     state = kv.state
     state.scores = torch.empty(query.shape[2], device=query.device) if state.signal else None
@@ -152,7 +173,7 @@ def attention(
             out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
             if state.scores is not None and state.signal:
                 state.scores[part] = token_scores(own, keys, scaling, window, state.signal, s_aux)
-    return out.transpose(0, 1).unsqueeze(0), None
+    return out.transpose(0, 1).unsqueeze(0)
 
 
 def _visible(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,8 @@ import typer
 
 from edgemoe.bench.command import EXAMPLES as BENCH_EXAMPLES
 from edgemoe.bench.command import bench_command
+from edgemoe.chat_command import EXAMPLES as CHAT_EXAMPLES
+from edgemoe.chat_command import chat_command
 from edgemoe.config import ConfiguredApp
 from edgemoe.evaluate.command import EPILOG as EVAL_EXAMPLES
 from edgemoe.evaluate.command import eval_command
@@ -30,24 +31,18 @@ from edgemoe.options import (
     ContextOption,
     DeviceOption,
     DramOption,
-    EvictionOption,
     ExactOption,
-    HeavyHittersOption,
-    ImportanceOption,
     JsonOption,
     KeepSourceOption,
     LevelsOption,
     ModelOption,
     RetentionOption,
-    SeedOption,
-    SpeculateOption,
     VramOption,
     open_store,
     run_settings,
-    within_memory,
 )
 from edgemoe.sizes import format_size
-from storage.errors import EdgemoeError, UserError
+from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -66,95 +61,7 @@ app = ConfiguredApp(
 )
 
 
-@app.command(
-    epilog="Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
-    "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
-)
-def chat(
-    model: ModelOption = DEMO,
-    prompt: Annotated[
-        str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message for the conversation.")] = None,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    exact: ExactOption = None,
-    levels: LevelsOption = None,
-    retention: RetentionOption = None,
-    importance: ImportanceOption = None,
-    heavy_hitters: HeavyHittersOption = None,
-    eviction: EvictionOption = None,
-    speculate: SpeculateOption = None,
-    context: ContextOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")
-    ] = None,
-    seed: SeedOption = 0,
-    keep_source: KeepSourceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
-
-    A turn /help lists the commands of a chat, among them /set levels 4/2. Ctrl-C cancels an answer and drops its
-    turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D exits.
-    """
-    choose = partial(
-        run_settings,
-        exact=exact,
-        levels=levels,
-        retention=retention,
-        importance=importance,
-        heavy_hitters=heavy_hitters,
-        eviction=eviction,
-        speculate=speculate,
-    )
-    store, plan, settings = open_store(
-        model,
-        choose,
-        vram_limit=vram_limit,
-        dram_limit=dram_limit,
-        device=device,
-        context=context,
-        keep_source=keep_source,
-    )
-    plan = within_memory(store, plan, settings)
-    if not as_json:
-        print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
-    from edgemoe.chat import run_chat
-    from edgemoe.commands import refuse_command
-    from edgemoe.conversation import Conversation, generation_config, load_tokenizer
-    from edgemoe.engine import Engine
-    from edgemoe.generate import Sampling
-    from edgemoe.loading import loading
-    from edgemoe.template import renderer
-
-    if prompt is not None:
-        refuse_command(prompt)
-    renderer().start()  # beside loading, so that the first answer does not wait for it
-    with ExitStack() as stack:
-        with loading(plan.dense_bytes):
-            engine = stack.enter_context(Engine(store, plan, settings))
-        tokenizer = load_tokenizer(store.directory)
-        sampling = Sampling.of_model(
-            generation_config(store.directory),
-            tokenizer.eos_token_id,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            max_new_tokens=max_new_tokens,
-        )
-        if top_p is not None and sampling.temperature == 0:
-            raise UserError(
-                f"--top-p {top_p} was wanted",
-                "at temperature 0 there is no choice",
-                "Give --temperature 0.7 or another one with it",
-            )
-        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+app.command("chat", epilog=CHAT_EXAMPLES)(chat_command)
 
 
 @app.command(

@@ -34,6 +34,8 @@ class Findings:
         ram_free: that this process may still take, its memory cgroup considered.
         vram_free: on the first CUDA device; None without one.
         gpu: its name; None without one.
+        vram_counted: whether the driver tells what this process has of its memory; if not, peaks are estimates. None
+            without one.
         gpu_link: memory pinned for the GPU in a trial, and the speed of copies from there; None without one.
         lockable: memory that may be locked (RLIMIT_MEMLOCK); None for any amount.
         vector_width: of the CPU, as torch sees it: AVX512, AVX2 or DEFAULT.
@@ -50,6 +52,7 @@ class Findings:
     ram_free: int
     vram_free: int | None
     gpu: str | None
+    vram_counted: bool | None
     gpu_link: DeviceSpeed | None
     lockable: int | None
     vector_width: str
@@ -99,8 +102,12 @@ class Findings:
         link = self.gpu_link
         if link is None:
             return []
+        counted = "by the driver" if self.vram_counted else "estimated from above (pip install nvidia-ml-py)"
         speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
-        return [f"  pinned for it {format_size(link.pinned)} of {format_size(link.tried)} tried{speed}"]
+        return [
+            f"  peaks on it   {counted}",
+            f"  pinned for it {format_size(link.pinned)} of {format_size(link.tried)} tried{speed}",
+        ]
 
 
 def examine(directory: Path) -> Findings:
@@ -145,6 +152,7 @@ def examine(directory: Path) -> Findings:
         ram_free=ram,
         vram_free=vram,
         gpu=gpu,
+        vram_counted=device.counts_own if device else None,
         gpu_link=link,
         lockable=_lockable(),
         vector_width=torch.backends.cpu.get_cpu_capability(),

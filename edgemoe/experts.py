@@ -6,7 +6,7 @@ residual structure stay transformers' code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,15 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels import native
+from edgemoe.kernels.base import ExpertKernel, Part, TokenKernel
 from edgemoe.policy import ExpertUse, LevelPolicy
+from edgemoe.shares import Share, batches, shares_of, take_skipped
 from edgemoe.step import StepState
 from prefetch.base import ExpertSource
 from prefetch.lookahead import predict
 from storage.base import ExpertKey
+from storage.device import Device
 
 NAME = "edgemoe"
 
@@ -32,6 +35,8 @@ class ExpertRunner:
         source: brings experts into memory.
         kernel: computes one.
         policy: how many bits each expert gets.
+        device: that the model is computed on; None: the CPU.
+        below: computes on the CPU what the source leaves in DRAM; None: it leaves nothing there in this step.
         state: of the step that is running; the engine sets it before each.
         use: counts what was computed.
     """
@@ -39,8 +44,15 @@ class ExpertRunner:
     source: ExpertSource
     kernel: ExpertKernel
     policy: LevelPolicy
+    device: Device | None = None
+    below: ExpertKernel | None = None
     state: StepState = field(default_factory=lambda: StepState(decode=True, signal=None))
     use: ExpertUse = field(default_factory=ExpertUse)
+    in_place: TokenKernel | None = field(init=False)
+    """The kernel, if it can leave a token's results where they belong."""
+
+    def __post_init__(self) -> None:
+        self.in_place = self.kernel if isinstance(self.kernel, TokenKernel) else None
 
 
 @dataclass(frozen=True)
@@ -59,20 +71,23 @@ class ExpertLayer:
     next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
 
 
-@dataclass(frozen=True)
-class _Share:
-    """The (token, slot) pairs of one expert that are scheduled at one level."""
-
-    level: int
-    rows: int
-    places: torch.Tensor
-    """int64 [rows], ascending indices into the flat [T * k]."""
-
-
 def experts_forward(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' experts interface.
+    """transformers' experts interface. While a step is noted, what is run between two pieces of it.
+
+    Args and result: as _experts_forward.
+    """
+    between = module.edgemoe.runner.state.between
+    if between is None:
+        return _experts_forward(module, hidden, top_k_index, top_k_weights)
+    return between(lambda kv: _experts_forward(module, hidden, top_k_index, top_k_weights))  # type: ignore[no-any-return]
+
+
+def _experts_forward(
+    module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """A layer's routed experts.
 
     Every expert writes rows of its own and the rows are summed in the router's order, so the result does
     not depend on the order in which experts become ready. Skipped experts are neither asked for nor computed.
@@ -89,61 +104,68 @@ def experts_forward(
     binding: ExpertLayer = module.edgemoe
     runner, policy = binding.runner, binding.runner.policy
     tokens, slots = top_k_index.shape
-    state = runner.state
-    # What is to be fetched is decided on the host: of all that lies on a device, only this has to come back.
-    chosen, gates = top_k_index.cpu(), top_k_weights.cpu()
-    scores = None if state.scores is None else state.scores.cpu()
-    levels = policy.levels(binding.layer, chosen, gates, scores, decode=state.decode)
-    shares = _shares(chosen, levels)
-    rows = hidden.new_empty(tokens * slots, hidden.shape[1])
-    if skipped := _take_skipped(shares):
-        for share in skipped:
-            rows[share.places] = 0
-            runner.use.scheduled_at(0, share.rows)
-            runner.use.computed_at(0, scheduled=0)
-        top_k_weights = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
+    seen = _seen(binding, hidden, top_k_index, top_k_weights)
+    levels = policy.levels(binding.layer, seen.chosen, seen.gates, seen.scores, decode=runner.state.decode)
+    shares = shares_of(seen.chosen, levels)
+    skipped = take_skipped(shares)
+    for share in skipped:
+        runner.use.scheduled_at(0, share.rows)
+        runner.use.computed_at(0, scheduled=0)
+    if skipped:
+        top_k_weights = without_skipped(seen.gates, levels, renormalise=policy.settings.renormalise)
+    rows = (hidden.new_zeros if skipped else hidden.new_empty)(tokens * slots, hidden.shape[1])
+    # A token's in the router's order: what weighs least is what may be left in DRAM.
     wanted = {
         ExpertKey(binding.layer, expert): max(share.level for share in parts)
         for expert, parts in shares.items()
     }
     with runner.source.stream(wanted) as leases:
-        _look_ahead(binding, hidden, slots)
+        _look_ahead(binding, seen.ahead if runner.device else _scored(binding, hidden), slots)
         for lease in leases:
             together = [lease, *leases.ready()]
-            _compute(module, runner, together, shares, hidden, rows.view(tokens, slots, -1))
-    return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights.to(rows.device))
+            near = [one for one in together if runner.device is None or one.device == runner.device.name]
+            _compute(module, runner, near, shares, hidden, rows.view(tokens, slots, -1))
+            if len(near) < len(together):
+                (share,) = shares[lease.key.expert]
+                _compute_below(module, runner, lease, share, seen.hidden, rows)
+    return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights.to(rows.device, non_blocking=True))
 
 
-def _shares(top_k_index: torch.Tensor, levels: torch.Tensor) -> dict[int, list[_Share]]:
-    """expert -> its (token, slot) pairs by level."""
-    shares: dict[int, list[_Share]] = {}
-    if top_k_index.shape[0] == 1:
-        places = torch.arange(top_k_index.shape[1]).unsqueeze(1)
-        for expert, level, place in zip(top_k_index[0].tolist(), levels[0].tolist(), places, strict=True):
-            shares[expert] = [_Share(level, 1, place)]
-        return shares
-    joined = (top_k_index * _LEVEL_RANGE + levels).reshape(-1)
-    order = joined.argsort(stable=True)
-    values, counts = joined[order].unique_consecutive(return_counts=True)
-    sizes = counts.tolist()
-    for value, rows, group in zip(values.tolist(), sizes, order.split(sizes), strict=True):
-        expert, level = divmod(value, _LEVEL_RANGE)
-        shares.setdefault(expert, []).append(_Share(level, rows, group))
-    return shares
+@dataclass(frozen=True)
+class _Seen:
+    """What the host has to know of a layer to fetch its experts, in RAM.
+
+    Args:
+        chosen: int64 [T, k].
+        gates: [T, k].
+        scores: [T], attention received; None: nobody wants to know.
+        ahead: [T, E], what the next layer's router says; None: nobody looks ahead, or it need not come from a device.
+        hidden: [T, H]; None: no expert is computed there.
+    """
+
+    chosen: torch.Tensor
+    gates: torch.Tensor
+    scores: torch.Tensor | None
+    ahead: torch.Tensor | None
+    hidden: torch.Tensor | None
 
 
-_LEVEL_RANGE = 16
-"""Above every level: packs (expert, level) into one number."""
-
-
-def _take_skipped(shares: dict[int, list[_Share]]) -> list[_Share]:
-    """Removes what is at level 0 from `shares`, and returns it."""
-    skipped = [share for parts in shares.values() for share in parts if share.level == 0]
-    if skipped:
-        kept = {expert: [s for s in parts if s.level] for expert, parts in shares.items()}
-        shares.clear()
-        shares.update((expert, parts) for expert, parts in kept.items() if parts)
-    return skipped
+def _seen(
+    binding: ExpertLayer, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> _Seen:
+    """From a device all of it comes at once: the host waits for the router, and for nothing else in a layer."""
+    runner = binding.runner
+    scores, device = runner.state.scores, runner.device
+    if device is None:
+        return _Seen(top_k_index, top_k_weights, scores, None, None)
+    optional = {
+        "scores": scores,
+        "ahead": _scored(binding, hidden),
+        "hidden": hidden if runner.below else None,
+    }
+    wanted = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    chosen, gates, *others = device.to_host([top_k_index, top_k_weights, *wanted.values()])
+    return _Seen(chosen, gates, **(dict.fromkeys(optional) | dict(zip(wanted, others, strict=True))))
 
 
 def without_skipped(weights: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
@@ -158,13 +180,20 @@ def without_skipped(weights: torch.Tensor, levels: torch.Tensor, *, renormalise:
     return left
 
 
-def _look_ahead(binding: ExpertLayer, hidden: torch.Tensor, slots: int) -> None:
+def _scored(binding: ExpertLayer, hidden: torch.Tensor) -> torch.Tensor | None:
+    """What the next layer's router says of this one's hidden state, [T, E]; None: nobody looks ahead."""
+    if binding.next_layer is None or not binding.runner.source.looks_ahead:
+        return None
+    return binding.next_layer[1](hidden)
+
+
+def _look_ahead(binding: ExpertLayer, scored: torch.Tensor | None, slots: int) -> None:
     """Tells the source what the next layer will probably want (DyMoE eq. 6-8)."""
     runner = binding.runner
-    if binding.next_layer is None or not runner.source.looks_ahead:
+    if binding.next_layer is None or scored is None:
         return
-    layer, scored = binding.next_layer
-    experts = predict(scored(hidden), slots, decode=runner.state.decode)
+    layer = binding.next_layer[0]
+    experts = predict(scored, slots, decode=runner.state.decode)
     levels = runner.policy.predicted(layer, experts)
     runner.source.speculate({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
@@ -173,44 +202,65 @@ def _compute(
     module: Any,
     runner: ExpertRunner,
     leases: Sequence[Lease],
-    shares: dict[int, list[_Share]],
+    shares: dict[int, list[Share]],
     hidden: torch.Tensor,
     rows: torch.Tensor,
 ) -> None:
     """Computes experts into their places of rows [T, k, H]."""
     tokens, slots, _ = rows.shape
     flat = rows.view(tokens * slots, -1)
-    for batch in _batches(leases, shares, BATCH_ROWS if hidden.device.type == "cpu" else len(flat)):
+    for batch in batches(leases, shares, BATCH_ROWS if hidden.device.type == "cpu" else len(flat)):
         parts = []
         for lease, share in batch:
             level = share.level if runner.policy.settings.exact else lease.level
             parts.append(Part(lease.blocks, lease.level, level, share.rows))
             runner.use.scheduled_at(share.level, share.rows)
             runner.use.computed_at(level, scheduled=share.level)
+        if tokens == 1 and _computed_in_place(module, runner, hidden, parts, flat, batch):
+            continue
         places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
         x = hidden.expand(places.shape[0], -1) if tokens == 1 else hidden[places // slots]
         flat[places] = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
 
 
+def _computed_in_place(
+    module: Any,
+    runner: ExpertRunner,
+    hidden: torch.Tensor,
+    parts: Sequence[Part],
+    rows: torch.Tensor,
+    batch: Sequence[tuple[Lease, Share]],
+) -> bool:
+    """Whether the kernel left a single token's results in rows [k, H] by itself."""
+    if runner.in_place is None or getattr(module, "has_bias", False):
+        return False
+    slots = [share.slot for _, share in batch]
+    return runner.in_place.into(hidden.contiguous(), parts, module._apply_gate, rows, slots)
+
+
+def _compute_below(
+    module: Any,
+    runner: ExpertRunner,
+    lease: Lease,
+    share: Share,
+    hidden: torch.Tensor | None,
+    rows: torch.Tensor,
+) -> None:
+    """Computes an expert of a single token on the CPU, and has its row brought into its place of rows [k, H].
+
+    At the level asked for, though DRAM may hold more planes: so much is what was weighed against moving it.
+    """
+    assert runner.below
+    assert hidden is not None
+    runner.use.scheduled_at(share.level, 1)
+    runner.use.computed_at(share.level, scheduled=share.level)
+    part = Part(lease.blocks, lease.level, share.level, 1)
+    row = runner.below.forward(hidden, [part], module._apply_gate)[0]
+    rows[int(share.places)].copy_(row, non_blocking=True)
+
+
 BATCH_ROWS = 16
 """Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""
-
-
-def _batches(
-    leases: Sequence[Lease], shares: dict[int, list[_Share]], most: int
-) -> Iterator[list[tuple[Lease, _Share]]]:
-    """Every expert's shares, as many together as have `most` rows, or one that has more."""
-    batch: list[tuple[Lease, _Share]] = []
-    room = most
-    for lease in leases:
-        for share in shares[lease.key.expert]:
-            room -= share.rows
-            if batch and room < 0:
-                yield batch
-                batch, room = [], most - share.rows
-            batch.append((lease, share))
-    if batch:
-        yield batch
 
 
 def _apply(
@@ -220,6 +270,7 @@ def _apply(
     if not getattr(module, "has_bias", False):
         return kernel.forward(x, parts, module._apply_gate)
     of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
+    of_row = of_row.to(x.device, non_blocking=True)
     up: torch.Tensor = module.gate_up_proj_bias[of_row]
     down: torch.Tensor = module.down_proj_bias[of_row]
     return kernel.forward(x, parts, lambda y: module._apply_gate(y + up)) + down
@@ -227,6 +278,8 @@ def _apply(
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
+    if rows.shape[0] == 1 and rows.device.type == "cpu" and native.available():
+        return native.weighted_sum(rows[0], weights[0].float())[None]
     if rows.shape[0] == 1:
         return (weights.float() @ rows[0].float()).to(rows.dtype)
     total = rows[:, 0].float() * weights[:, :1].float()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
-from edgemoe.families import family_of, require_known
-from edgemoe.model_cache import stores_directory
+from edgemoe.families import family_of
 from edgemoe.sizes import format_size
-from storage.checkpoint import Checkpoint, find_gguf
+from storage.checkpoint import Checkpoint
 from storage.convert import store_bytes
-from storage.manifest import MANIFEST_NAME
 
 BIG_BYTES = 1_000_000_000
 """Weights of a source from which on people wait."""
@@ -22,24 +21,13 @@ DOWNLOAD_RATE = 50_000_000
 """The same where the source has to come over a network first, which is then what takes the time."""
 
 
-def conversion_ahead(model: Path) -> tuple[str, str] | None:
-    """Two lines on the conversion that using `model` will begin with; None: there is none, or a short one.
+def announce(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> None:
+    """Says on stderr what a conversion that begins now will take, if it is a long one.
 
-    Args:
-        model: as given to --model. A model of the Hub, which is not here yet, tells its size as it comes.
-
-    Raises:
-        ModelRefused, MissingTensor, BadHeader: as Checkpoint.open and store_bytes.
+    Arguments and errors are announcement's.
     """
-    if (model / MANIFEST_NAME).exists() or not ((model / "config.json").exists() or find_gguf(model)):
-        return None
-    require_known(model)
-    checkpoint = Checkpoint.open(model)
-    size = sum(checkpoint.nbytes(name) for name in checkpoint.names())
-    mark = checkpoint.fingerprint()[:16]
-    if size < BIG_BYTES or any(stores_directory().glob(f"*{mark}*/{MANIFEST_NAME}")):
-        return None
-    return announcement(checkpoint, model.name, stores_directory(), ASSUMED_RATE)
+    if source_bytes(checkpoint) >= BIG_BYTES:
+        print(*announcement(checkpoint, name, directory, rate), sep="\n", file=sys.stderr, flush=True)
 
 
 def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> tuple[str, str]:
@@ -54,7 +42,7 @@ def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) 
     Raises:
         ModelRefused, MissingTensor: as store_bytes.
     """
-    size = sum(checkpoint.nbytes(tensor) for tensor in checkpoint.names())
+    size = source_bytes(checkpoint)
     store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
     there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
@@ -64,3 +52,8 @@ def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) 
         f"this takes about {size / rate / 60:.0f} min (assumed: {format_size(rate)}/s); interrupted, "
         "it goes on where it stopped",
     )
+
+
+def source_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of a checkpoint's weights."""
+    return sum(checkpoint.nbytes(tensor) for tensor in checkpoint.names())

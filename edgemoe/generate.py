@@ -122,6 +122,8 @@ class Answer:
     """Experts computed at each level, prefill and decode; 0 are the skipped ones."""
     reused: int
     """Experts of these computed at more bits than scheduled, because their planes were there."""
+    cpu_experts: int
+    """Experts of these that the CPU computed from DRAM beside a device; without a device that is not counted."""
     effective_retention: float | None
     """Share of (token, expert) pairs scheduled at the highest level; of two, rounding up makes it more than asked."""
     bytes_read: dict[str, int]
@@ -256,6 +258,7 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         ssd_bytes_per_token=decode.ssd_bytes / steps if steps > 0 else None,
         levels={str(level): use.experts.get(level, 0) for level in LEVELS},
         reused=use.reused,
+        cpu_experts=both.left_below,
         effective_retention=share_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
         peak_vram_bytes=engine.peak_bytes(),

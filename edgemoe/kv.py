@@ -92,12 +92,20 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged."""
+        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged.
+
+        While a step is noted attention does so: where they go is no part of what is the same for every token.
+        """
+        if self.state.between is None:
+            self.write(layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def write(self, layer_idx: int, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """See update."""
         for sequence, row, rows in self.spans:
             sequence.write(
                 layer_idx, key_states[0, :, row : row + rows], value_states[0, :, row : row + rows]
             )
-        return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the first sequence before this step."""

@@ -15,7 +15,7 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
-from edgemoe.new_token import NewTokenAttention
+from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
 from storage.device import Device
 from storage.errors import MissingTensor, ModelRefused
 
@@ -62,7 +62,7 @@ def build_model(model: Any, dense: Path, runner: ExpertRunner, device: Device | 
     _bind_linear_attention(model)
     _place_norms(model)
     if family.plain_attention:
-        _place_attention(model)
+        _place_new_token(model)
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -169,13 +169,16 @@ def _place_norms(model: nn.Module) -> None:
             model.set_submodule(name, norm)
 
 
-def _place_attention(model: nn.Module) -> None:
-    """Puts a quicker way for new tokens before every attention module that it fits."""
-    for name, module in list(model.named_modules()):
-        if name.endswith(".self_attn"):
-            attention_module = NewTokenAttention.like(module)
-            if attention_module is not None:
-                model.set_submodule(name, attention_module)
+def _place_new_token(model: nn.Module) -> None:
+    """Puts a quicker way for new tokens before every attention module, router and layer that it fits."""
+    layers: Any = model.get_submodule("model.layers")
+    for layer in layers:
+        if attention_module := NewTokenAttention.like(layer.self_attn):
+            layer.self_attn = attention_module
+        if router := NewTokenRouter.like(getattr(layer.mlp, "gate", None)):
+            layer.mlp.gate.forward = router
+        if whole := NewTokenLayer.like(layer):
+            layer.forward = whole
 
 
 def _place_buffers(model: nn.Module, place: torch.device | None) -> None:

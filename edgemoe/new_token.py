@@ -1,4 +1,4 @@
-"""Attention of sequences that go on by one token: what transformers' module does in some thirty operators, in three."""
+"""Sequences that go on by one token: a layer up to its experts in one call, where transformers' modules make fifty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from edgemoe.dense import DenseLinear, DenseNorm
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention
+from edgemoe.kernels.native_attention import NativeAttention, NativeLayer, route
 from edgemoe.kv import SequenceKV, StepKV
 
 
@@ -36,7 +36,7 @@ class NewTokenAttention(nn.Module):
     @classmethod
     def like(cls, module: Any) -> NewTokenAttention | None:
         """One for a plain attention module in RAM, where edgemoe's kernel runs and takes its sizes."""
-        linears = [getattr(module, f"{name}_proj") for name in "qkv"]
+        linears = [getattr(module, f"{name}_proj") for name in "qkvo"]
         norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
         known = all(type(linear) is DenseLinear for linear in linears)
         known = known and all(type(norm) is DenseNorm for norm in norms)
@@ -87,6 +87,112 @@ class NewTokenAttention(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
         window: int | None,
     ) -> torch.Tensor:
-        slot, past = sequence.slots[self.layer], sequence.length
-        first = max(past + 1 - window, 0) if window else 0
-        return self._attend(projected, rotation, sequence.keys[slot], sequence.values[slot], past, first)
+        return self._attend(projected, rotation, *_room(sequence, self.layer, window))
+
+    def layer_with(
+        self, before: tuple[torch.Tensor, float], behind: tuple[torch.Tensor, float]
+    ) -> NativeLayer:
+        """This attention with the norms, weights and epsilons, before it and behind it."""
+        qkv, out = (
+            (linear.weight.data, linear.scale, linear.bias) for linear in (self._joined, self.module.o_proj)
+        )
+        return NativeLayer(self._attend, before, behind, qkv, out)
+
+
+class NewTokenLayer:
+    """Stands in the place of a decoder layer's `forward`, and hands it every step but those of a single token.
+
+    Args:
+        layer: whose attention is a NewTokenAttention: norm, attention, residual, norm, experts, residual.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._forward, self._experts = layer.forward, layer.mlp
+        before, behind = layer.input_layernorm, layer.post_attention_layernorm
+        self._up_to_experts = layer.self_attn.layer_with(
+            (before.weight.data, before.variance_epsilon), (behind.weight.data, behind.variance_epsilon)
+        )
+        self._layer = layer.self_attn.layer
+
+    @classmethod
+    def like(cls, layer: Any) -> NewTokenLayer | None:
+        """One for a layer whose parts are all of edgemoe's kernel."""
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+        known = isinstance(layer.self_attn, NewTokenAttention) and all(type(n) is DenseNorm for n in norms)
+        return cls(layer) if known else None
+
+    def __call__(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """transformers' interface of a decoder layer: bf16 [1, rows, H] -> the same."""
+        kv: StepKV = kwargs["past_key_values"]
+        if hidden_states.shape[1] > 1 or kv.state.signal:
+            passed: torch.Tensor = self._forward(hidden_states, **kwargs)
+            return passed
+        kv.state.scores = None
+        (sequence, _, _), window = kv.spans[0], kwargs.get("attention_mask")
+        cosine, sine = kwargs["position_embeddings"]
+        hidden = hidden_states.clone()
+        normed = self._up_to_experts(
+            hidden,
+            (cosine[0, 0], sine[0, 0]),
+            *_room(sequence, self._layer, None if window is None else int(window)),
+        )
+        out: torch.Tensor = hidden + self._experts(normed.view(hidden.shape))
+        return out
+
+
+class NewTokenRouter:
+    """Stands in the place of a router's `forward`, and hands it everything but a single row.
+
+    Args:
+        router: a softmax over `weight`'s product, of which the top k count.
+        normalise: whether theirs are scaled to add up to 1.
+    """
+
+    def __init__(self, router: Any, *, normalise: bool) -> None:
+        self._forward, self._top_k, self._normalise = router.forward, router.top_k, normalise
+        self._weight = router.weight.data
+        self._dtype = router(self._weight[:1])[1].dtype
+
+    @classmethod
+    def like(cls, router: Any) -> NewTokenRouter | None:
+        """The same as a router with bf16 weights in RAM, if it is such a one: it is asked, about a few rows."""
+        weight = getattr(router, "weight", None)
+        if not native.available() or weight is None or not hasattr(router, "top_k"):
+            return None
+        if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not weight.is_contiguous():
+            return None
+        rows = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+        said = [router.forward(row) for row in rows.split(1)]
+        for normalise in (True, False):
+            if all(_is_softmax(*one, normalise=normalise) for one in said):
+                return cls(router, normalise=normalise)
+        return None
+
+    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """transformers' interface of a router: bf16 [.., H] -> logits [T, E], weights [T, k], experts int64 [T, k]."""
+        if hidden.numel() > hidden.shape[-1]:
+            passed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self._forward(hidden)
+            return passed
+        logits = native.dense_product(hidden.reshape(1, -1), self._weight, None)
+        chosen, shares = route(logits[0], self._top_k, normalise=self._normalise)
+        return logits, shares.to(self._dtype)[None], chosen[None]
+
+
+def _is_softmax(
+    logits: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *, normalise: bool
+) -> bool:
+    """Whether a router's weights [1, k] of experts [1, k] are what `route` makes of its logits [1, E]."""
+    if logits.dtype != torch.bfloat16 or experts.dtype != torch.int64 or weights.shape != experts.shape:
+        return False
+    _, shares = route(logits[0].contiguous(), experts.shape[1], normalise=normalise)
+    # Of two experts that are equally likely a router may take either: what they get is the same.
+    return torch.allclose(weights[0].float(), shares, rtol=0.01)
+
+
+def _room(
+    sequence: SequenceKV, layer: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """A layer's keys and values, how many tokens are valid in them, and the first that a new one sees."""
+    slot, past = sequence.slots[layer], sequence.length
+    first = max(past + 1 - window, 0) if window else 0
+    return sequence.keys[slot], sequence.values[slot], past, first

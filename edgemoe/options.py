@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,6 +95,23 @@ SpeculateOption = Annotated[
         "auto (as long as it pays). Default: auto.",
     ),
 ]
+CpuExpertsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu-experts",
+        help="With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto has the CPU compute "
+        "some of those in DRAM, for each new token, if that was measured at the start to be faster; never with "
+        "--exact. Default: auto.",
+    ),
+]
+GraphsOption = Annotated[
+    bool,
+    typer.Option(
+        "--graphs",
+        help="With --device cuda: launch a new token's dense work as CUDA graphs. Off by default: whether and how much "
+        "that saves has not been measured on a GPU yet.",
+    ),
+]
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
@@ -105,6 +121,9 @@ KeepSourceOption = Annotated[
 ]
 SPECULATE = "auto"
 """What a user who says nothing gets; settings.RunSettings, for programs, promises less: no reading ahead."""
+
+CPU_EXPERTS = "auto"
+"""The same of --cpu-experts, where nothing has to be exact."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
@@ -120,8 +139,10 @@ def run_settings(
     heavy_hitters: float | None = None,
     eviction: str | None = None,
     speculate: str | None = None,
+    cpu_experts: str | None = None,
+    graphs: bool = False,
 ) -> RunSettings:
-    """The settings that options ask for; None is the default of settings.RunSettings, or SPECULATE.
+    """The settings that options ask for; None is the default of settings.RunSettings, or SPECULATE, CPU_EXPERTS.
 
     Args:
         max_level: of the store, for where no levels were asked.
@@ -129,17 +150,15 @@ def run_settings(
     Raises:
         UserError: a value out of its range, options that exclude each other, or one that would do nothing.
     """
-    from edgemoe.settings import RunSettings, parse_levels
+    from edgemoe.settings import RunSettings
 
-    if exact is not None and levels is not None:
+    chosen = _asked_levels(exact, levels) or (max_level,)
+    if exact is not None and cpu_experts == "auto":
         raise UserError(
-            "either --exact or --levels was wanted",
-            f"got --exact {exact} and --levels {levels}",
-            "--exact N is one level for all, computed as it is even where more planes are in memory",
+            "--cpu-experts auto was wanted",
+            f"with --exact {exact} the answer may not depend on what is in VRAM",
+            "Leave one of the two out",
         )
-    if exact not in (None, 8, 4, 2):
-        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
-    chosen = (exact,) if exact else parse_levels(levels) if levels is not None else (max_level,)
     scheduling = {"retention": retention, "importance": importance, "heavy-hitters": heavy_hitters}
     for name, value in scheduling.items():
         if value is not None and len(chosen) == 1:
@@ -149,20 +168,36 @@ def run_settings(
                 "Give --levels 4/2 or another pair with it",
             )
     others: dict[str, Any] = {
-        name: value
-        for name, value in (
-            ("retention", retention),
-            ("importance", importance),
-            ("heavy_hitters", heavy_hitters),
-            ("eviction", eviction),
-            ("speculate", speculate or SPECULATE),
-        )
-        if value is not None
+        "retention": retention,
+        "importance": importance,
+        "heavy_hitters": heavy_hitters,
+        "eviction": eviction,
+        "speculate": speculate or SPECULATE,
+        "graphs": graphs,
+        "cpu_experts": cpu_experts or ("off" if exact else CPU_EXPERTS),
     }
-    settings = RunSettings(levels=chosen, exact=exact is not None, **others)
+    given = {name: value for name, value in others.items() if value is not None}
+    settings = RunSettings(levels=chosen, exact=exact is not None, **given)
     if heavy_hitters is not None:
         _require_heavy_hitters(settings)
     return settings
+
+
+def _asked_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | None:
+    """The levels of --exact or --levels, high to low; None where neither was given."""
+    from edgemoe.settings import parse_levels
+
+    if exact is not None and levels is not None:
+        raise UserError(
+            "either --exact or --levels was wanted",
+            f"got --exact {exact} and --levels {levels}",
+            "--exact N is one level for all, computed as it is even where more planes are in memory",
+        )
+    if exact is None:
+        return parse_levels(levels) if levels is not None else None
+    if exact not in (8, 4, 2):
+        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
+    return (exact,)
 
 
 def _require_heavy_hitters(settings: RunSettings) -> None:
@@ -174,6 +209,16 @@ def _require_heavy_hitters(settings: RunSettings) -> None:
             f"--importance {settings.importance} counts none",
             "Give --importance heavy-hitters or mix with it",
         )
+
+
+def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
+    """Bytes of --vram-limit, None where none was given, and of --dram-limit.
+
+    Raises:
+        UserError: one is no size.
+    """
+    vram = parse_size(vram_limit) if vram_limit is not None else None
+    return vram, parse_size(dram_limit) if dram_limit is not None else 0
 
 
 def open_store(
@@ -191,19 +236,15 @@ def open_store(
     Args:
         choose: a store's highest level -> the settings asked for, as run_settings does.
     """
-    vram = parse_size(vram_limit) if vram_limit is not None else None
-    dram = parse_size(dram_limit) if dram_limit is not None else 0
+    vram, dram = parse_limits(vram_limit, dram_limit)
     choose(8)  # a mistake is better told before a conversion than after it
     from edgemoe.loading import starting
 
     with starting("loading torch"):
         import edgemoe.engine  # noqa: F401 - all that is heavy, while the spinner turns
         from edgemoe.devices import open_device, open_model
-        from edgemoe.first_use import conversion_ahead
 
         open_device(device)
-    for line in conversion_ahead(model) or ():
-        print(line, file=sys.stderr, flush=True)
     store = open_model(model, device, keep_source=keep_source)
     settings = choose(store.manifest.max_level)
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from edgemoe.blocks import divide, share_at
 from edgemoe.dense import SLICE_BYTES
 from edgemoe.importance import QUERY_BLOCK
-from edgemoe.kernels.choice import compute
+from edgemoe.kernels.choice import beside_device, compute
 from edgemoe.kv_shape import KVShape
 from edgemoe.process import available_memory
 from edgemoe.settings import RunSettings, format_levels
 from edgemoe.sizes import format_size
-from storage.base import BlockKind, ResidentForm
+from storage.base import ResidentForm
 from storage.device import Device
 from storage.errors import DoesNotFit
 from storage.forms import P4
@@ -31,6 +32,9 @@ MINIMUM_EXPERTS = 2
 
 ROUNDING_BYTES = 1 << 26
 """What a device's allocator loses to rounding and to holes, at most."""
+
+GRAPH_BYTES = 1 << 26
+"""What a device takes for pieces of a noted step, with what they make of one token; not measured yet."""
 
 PROCESS_BYTES = 500_000_000
 """What the interpreter, torch and transformers take beside every limit, at most."""
@@ -66,7 +70,8 @@ class MemoryPlan:
     kv_bytes: int
     workspace_bytes: int
     staging_bytes: int
-    """In RAM beside both limits: pinned buffers between disk and a device."""
+    """In RAM beside both limits: pinned buffers between disk and a device, and what the CPU's kernel for experts in
+    DRAM works in."""
     plane_bytes: int
     experts_resident: dict[str, int]
     """level -> experts that plane_bytes holds, were all at that level."""
@@ -187,38 +192,23 @@ def make_plan(
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    parts = _fixed(shape, geometry, context, device)
+    parts = _fixed(shape, geometry, context, device, graphs=settings.graphs)
     fixed = sum(parts.values())
     if vram_limit is None:
         room = device.room() if device else available_memory() - dram_limit - PROCESS_BYTES
         vram_limit = min(fixed + shape.experts * each, room)
     minimum = fixed + MINIMUM_EXPERTS * each
     if vram_limit < minimum:
-        listed = ", ".join(f"{name.removesuffix('_bytes')} {size}" for name, size in parts.items() if size)
-        raise DoesNotFit(
-            f"a limit of {vram_limit} bytes was wanted for {context} tokens of context at level {level}",
-            f"{listed} and {MINIMUM_EXPERTS} experts of {each} need {minimum}",
-            f"Use --vram-limit {minimum} or more, or a smaller --context",
-            minimum=minimum,
-        )
+        raise _too_small(vram_limit, parts, each, level, context)
     if 0 < dram_limit < each:
-        raise DoesNotFit(
-            f"a DRAM tier of {dram_limit} bytes was wanted",
-            f"one expert at level {level} takes {each}",
-            f"Use --dram-limit {each} or more, or leave it out",
-            minimum=each,
-        )
+        raise _too_small_a_tier(dram_limit, each, level)
     planes = vram_limit - fixed
-    shares = {kind: share_at(settings, kind.level) for kind in form.kinds_at(level)}
-    most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
-    vram_blocks = divide(planes, shares, most, MINIMUM_EXPERTS)
-    # A device's tiers keep an expert in both; tiers in RAM in one of them.
-    left = shape.experts - (0 if device else max(vram_blocks.values()))
+    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, both=device is not None)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
         **parts,
-        staging_bytes=staging_buffers(settings) * each if device else 0,
+        staging_bytes=_beside_limits(settings, geometry, each, dram_limit, device) if device else 0,
         plane_bytes=planes,
         experts_resident={
             str(bits): min(planes // form.bytes_at(bits), shape.experts)
@@ -229,15 +219,51 @@ def make_plan(
         levels=settings.levels,
         context=context,
         vram_blocks=vram_blocks,
-        dram_blocks=divide(dram_limit, shares, left, 1) if dram_limit and left else {},
+        dram_blocks=dram_blocks,
     )
 
 
+def _too_small(limit: int, parts: Mapping[str, int], each: int, level: int, context: int) -> DoesNotFit:
+    listed = ", ".join(f"{name.removesuffix('_bytes')} {size}" for name, size in parts.items() if size)
+    minimum = sum(parts.values()) + MINIMUM_EXPERTS * each
+    return DoesNotFit(
+        f"a limit of {limit} bytes was wanted for {context} tokens of context at level {level}",
+        f"{listed} and {MINIMUM_EXPERTS} experts of {each} need {minimum}",
+        f"Use --vram-limit {minimum} or more, or a smaller --context",
+        minimum=minimum,
+    )
+
+
+def _too_small_a_tier(limit: int, each: int, level: int) -> DoesNotFit:
+    return DoesNotFit(
+        f"a DRAM tier of {limit} bytes was wanted",
+        f"one expert at level {level} takes {each}",
+        f"Use --dram-limit {each} or more, or leave it out",
+        minimum=each,
+    )
+
+
+def _blocks(
+    shape: ModelShape, form: ResidentForm, settings: RunSettings, planes: int, dram_limit: int, *, both: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Block kind's name -> blocks, of the VRAM tier's `planes` bytes and of the DRAM tier's.
+
+    Args:
+        both: an expert may be in both tiers, as on a device; tiers in RAM have it in one of them.
+    """
+    shares = {kind: share_at(settings, kind.level) for kind in form.kinds_at(settings.levels[0])}
+    most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
+    vram = divide(planes, shares, most, MINIMUM_EXPERTS)
+    left = shape.experts - (0 if both else max(vram.values()))
+    return vram, divide(dram_limit, shares, left, 1) if dram_limit and left else {}
+
+
 def _fixed(
-    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None
+    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None, *, graphs: bool
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, of all on the fastest memory that is not experts."""
     workspace = workspace_bytes(shape, geometry, context, device.place if device else "cpu")
+    workspace += GRAPH_BYTES if graphs else 0
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,
@@ -246,45 +272,14 @@ def _fixed(
     }
 
 
+def _beside_limits(
+    settings: RunSettings, geometry: RecordGeometry, each: int, dram_limit: int, device: Device
+) -> int:
+    computes = bool(dram_limit) and settings.cpu_experts != "off"
+    kernel = beside_device(compute(device.place).layout)
+    return staging_buffers(settings) * each + (kernel.scratch_bytes(geometry) if computes else 0)
+
+
 def staging_buffers(settings: RunSettings) -> int:
     """Experts on their way from disk to a device at a time: each reader fills one while its last is being copied."""
     return 2 * settings.readers
-
-
-def share_at(settings: RunSettings, level: int) -> float:
-    """Share of an average layer's kept experts that the settings ask at `level` or above."""
-    kept = [bits for bits in settings.levels if bits]
-    if level <= kept[-1]:
-        return 1.0
-    if len(settings.levels) == 2:
-        return settings.retention
-    # More levels go by gate weights, which no plan can know; measured on real text (docs/decisions/0005).
-    return settings.retention if level < 8 else max(2 * settings.retention - 1, 0.1)
-
-
-def divide(size: int, shares: Mapping[BlockKind, float], most: int, fewest: int) -> dict[str, int]:
-    """How many blocks of each kind `size` bytes are split into.
-
-    Args:
-        size: bytes, enough for `fewest` blocks of every kind.
-        shares: kind -> blocks wanted for each block of the first kind.
-        most, fewest: blocks of a kind.
-
-    Returns:
-        kind's name -> blocks, adding up to at most `size`.
-    """
-    kinds = list(shares)
-    unit = sum(kind.size * shares[kind] for kind in kinds)
-    counts = {kind: max(min(int(size / unit * shares[kind]), most), fewest) for kind in kinds}
-
-    def left() -> int:
-        return size - sum(kind.size * count for kind, count in counts.items())
-
-    # The fewest of a rare kind may have been too many beside so many of the first.
-    counts[kinds[0]] -= max(-(left() // kinds[0].size), 0)
-    if unit < sum(kind.size for kind in kinds):
-        limit = most
-        for kind in kinds:
-            counts[kind] += max(min(left() // kind.size, limit - counts[kind]), 0)
-            limit = counts[kind]
-    return {kind.name: count for kind, count in counts.items()}

@@ -18,6 +18,10 @@ SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", 
 """What makes an expert important in prefill (importance.expert_importance)."""
 
 
+CPU_EXPERTS = ("off", "auto")
+"""What beside a device the CPU computes: nothing; of the experts that are in DRAM alone, as many as pay."""
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """One way of running a model. Checked when made.
@@ -32,6 +36,8 @@ class RunSettings:
         renormalise: where experts are skipped, scale the others' gate weights to the previous sum.
         eviction: one of cache.policies.POLICIES.
         speculate: one of prefetch.base.MODES.
+        cpu_experts: one of CPU_EXPERTS. Exact, it is the same as off: which experts the CPU computes depends on limits.
+        graphs: note a new token's dense work on a device, and launch it in a few pieces.
         cache: False loads on demand: nothing is kept from one layer to the next.
         readers: threads that read experts.
         only_layer: schedule this layer alone and give every other the highest level, to see how sensitive it
@@ -50,6 +56,8 @@ class RunSettings:
     renormalise: bool = False
     eviction: str = "lfru"
     speculate: str = "off"
+    cpu_experts: str = "off"
+    graphs: bool = False
     cache: bool = True
     readers: int = 2
     only_layer: int | None = None
@@ -71,10 +79,11 @@ class RunSettings:
             ("depth", DEPTHS),
             ("eviction", POLICIES),
             ("speculate", MODES),
+            ("cpu_experts", CPU_EXPERTS),
         ):
             if getattr(self, name) not in allowed:
                 raise UserError(
-                    f"--{name} {' or '.join(allowed)} was wanted",
+                    f"--{name.replace('_', '-')} {' or '.join(allowed)} was wanted",
                     f"got {getattr(self, name)!r}",
                     "Choose one",
                 )

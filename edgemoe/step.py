@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from edgemoe.kv import SequenceKV
+    from edgemoe.kv import SequenceKV, StepKV
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,5 @@ class StepState:
     signal: str | None
     scores: torch.Tensor | None = None
     """float32 [rows], attention received in the layer that is running."""
+    between: Callable[[Callable[[StepKV], torch.Tensor]], torch.Tensor] | None = None
+    """Takes what depends on the host while a step is noted (graphs), and runs it; None: no step is."""

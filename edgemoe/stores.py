@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from edgemoe.families import family_of, require_known
+from edgemoe.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
 from edgemoe.hub_name import HubModel
 from edgemoe.hub_progress import PassingProgress
 from edgemoe.kernels.choice import compute
@@ -82,7 +83,6 @@ def convert_from_hub(
         UserError: the Hub cannot be reached, or has no such model.
         DamagedData, DoesNotFit: as storage.convert.convert, and where a download fails.
     """
-    from edgemoe.first_use import BIG_BYTES, DOWNLOAD_RATE, announcement
     from edgemoe.hub_checkpoint import open_passing
 
     _check_options(max_level, dense_bits)
@@ -96,14 +96,13 @@ def convert_from_hub(
         progress = PassingProgress(bar)
         shards, total = open_passing(model, source, keep=kept.exists(), progress=progress.downloaded)
         progress.expect(total)
-        if total >= BIG_BYTES and not (destination / MANIFEST_NAME).exists():
-            checkpoint = Checkpoint.open(source)
-            lines = announcement(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
-            print(*lines, sep="\n", file=sys.stderr, flush=True)
+        checkpoint = Checkpoint.open(source)
+        if not (destination / MANIFEST_NAME).exists():
+            announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
         made = convert(
             source,
             destination,
-            family_of(Checkpoint.open(source).config),
+            family_of(checkpoint.config),
             max_level=max_level,
             layout=chosen,
             dense_bits=dense_bits,
@@ -150,6 +149,8 @@ def convert_named(
 def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
     """The store directory for `model`: itself, or its cached conversion, made now if need be.
 
+    A conversion that takes a while is announced on stderr.
+
     Args:
         model: a store, a checkpoint, or what a model is called on the Hub.
         layout: of a conversion.
@@ -165,22 +166,27 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         touch(model)
         return model
     if hub:
-        name = hub.slug
-    elif (model / "config.json").exists() or find_gguf(model):
-        require_known(model)
-        name = f"{file_name(model.resolve().name)}-{Checkpoint.open(model).fingerprint()[:16]}"
-    else:
-        raise _no_model(model)
-    store = stores_directory() / f"{name}-{choose_layout(layout).name}"
-    if keep_source or not (store / MANIFEST_NAME).exists():
-        if hub:
+        store = _cached(hub.slug, layout)
+        if keep_source or not (store / MANIFEST_NAME).exists():
             convert_from_hub(
                 hub, store, max_level=None, layout=layout, dense_bits=16, keep_source=keep_source
             )
-        else:
+    elif (model / "config.json").exists() or find_gguf(model):
+        require_known(model)
+        checkpoint, name = Checkpoint.open(model), model.resolve().name
+        store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
+        if not (store / MANIFEST_NAME).exists():
+            announce(checkpoint, name, store.parent, ASSUMED_RATE)
             convert_checkpoint(model, store, max_level=None, layout=layout, dense_bits=16)
+    else:
+        raise _no_model(model)
     touch(store)
     return store
+
+
+def _cached(name: str, layout: str) -> Path:
+    """Where the cache has, or will have, a model's store in a layout."""
+    return stores_directory() / f"{name}-{choose_layout(layout).name}"
 
 
 def _say_error(made: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,15 @@ class Tiers:
     vram: PlaneTier
     dram: PlaneTier | None
     route: Route
+
+    def close(self) -> None:
+        """Waits for copies and gives all the memory back. After the fetcher between them is closed. Idempotent."""
+        self.route.close()
+        for tier in (self.vram, self.dram):
+            # Frames of a step that was cut short may still hold a block: the memory then goes when they do.
+            with suppress(BufferError, ValueError):
+                if tier:
+                    tier.close()
 
 
 def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, device: Device | None) -> Tiers:

@@ -8,7 +8,7 @@ the cache's interface only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
@@ -18,6 +18,10 @@ from storage.base import ExpertKey
 
 MODES = ("off", "base", "full", "auto")
 """What is read ahead: nothing; the base plane; the level predicted; that, for as long as it pays (judge.Judge)."""
+
+Split = Callable[[Sequence[int]], int]
+"""Levels of experts that only have to be moved, the most important first -> how many of the last are not moved, but
+handed out in the slower tier."""
 
 
 @dataclass
@@ -70,7 +74,9 @@ class TransferCounts:
     vram_hits: int = 0
     """Experts found in the VRAM tier at the asked level or above, those read ahead in time among them."""
     dram_hits: int = 0
-    """Experts that needed no disk read, but came from the DRAM tier when they were asked for."""
+    """Experts that needed no disk read, but came from the DRAM tier when they were asked for, or were left there."""
+    left_below: int = 0
+    """Of these, handed out in the DRAM tier, to be computed by the CPU."""
     requests: int = 0
     """Experts asked for; level 0 is never asked for."""
     levels: dict[int, int] = field(default_factory=dict)
@@ -148,8 +154,9 @@ class ExpertSource(ABC):
         """The experts of `wanted` (key -> level, level > 0), each exactly once, in the order they get ready.
 
         A lease is valid until the next one is asked for (ready() does not ask) or the context ends; leases
-        are released by this, not by the caller. Hits come first. Works however small the tier is, as long as one expert
-        fits: what finds no room waits until a lease ends. Leaving the context early (an error, Ctrl-C)
+        are released by this, not by the caller. Hits come first. What the source leaves in the slower tier (Split),
+        the last of `wanted`, comes alone, and its lease says where it lies. Works however small the tier is, as long
+        as one expert fits: what finds no room waits until a lease ends. Leaving the context early (an error, Ctrl-C)
         waits for reads under way and leaves the tiers whole.
 
         What was read ahead and is wanted is used, whole or half-way; what is not wanted and has not begun

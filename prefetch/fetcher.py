@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cache.base import Tier
-from prefetch.base import ExpertSource, Leases, TransferCounts
+from prefetch.base import ExpertSource, Leases, Split, TransferCounts
 from prefetch.exclusive import ExclusiveRoute
 from prefetch.interrupts import deferred_interrupt
 from prefetch.judge import Judge
@@ -66,6 +66,8 @@ class Fetcher(ExpertSource):
         route = route or ExclusiveRoute(vram, dram, form)
         self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, clock=clock)
         self._stream: LayerStream | None = None
+        self.split: Split | None = None
+        """Which experts stay in the slower tier from the next stream on, for who can compute them there; None: none."""
         try:
             self._speculation = Speculation(self._traffic, judge or Judge(), speculate)
         except ValueError:
@@ -102,7 +104,9 @@ class Fetcher(ExpertSource):
         if self._traffic.workers.closed:
             raise ValueError("the fetcher is closed")
         with deferred_interrupt() as interrupt:
-            stream = self._stream = LayerStream(self._traffic, self._speculation, wanted, interrupt)
+            stream = self._stream = LayerStream(
+                self._traffic, self._speculation, wanted, interrupt, self.split
+            )
             try:
                 stream.begin()
                 yield stream

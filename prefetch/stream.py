@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from cache.base import Lease
-from prefetch.base import Leases
+from prefetch.base import Leases, Split
 from prefetch.interrupts import Interrupt
 from prefetch.speculation import Speculation
 from prefetch.traffic import Traffic
@@ -23,6 +23,7 @@ class LayerStream(Leases):
         speculation: whose guess this call confirms or refutes.
         wanted: as ExpertSource.stream.
         interrupt: checked before every lease.
+        split: which experts are handed out in the slower tier; None: none.
     """
 
     def __init__(
@@ -31,16 +32,19 @@ class LayerStream(Leases):
         speculation: Speculation,
         wanted: Mapping[ExpertKey, int],
         interrupt: Interrupt,
+        split: Split | None = None,
     ) -> None:
         self._traffic, self._speculation = traffic, speculation
         self._vram = traffic.vram
-        self._interrupt = interrupt
+        self._interrupt, self._split = interrupt, split
         self._wanted = wanted
         self._hits: deque[Lease] = deque()
         self._arrived: deque[Lease] = deque()
         self._missing: deque[ExpertKey] = deque()
         self._awaited: dict[ExpertKey, Transfer] = {}
         self._current: list[Lease] = []
+        self._below: deque[Lease] = deque()
+        self._current_below: Lease | None = None
         self._stopped = False
 
     def begin(self) -> None:
@@ -57,27 +61,27 @@ class LayerStream(Leases):
                 self._missing.append(key)
         counts.requests += len(self._wanted)
         counts.vram_hits += len(self._hits) + len(self._arrived)
+        self._leave_below()
         # What is there in part goes first: a whole expert's transfer might evict it meanwhile.
         self._missing = deque(sorted(self._missing, key=lambda key: not self._vram.level_of(key)))
         self.advance()
 
     def __next__(self) -> Lease:
-        """Hits, then arrivals; each valid until the next."""
-        if self._current:
+        """Hits, then arrivals, and what stays below as soon as there is nothing else to launch; each valid until the
+        next."""
+        if self._current or self._current_below:
             self._release_current()
             self.advance()
         lease = None if self._stopped else self._next()
         if lease is None:
             raise StopIteration
-        return self._hand_out([lease])[0]
+        return lease if lease is self._current_below else self._hand_out([lease])[0]
 
     def ready(self) -> list[Lease]:
         """See Leases. What a device's copy is still bringing is ready only beside what waits for one as well: its
         kernel would keep the others' from starting."""
         waits = any(lease.arriving for lease in self._current)
-        for transfer in self._traffic.done():
-            if lease := self._arrival(transfer):
-                self._arrived.append(lease)
+        self._collect()
         leases, arrived = list(self._hits), list(self._arrived)
         self._hits.clear()
         self._arrived.clear()
@@ -103,10 +107,36 @@ class LayerStream(Leases):
         for leases in (self._hits, self._arrived):
             while leases:
                 self._vram.release(leases.popleft())
+        while self._below:
+            self._release_below(self._below.popleft())
         for transfer in begun:
             lease = self._settle(self._traffic.next_done((transfer,)))
             if lease:
                 self._vram.release(lease)
+
+    def _leave_below(self) -> None:
+        """Takes from what is missing what stays in the slower tier: some of what only has to be moved, and whole.
+
+        It does not come up behind its computing either: that copy would stand in the way of those that are waited
+        for, now and in the next layer. Asked for again it is missing again, and comes up unless it is again the last.
+        """
+        dram, wanted = self._traffic.dram, self._wanted
+        if self._split is None or dram is None:
+            return
+        missing = set(self._missing)
+        moved = [
+            key
+            for key, level in wanted.items()
+            if key in missing and not self._vram.level_of(key) and dram.level_of(key) >= level
+        ]
+        left = self._split([wanted[key] for key in moved])
+        for key in moved[len(moved) - left :]:
+            lease = dram.acquire(key, wanted[key])
+            assert lease
+            self._below.append(lease)
+            self._missing.remove(key)
+        self._traffic.counts.dram_hits += left
+        self._traffic.counts.left_below += left
 
     def _take_over(self, key: ExpertKey, level: int) -> bool:
         """Waits for a guess under way instead of reading its expert again. False: it is read now.
@@ -127,8 +157,13 @@ class LayerStream(Leases):
         """The next expert that is ready, waiting for one if need be; None: all have been handed out."""
         while True:
             self._interrupt.check()
+            if self._below and not self._hits:
+                self._collect()
             if self._hits or self._arrived:
                 return (self._hits or self._arrived).popleft()
+            if self._below:
+                self._current_below = self._below.popleft()
+                return self._current_below
             if not self._awaited and not self._missing:
                 return None
             if not self._traffic.under_way:
@@ -137,6 +172,12 @@ class LayerStream(Leases):
             if lease:
                 return lease
             self.advance()
+
+    def _collect(self) -> None:
+        """Takes in every transfer that is done."""
+        for transfer in self._traffic.done():
+            if lease := self._arrival(transfer):
+                self._arrived.append(lease)
 
     def _arrival(self, transfer: Transfer) -> Lease | None:
         """Settles a transfer that is done. None: it brings nothing to hand out."""
@@ -172,6 +213,13 @@ class LayerStream(Leases):
             self._traffic.route.computed()
         while self._current:
             self._vram.release(self._current.pop())
+        if self._current_below:
+            self._release_below(self._current_below)
+            self._current_below = None
+
+    def _release_below(self, lease: Lease) -> None:
+        assert self._traffic.dram
+        self._traffic.dram.release(lease)
 
     def _start_alone(self) -> None:
         """Starts the first transfer where nothing is pinned or under way, and still there was no room.

@@ -17,11 +17,11 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def replacing(path: Path, size: int) -> Iterator[int]:
-    """A descriptor of a new file that takes `path`'s place when the block ends without an error.
+def partial_file(path: Path, size: int) -> Iterator[Path]:
+    """Where to write a new file that takes `path`'s place when the block ends without an error.
 
-    The bytes reach the disk before the name does, and the name before this returns. On an error the new
-    file is removed and `path` is as it was.
+    The block leaves a file there, synced and closed. The name, too, has reached the disk before this returns. On an
+    error the new file is removed and `path` is as it was.
 
     Args:
         path: its directory must exist.
@@ -35,12 +35,7 @@ def replacing(path: Path, size: int) -> Iterator[int]:
     try:
         partial.unlink(missing_ok=True)
         require_free(path, size)
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            yield fd
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        yield partial
         partial.replace(path)
         sync_directory(path.parent)
     except BaseException as error:
@@ -49,6 +44,18 @@ def replacing(path: Path, size: int) -> Iterator[int]:
         if isinstance(error, OSError):
             raise refused(path, size, error) from error
         raise
+
+
+@contextmanager
+def replacing(path: Path, size: int) -> Iterator[int]:
+    """A descriptor of a partial_file, synced and closed when the block ends. Arguments and errors are the same."""
+    with partial_file(path, size) as partial:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def require_free(path: Path, size: int) -> None:

@@ -112,15 +112,20 @@ def convert(
         ) as writer,
     ):
         job.write(writer, threads or 2 * cores(), arrivals)
-        with _source_errors(source):
-            fingerprint = Checkpoint.open(source).fingerprint()
-        if fingerprint != job.fingerprint:
-            raise DamagedData(
-                f"{source} was wanted as it was when its conversion began",
-                "its files have changed since",
-                "Remove the destination, and convert again while nothing writes to the checkpoint",
-            )
+        _require_unchanged(source, job.fingerprint)
         return writer.finish(job.format)
+
+
+def _require_unchanged(source: Path, fingerprint: str) -> None:
+    """Raises DamagedData if a checkpoint is not what it was: parts of two would be in the store."""
+    with _source_errors(source):
+        now = Checkpoint.open(source).fingerprint()
+    if now != fingerprint:
+        raise DamagedData(
+            f"{source} was wanted as it was when its conversion began",
+            "its files have changed since",
+            "Remove the destination, and convert again while nothing writes to the checkpoint",
+        )
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:

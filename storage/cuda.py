@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
-from storage.device import Device, Event
+from storage.device import Device, Event, Recorder
 from storage.driver import process_bytes
 
 _CODE_BYTES = 256 << 20
 """What kernels of CUDA's libraries and of ours may take once they are loaded; not measured yet."""
 
+_CONTEXT_MOST = 1 << 30
+"""What a context is taken for at most, where the driver does not tell it from what other processes have."""
+
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every context of the process."""
+
+_log = logging.getLogger("edgemoe")
 
 
 class _CudaEvent(Event):
@@ -33,6 +39,44 @@ class _CudaEvent(Event):
         self.event.synchronize()
 
 
+class _CudaRecorder(Recorder):
+    """CUDA graphs, all in one pool of memory. Has not run on a GPU yet."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        # The default stream cannot be captured.
+        self._stream, self._pool = torch.cuda.Stream(place), torch.cuda.graph_pool_handle()
+        self._open: torch.cuda.CUDAGraph | None = None
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """See Recorder."""
+        before = torch.cuda.current_stream(self._place)
+        self._stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._stream):
+                try:
+                    yield
+                finally:
+                    if self._open is not None:
+                        with suppress(RuntimeError):  # of an error within it a capture tells once more
+                            self.end()
+        finally:
+            before.wait_stream(self._stream)
+
+    def begin(self) -> None:
+        """See Recorder. Threads that read and copy meanwhile are no part of it."""
+        self._open = torch.cuda.CUDAGraph()
+        self._open.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> Callable[[], None]:
+        """See Recorder."""
+        graph, self._open = self._open, None
+        assert graph
+        graph.capture_end()
+        return graph.replay
+
+
 class CudaDevice(Device):
     """See Device. Copies have a stream of their own; compute is the calling thread's current stream.
 
@@ -43,8 +87,10 @@ class CudaDevice(Device):
     def __init__(self, index: int = 0) -> None:
         self.place = torch.device("cuda", index)
         self._copies = torch.cuda.Stream(self.place)
+        own = self._own()
+        self.counts_own = own is not None
         # Asked once, before kernels are loaded, so that every plan of a process says the same.
-        self._driver = self._held() - torch.cuda.memory_reserved(self.place) + _CODE_BYTES
+        self._driver = self._context(own) + _CODE_BYTES
 
     def allocate(self, size: int) -> torch.Tensor:
         """See Device."""
@@ -85,6 +131,18 @@ class CudaDevice(Device):
         """See Device."""
         return _CudaEvent(torch.cuda.current_stream(self.place))
 
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """See Device. Into pinned memory of torch's allocator, which keeps such small pieces for the next time."""
+        there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for target, tensor in zip(there, tensors, strict=True):
+            target.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(self.place).synchronize()
+        return there
+
+    def recorder(self) -> Recorder:
+        """See Device."""
+        return _CudaRecorder(self.place)
+
     def free_unused(self) -> None:
         """See Device."""
         torch.cuda.empty_cache()
@@ -108,14 +166,25 @@ class CudaDevice(Device):
 
     def peak(self) -> int:
         """See Device. The driver tells what is now; the allocator knows its own most, and the rest never shrinks."""
-        reserved = torch.cuda.memory_reserved(self.place)
-        return self._held() - reserved + torch.cuda.max_memory_reserved(self.place)
-
-    def _held(self) -> int:
-        """Bytes of the device that the process has now; where the driver does not tell, that all processes have."""
         own = self._own()
+        beside = self._driver if own is None else own - torch.cuda.memory_reserved(self.place)
+        return beside + torch.cuda.max_memory_reserved(self.place)
+
+    def _context(self, own: int | None) -> int:
+        """Bytes of the device that the process has now beside its allocator's.
+
+        Where the driver does not tell, that is what all processes have, as far as it can be a context.
+        """
+        reserved = torch.cuda.memory_reserved(self.place)
+        if own is not None:
+            return own - reserved
+        _log.warning(
+            "the driver does not say how much of %s this process has (pip install nvidia-ml-py): its own part of the "
+            "limit, and every peak, are upper estimates",
+            self.place,
+        )
         free, total = torch.cuda.mem_get_info(self.place)
-        return int(total - free) if own is None else own
+        return min(int(total - free) - reserved, _CONTEXT_MOST)
 
     def _own(self) -> int | None:
         return process_bytes(torch.cuda.get_device_properties(self.place).uuid)

@@ -8,13 +8,15 @@ bring bytes from host memory into the device's. Neither waits for the other but 
     compute                                 └────────► kernel ──┴───────► event ───┘
 
 Whoever reads bytes that a copy brings waits for that copy's event, whoever overwrites bytes that a kernel reads gives
-the kernel's event to the copy, and nobody waits for all of a device.
+the kernel's event to the copy, and nobody waits for all of a device. The host itself waits for kernels in one place:
+`to_host`, where what it has to know comes back.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,14 +35,37 @@ class Event(ABC):
         """Holds the calling thread until it is done."""
 
 
+class Recorder(ABC):
+    """Notes kernels in pieces instead of running them, so that each piece can be launched as one. Used by one thread.
+
+    A piece reads and writes the memory that it was noted with, and what it has made stays where it is: launched
+    again in the same order, pieces make the same of what that memory then holds.
+    """
+
+    @abstractmethod
+    def noting(self) -> AbstractContextManager[None]:
+        """Within it pieces are noted; what is launched between two of them runs. An error ends the open piece."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins a piece: kernels launched from now on are noted and do not run. The host may wait for nothing."""
+
+    @abstractmethod
+    def end(self) -> Callable[[], None]:
+        """Ends the piece. Each call of what is returned launches it; it has not run yet."""
+
+
 class Device(ABC):
     """See the module. `copy`, and events, may be used by any thread; the rest by the one that launches kernels.
 
     Attributes:
         place: as torch calls it.
+        counts_own: whether the driver tells this process's memory from others'. Where it does not, `driver_bytes` and
+            `peak` are upper estimates.
     """
 
     place: torch.device
+    counts_own: bool = True
 
     @property
     def name(self) -> str:
@@ -90,6 +115,14 @@ class Device(ABC):
         """An event behind every kernel launched so far."""
 
     @abstractmethod
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies in RAM of what kernels launched so far make of some tensors: one wait, however many they are."""
+
+    @abstractmethod
+    def recorder(self) -> Recorder:
+        """One for the kernels of a step."""
+
+    @abstractmethod
     def free_unused(self) -> None:
         """Gives memory that was allocated for activations, and is not in use now, back to the system."""
 
@@ -110,4 +143,4 @@ class Device(ABC):
 
     @abstractmethod
     def peak(self) -> int:
-        """The most bytes of the device that the process has had, by the driver's count."""
+        """The most bytes of the device that the process has had: by the driver's count, or see `counts_own`."""

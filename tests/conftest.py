@@ -15,7 +15,10 @@ from typing import Any
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 
 import pytest
+import small_checkpoint
 import torch
+from small_conversion import contents
+from small_conversion import run as convert_small
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -119,6 +122,20 @@ def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def damageable(tiny_store: Path, tmp_path: Path) -> Path:
     """A copy of the tiny store that a test may change."""
     return Path(shutil.copytree(tiny_store, tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def small_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """small_checkpoint.py's. Not to be changed."""
+    return small_checkpoint.save(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="session")
+def straight_files(small_source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of its store, made by small_conversion.py, that nothing happened to."""
+    directory = tmp_path_factory.mktemp("straight")
+    convert_small(small_source, directory)
+    return contents(directory)
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 import torch
+from recorder_double import DoubleRecorder
 
 from cache.device_arena import DeviceArena, OnDevice
 from cache.free_list import FreeList
 from storage.base import BlockKind
-from storage.device import Device, Event
+from storage.device import Device, Event, Recorder
 
 POISON = 0xEE
 DRIVER_BYTES = 1000
@@ -59,6 +60,7 @@ class DoubleDevice(Device):
         self, seed: int = 0, *, haste: float = 0.3, threaded: bool = False, pinnable: int = 1 << 40
     ) -> None:
         self.place = torch.device("cpu")
+        self.waits = 0
         self.broken: list[str] = []
         self.pinned: dict[int, int] = {}
         self.batches = self.allocated = self.emptied = 0
@@ -72,6 +74,11 @@ class DoubleDevice(Device):
         self._thread = threading.Thread(target=self._work, daemon=True)
         if threaded:
             self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Not its place's: what lies on the double is told from what lies in RAM."""
+        return "double"
 
     def allocate(self, size: int) -> torch.Tensor:
         self.allocated += size
@@ -110,6 +117,15 @@ class DoubleDevice(Device):
 
     def computed(self) -> Event:
         return self._kernel or self._later(lambda: None, (), None)
+
+    def recorder(self) -> Recorder:
+        return DoubleRecorder(self)
+
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.waits += 1
+        if self._kernel:
+            self._kernel.wait()
+        return [tensor.clone() for tensor in tensors]
 
     def free_unused(self) -> None:
         self.emptied += 1

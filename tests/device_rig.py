@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from device_double import Poisoned
-from toys import SLICED, ToyReader, expected
+from toys import SLICED, ToyReader, contents, expected
 
 from cache.device_arena import OnDevice, Pinned
 from cache.lru import LRU
@@ -42,17 +42,17 @@ class DeviceRig:
         arenas: type[OnDevice] = Poisoned,
     ) -> None:
         self.device, self.reader = device, EndlessReader()
-        self.vram = self._tier("vram", vram, arenas(device))
-        self.dram = self._tier("dram", dram, Pinned(device, "dram")) if dram else None
+        self.vram = self._tier("vram", vram, arenas(device), device.name)
+        self.dram = self._tier("dram", dram, Pinned(device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
         self.route = StagedRoute(self.vram, self.dram, SLICED, device, self.staging)
         self.fetcher = Fetcher(
             self.vram, self.dram, SLICED, self.reader, route=self.route, workers=2, speculate="full"
         )
 
-    def _tier(self, name: str, experts: int, arenas) -> PlaneTier:
+    def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:
         capacity = {kind.name: experts for kind in SLICED.kinds}
-        return PlaneTier(SLICED, capacity, LRU, device=self.device.name, name=name, arenas=arenas)
+        return PlaneTier(SLICED, capacity, LRU, device=place, name=name, arenas=arenas)
 
     def fetch(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int] | None = None) -> None:
         """Streams `wanted`, and launches a kernel on every expert that must see the expert's own bytes."""
@@ -62,7 +62,8 @@ class DeviceRig:
             for lease in leases:
                 for one in [lease, *leases.ready()]:
                     assert one.level >= wanted[one.key]
-                    assert self.device.launch(one.blocks) == expected(SLICED, one.key, one.level)
+                    read = contents if one.device == "cpu" else self.device.launch
+                    assert read(one.blocks) == expected(SLICED, one.key, one.level)
                     came.append(one.key)
         assert sorted(came) == sorted(wanted)
 

@@ -69,6 +69,7 @@ def test_the_ablation_in_one_command(bench, tmp_path):
         (("--format", "xml"), "xml"),
         (("--prompts", "poems"), "poems"),
         (("--plot", "nowhere/rows.png"), "nowhere"),
+        (("--plot", "rows.doc"), "rows.doc"),
         (("--trace", "nowhere/trace.json"), "nowhere"),
         (("--quality", "nothing.json"), "nothing.json"),
         (("--levels", "4/8"), "4/8"),

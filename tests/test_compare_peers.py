@@ -18,6 +18,7 @@ import compare_peers_run
 import pytest
 import synthesize
 import torch
+from cgroups import ROOT, needs_cgroup
 from compare_peers_popularity import compare
 from compare_peers_programs import Program, edgemoe_program
 from compare_peers_report import as_table, reached, run_of, summarize
@@ -27,13 +28,6 @@ from limited import Controller, LimitError, Usage, find_controller
 TOOL = Path(compare_peers.__file__)
 DOUBLE = Path(__file__).parent / "peer_double.py"
 MIB = 1 << 20
-
-CONTROLLER_ROOTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-ROOT = next((root for root in CONTROLLER_ROOTS if root.is_dir()), CONTROLLER_ROOTS[1])
-needs_cgroup = pytest.mark.skipif(
-    not (hasattr(os, "geteuid") and os.geteuid() == 0 and os.access(ROOT, os.W_OK)),
-    reason="memory cgroups need root and a writable cgroup filesystem",
-)
 
 
 def controller() -> Controller:
@@ -283,6 +277,8 @@ def test_popularity_side_by_side() -> None:
         (["--limits", "much"], "a size was wanted", 2),
         (["--limits", "601MB"], "--vram-limit", 3),
         (["--json", "no/where.json"], "folder", 2),
+        (["--plot", "no/where.png"], "folder", 2),
+        (["--plot", "rows.doc"], "ends in none of", 2),
     ],
 )
 def test_refused_before_anything_runs(
@@ -297,3 +293,17 @@ def test_refused_before_anything_runs(
     assert compare_peers.main([*arguments, *change]) == code
     assert told in capsys.readouterr().err
     assert not (tmp_path / "requests").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("--rounds", "0"), ("--threads", "-1"), ("--prompt-tokens", "8,0"), ("--new-tokens", "1")],
+)
+def test_counts_of_nothing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    """A number of runs, threads or tokens that measures nothing exits 2 and is named."""
+    with pytest.raises(SystemExit) as stopped:
+        compare_peers.main([*arguments, name, value])
+    assert stopped.value.code == 2
+    assert name in capsys.readouterr().err

@@ -124,3 +124,30 @@ def test_one_depth_makes_no_line(stores: list[Path], given: int, capsys: pytest.
     """One store, or two of the same depth, exit 2."""
     assert compare_peers_scaling.main([str(stores[0])] * given) == 2
     assert "different depth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_missing_folder_is_found_before_anything_runs(
+    stores: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """Exit 2, and the folder is named; nothing of the machine was asked."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(compare_peers_scaling, "find_controller", lambda mounts: pytest.fail("went on"))
+    assert compare_peers_scaling.main([*map(str, stores), option, "nowhere/of.png"]) == 2
+    assert "no folder nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, "0") for name in ("--prompt-tokens", "--rounds", "--threads", "--ratio")),
+        ("--new-tokens", "1"),
+        ("--ratio", "1.1"),
+    ],
+)
+def test_what_measures_nothing_is_named(capsys: pytest.CaptureFixture[str], name: str, value: str) -> None:
+    """It exits 2 before a store is opened."""
+    with pytest.raises(SystemExit) as stopped:
+        compare_peers_scaling.main(["no-store", name, value])
+    assert stopped.value.code == 2
+    assert name in capsys.readouterr().err

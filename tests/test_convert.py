@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from small_conversion import contents
 from transformers import AutoConfig, AutoTokenizer
 
 from edgemoe.families import family_of
@@ -41,11 +42,6 @@ def run(
         dense_bits=dense_bits,
         progress=progress or (lambda done, total: None),
     )
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file of a directory."""
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def change(source: Path, destination: Path, edit) -> Path:

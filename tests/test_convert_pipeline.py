@@ -11,32 +11,17 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
-from test_surviving_faults import FAMILY, contents, run
+from small_conversion import contents, run
 
 import storage.convert
 import storage.source_file
 import storage.writer
 from storage import unbuffered
-from storage.convert import convert
 from storage.expert_weights import ExpertWeights
-from storage.layout import LAYOUTS
 from storage.source_file import read_range
 
 PATIENCE = 60
 """Seconds after which what was waited for is taken to be never going to happen."""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return small_checkpoint.save(tmp_path_factory.mktemp("model") / "small")
-
-
-@pytest.fixture(scope="module")
-def straight(source, tmp_path_factory) -> dict[str, bytes]:
-    """Every file of a store that nothing happened to."""
-    directory = tmp_path_factory.mktemp("straight")
-    run(source, directory)
-    return contents(directory)
 
 
 def watch_reads(monkeypatch, before: Callable[[int, int], None]) -> None:
@@ -50,7 +35,9 @@ def watch_reads(monkeypatch, before: Callable[[int, int], None]) -> None:
     monkeypatch.setattr(ExpertWeights, "read", read)
 
 
-def test_the_next_layer_is_read_while_one_is_made_durable(source, straight, tmp_path, monkeypatch):
+def test_the_next_layer_is_read_while_one_is_made_durable(
+    small_source, straight_files, tmp_path, monkeypatch
+):
     """The first layer's fsync ends only once an expert of the second was asked for; the store is the same."""
     second = threading.Event()
     watch_reads(monkeypatch, lambda layer, expert: second.set() if layer == 1 else None)
@@ -62,9 +49,9 @@ def test_the_next_layer_is_read_while_one_is_made_durable(source, straight, tmp_
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    run(source, tmp_path / "store", threads=2)
+    run(small_source, tmp_path / "store", threads=2)
     assert synced == [True]
-    assert contents(tmp_path / "store") == straight
+    assert contents(tmp_path / "store") == straight_files
 
 
 class Arriving:
@@ -82,28 +69,20 @@ class Arriving:
         self.events.append(("release", layer))
 
 
-def test_what_arrives_layer_by_layer_is_one_layer_at_a_time(source, straight, tmp_path, monkeypatch):
+def test_what_arrives_layer_by_layer_is_one_layer_at_a_time(
+    small_source, straight_files, tmp_path, monkeypatch
+):
     """A layer is asked for after the one before it was released, and none of its experts is read before that."""
     arriving = Arriving()
     watch_reads(monkeypatch, lambda layer, expert: arriving.events.append(("read", layer)))
-    convert(
-        source,
-        tmp_path / "store",
-        FAMILY,
-        max_level=8,
-        layout=LAYOUTS["cpu-generic"],
-        dense_bits=8,
-        progress=lambda done, total: None,
-        threads=3,
-        arrivals=arriving,
-    )
+    run(small_source, tmp_path / "store", threads=3, arrivals=arriving)
     reads = small_checkpoint.EXPERTS
     assert arriving.events == [
         *(("require", 0), *[("read", 0)] * reads, ("release", 0)),
         *(("require", 1), *[("read", 1)] * reads, ("release", 1)),
         ("require", None),
     ]
-    assert contents(tmp_path / "store") == straight
+    assert contents(tmp_path / "store") == straight_files
 
 
 EXPERT = 3 * 64 * 32 * (2 + 2)
@@ -111,7 +90,9 @@ EXPERT = 3 * 64 * 32 * (2 + 2)
 
 
 @pytest.mark.parametrize(("memory", "most"), [(1, 1), (2 * EXPERT, 2), (3 * EXPERT - 1, 2), (1 << 30, 6)])
-def test_experts_in_memory_at_a_time_are_bounded(source, straight, tmp_path, monkeypatch, memory, most):
+def test_experts_in_memory_at_a_time_are_bounded(
+    small_source, straight_files, tmp_path, monkeypatch, memory, most
+):
     """Whatever the threads, as many experts are begun and not written as memory was granted for, and at least one."""
     monkeypatch.setattr(storage.convert, "_MEMORY", memory)
     begun = taken = 0
@@ -129,9 +110,9 @@ def test_experts_in_memory_at_a_time_are_bounded(source, straight, tmp_path, mon
         taken += 1
 
     monkeypatch.setattr(storage.convert, "ThreadPoolExecutor", Counting)
-    run(source, tmp_path / "store", threads=5, progress=written)
+    run(small_source, tmp_path / "store", threads=5, progress=written)
     assert max(seen) == most
-    assert contents(tmp_path / "store") == straight
+    assert contents(tmp_path / "store") == straight_files
 
 
 def refuse_direct(monkeypatch, call: str, refusals: list[int]) -> None:
@@ -152,24 +133,26 @@ def refuse_direct(monkeypatch, call: str, refusals: list[int]) -> None:
 )
 @pytest.mark.parametrize("call", ["preadv", "write"])
 def test_a_filesystem_without_direct_access_gives_the_same_store(
-    source, straight, tmp_path, monkeypatch, call
+    small_source, straight_files, tmp_path, monkeypatch, call
 ):
     """Where reads or writes past the page cache are refused when they come, they go through it."""
     refusals: list[int] = []
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
     refuse_direct(monkeypatch, call, refusals)
-    run(source, tmp_path / "store")
+    run(small_source, tmp_path / "store")
     assert refusals
-    assert contents(tmp_path / "store") == straight
+    assert contents(tmp_path / "store") == straight_files
 
 
-def test_a_filesystem_that_refuses_at_once_gives_the_same_store(source, straight, tmp_path, monkeypatch):
+def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
+    small_source, straight_files, tmp_path, monkeypatch
+):
     """Where the flag itself is refused, everything goes through the page cache."""
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
     for module in (storage.source_file, storage.writer):
         monkeypatch.setattr(module, "bypass_cache", lambda fd: False)
-    run(source, tmp_path / "store")
-    assert contents(tmp_path / "store") == straight
+    run(small_source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight_files
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])

@@ -92,6 +92,16 @@ def test_a_copy_waits_for_the_kernels_it_is_told_of(device, arena):
     assert block.cpu().eq(1).all()
 
 
+def test_the_host_gets_what_kernels_make(device):
+    """What comes back is what every kernel launched before has made of it, though the host waits once."""
+    numbers = torch.zeros(8, device=device.place)
+    torch.cuda._sleep(LONG)
+    numbers += 3
+    found = device.to_host([numbers, numbers.to(torch.int64)])
+    assert [tensor.tolist() for tensor in found] == [[3.0] * 8, [3] * 8]
+    assert all(tensor.is_pinned() for tensor in found)
+
+
 def test_a_refused_pin_leaves_no_error_behind(device):
     """Memory that is pinned already is refused, and the next kernel knows nothing of it."""
     with closing(PinnedArena(1, BLOCK, device)) as arena:
@@ -171,6 +181,35 @@ def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
     assert (got - want).norm() < ROUNDING * want.norm()
     for experts, dram in ((2, 0), (3, 16), (7, 3)):
         assert torch.equal(logits(open_on(experts, dram, levels=(level,))), got), (experts, dram)
+
+
+@pytest.mark.parametrize("level", [8, 4])
+def test_the_cpu_computes_beside_the_gpu(open_on, monkeypatch, level):
+    """With all that DRAM has left to the CPU: the same logits, but for rounding."""
+    from edgemoe import cpu_experts
+    from edgemoe.split import Pace
+
+    want = logits(open_on(levels=(level,), exact=False))
+    monkeypatch.setattr(cpu_experts, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
+    engine = open_on(3, 16, levels=(level,), exact=False, cpu_experts="auto")
+    got = logits(engine)
+    assert engine.take_counts().left_below > 0
+    assert (got - want).norm() < ROUNDING * want.norm()
+
+
+def test_both_speeds_are_measured_on_a_gpu(open_on):
+    """Whatever they come to, each is some time, and computing on the CPU is chosen only where it pays."""
+    engine = open_on(3, 16, exact=False, cpu_experts="auto")
+    if engine._below is not None:
+        paces = engine._below.paces.values()
+        assert all(min(pace.computed, pace.moved, pace.moved_alone) > 0 for pace in paces)
+        assert engine._below.pays_for(engine.shape.top_k)
+
+
+@pytest.mark.parametrize(("experts", "dram"), [(None, 0), (3, 16)])
+def test_graphs_change_no_bit(open_on, experts, dram):
+    """New tokens whose dense work is launched as graphs: the same logits as without."""
+    assert torch.equal(logits(open_on(experts, dram, graphs=True)), logits(open_on(experts, dram)))
 
 
 def test_the_limit_holds_by_the_drivers_count(open_on):

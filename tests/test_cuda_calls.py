@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ class FakeCuda:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, str]] = []
         self.pinnable, self.own = True, 3 * GB
+        self.free = 8 * GB
         outer = self
 
         class Stream:
@@ -29,6 +31,9 @@ class FakeCuda:
 
             def wait_event(self, event: object) -> None:
                 outer.calls.append((self.name, "wait"))
+
+            def wait_stream(self, other: Stream) -> None:
+                outer.calls.append((self.name, f"wait for {other.name}"))
 
             def synchronize(self) -> None:
                 outer.calls.append((self.name, "drain"))
@@ -40,20 +45,47 @@ class FakeCuda:
             def record(self, stream: Stream) -> None:
                 outer.calls.append((stream.name, "record"))
 
+        class Graph:
+            def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+                outer.calls.append((pool, f"begin {capture_error_mode}"))
+                self.stream = outer.on
+
+            def capture_end(self) -> None:
+                assert self.stream == outer.on
+                outer.calls.append(("pool", "end"))
+                if outer.failing:
+                    raise RuntimeError("the capture has failed")
+
+            def replay(self) -> None:
+                outer.calls.append(("pool", "launch"))
+
+        self.graph, self.failing = Graph(), False
         compute = Stream()
         compute.name = "compute"
+        self.on = "compute"
+
+        @contextmanager
+        def on(stream: Stream) -> Iterator[None]:
+            before, self.on = self.on, stream.name
+            try:
+                yield
+            finally:
+                self.on = before
+
         cudart = SimpleNamespace(
             cudaHostRegister=lambda address, size, flags: 0 if outer.pinnable else 712,
             cudaHostUnregister=lambda address: outer.calls.append(("host", "unpin")),
         )
         for name, value in {
             "Stream": Stream,
+            "CUDAGraph": lambda: outer.graph,
+            "graph_pool_handle": lambda: "pool",
             "Event": Event,
-            "stream": lambda stream: nullcontext(),
+            "stream": on,
             "current_stream": lambda place: compute,
             "cudart": lambda: cudart,
             "get_device_properties": lambda place: SimpleNamespace(uuid="1234"),
-            "mem_get_info": lambda place: (8 * GB, 24 * GB),
+            "mem_get_info": lambda place: (self.free, 24 * GB),
             "memory_reserved": lambda place: GB,
             "max_memory_reserved": lambda place: 2 * GB,
             "empty_cache": lambda: outer.calls.append(("host", "empty")),
@@ -124,9 +156,67 @@ def test_the_drivers_numbers(fake):
     assert fake.calls == [("host", "empty"), ("host", "reset"), ("cap", "0.25")]
 
 
-def test_a_driver_that_does_not_tell(fake):
-    """Without the process's own number all that is used counts as its, and only what is free as its room."""
-    fake.own = None
+@pytest.mark.parametrize(("free", "context"), [(22.5, 0.5 * GB), (8, 1 << 30)])
+def test_a_driver_that_does_not_tell(fake, caplog, free, context):
+    """What all processes have at the start counts as this one's context, as far as it can be one; a warning says so.
+
+    Of 24 GB 1.5 or 16 are in use, and 1 of them is the allocator's, which has had 2. What others take later is
+    nothing of ours, and only what is free is room.
+    """
+    fake.own, fake.free = None, free * GB
     device = CudaDevice()
-    assert device.peak() == 17 * GB
-    assert device.room() == 9 * GB
+    assert not device.counts_own
+    assert device.driver_bytes() == context + cuda._CODE_BYTES
+    fake.free = 3 * GB
+    assert device.peak() == device.driver_bytes() + 2 * GB
+    assert device.room() == 4 * GB
+    assert ["estimates" in message for message in caplog.messages] == [True]
+
+
+def test_what_the_host_has_to_know_comes_with_one_wait(fake, monkeypatch):
+    """Each tensor into pinned memory of its own, and then one wait for the stream that computes."""
+    device, empty, pinned = CudaDevice(), torch.empty, []
+
+    def noted(shape: torch.Size, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    tensors = [torch.arange(6).view(2, 3), torch.ones(4, dtype=torch.bfloat16)]
+    found = device.to_host(tensors)
+    assert all(torch.equal(there, here) for there, here in zip(found, tensors, strict=True))
+    assert all(there.data_ptr() != here.data_ptr() for there, here in zip(found, tensors, strict=True))
+    assert (pinned, fake.calls) == ([True, True], [("compute", "drain")])
+
+
+def test_pieces_are_captured_on_a_stream_of_their_own(fake):
+    """In one pool, each launched once it has ended; both streams wait for each other; other threads are left alone."""
+    recorder = CudaDevice().recorder()
+    with recorder.noting():
+        recorder.begin()
+        recorder.end()()
+    assert fake.calls == [
+        ("copies", "wait for compute"),
+        ("pool", "begin thread_local"),
+        ("pool", "end"),
+        ("pool", "launch"),
+        ("compute", "wait for copies"),
+    ]
+
+
+def test_an_error_ends_a_capture(fake):
+    """The open piece is ended, whatever that says of it, and the error goes on."""
+    recorder, fake.failing = CudaDevice().recorder(), True
+
+    def fail() -> None:
+        with recorder.noting():
+            recorder.begin()
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
+    assert fake.calls[-2:] == [("pool", "end"), ("compute", "wait for copies")]
+    fake.failing = False
+    with recorder.noting():
+        recorder.begin()
+        recorder.end()

@@ -4,103 +4,29 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from device_double import DRIVER_BYTES, DoubleDevice, Poisoned
+from device_double import DRIVER_BYTES, DoubleDevice
+from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
-from edgemoe import process, tiers
-from edgemoe.engine import Engine, StoreModel
-from edgemoe.kernels.base import ExpertKernel, Part
-from edgemoe.kernels.choice import Compute
-from edgemoe.kernels.planes import PlaneExpertKernel
+from edgemoe import process
+from edgemoe.engine import Engine
 from edgemoe.options import within_memory
-from edgemoe.plan import MINIMUM_EXPERTS, PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.plan import PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from storage.errors import DoesNotFit, NotFinite
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
-
-PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
-DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
-
-
-class Launched:
-    """A kernel whose blocks have to stay as they are until the double says that it has ended."""
-
-    def __init__(self, kernel: ExpertKernel, device: DoubleDevice) -> None:
-        self._kernel, self._device = kernel, device
-        self.refusals = 0
-
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate) -> torch.Tensor:
-        if self.refusals:
-            self.refusals -= 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand more")
-        for part in parts:
-            self._device.launch(part.blocks)
-        return self._kernel.forward(x, parts, gate)
-
-
-def in_planes(directory: Path, device: DoubleDevice | None) -> StoreModel:
-    """A store as it is computed on a device, by torch's operators on planes."""
-    store = StoreModel.open(directory)
-    layout = LAYOUTS[store.manifest.layout]
-    way = Compute("planes", layout, PlaneForm, PlaneExpertKernel)
-    form = PlaneForm(store.manifest.geometry, layout, layout)
-    return replace(store, form=form, compute=way, device=device)
-
-
-def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_experts: int):
-    """A plan with room for so many experts in each tier; None: all."""
-    each, limit = store.form.bytes_at(settings.levels[0]), None
-    if experts is not None:
-        least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
-        limit = least + (experts - MINIMUM_EXPERTS) * each
-    return store.plan(vram_limit=limit, dram_limit=dram_experts * each, settings=settings, context=64)
 
 
 @pytest.fixture
 def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
-    """Opens engines on a double, or in RAM (None); ends them after the test, and the doubles with them."""
-    monkeypatch.setattr(tiers, "OnDevice", Poisoned)
-    doubles = []
-    with ExitStack() as stack:
-
-        def open_one(
-            device: DoubleDevice | None,
-            experts: int | None = None,
-            dram_experts: int = 0,
-            *,
-            ends: bool = True,
-            **settings,
-        ) -> Engine:
-            chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            store = in_planes(tiny_store, device)
-            plan = limited(store, chosen, experts, dram_experts)
-            if device and ends:
-                doubles.append(device)
-            wrap = (lambda kernel: Launched(kernel, device)) if device else (lambda kernel: kernel)
-            return stack.enter_context(Engine(store, plan, chosen, wrap_kernel=wrap))
-
-        yield open_one
-    for device in doubles:
-        device.end()
-
-
-def logits(engine: Engine) -> torch.Tensor:
-    """The prompt's last logits and those of the decoded tokens, [9, vocab]."""
-    sequence = engine.new_sequence()
-    rows = [engine.prefill(sequence, PROMPT)]
-    rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
-    for tier in (engine.vram, engine.dram):
-        if tier is not None:
-            tier.check_integrity()
-    return torch.stack(rows)
+    """See engine_rig.engines_on."""
+    yield from engines_on(tiny_store, monkeypatch)
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
@@ -237,13 +163,44 @@ def test_limits_above_what_is_free_are_shrunk(tiny_store, monkeypatch, caplog):
     assert [message.startswith("a limit of ") for message in caplog.messages] == [True, True]
 
 
-def test_nothing_stays_pinned(tiny_store):
-    """An engine that is closed and forgotten leaves no memory registered."""
-    device = DoubleDevice()
+def test_a_closed_engine_holds_nothing(tiny_store, monkeypatch):
+    """No memory stays registered, mapped or allocated for experts, though the engine itself is still there."""
+    device, allocated = DoubleDevice(), []
+
+    def noted(size: int) -> torch.Tensor:
+        memory = np.zeros(size, np.uint8)
+        allocated.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(device, "allocate", noted)
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
     with Engine(store, limited(store, settings, 3, 4), settings) as engine:
         engine.prefill(engine.new_sequence(), PROMPT)
         assert device.pinned
-    del engine
+        mapping = engine.dram._blocks._arenas["base"]._memory
+    device.end()  # which forgets the copies that it made
     gc.collect()
+    assert (device.pinned, allocated[0](), mapping.closed) == ({}, None, True)
+    engine.close()
+
+
+@pytest.mark.parametrize("fails", ["RecordReader.open", "Fetcher", "build_model"])
+def test_an_engine_that_is_not_made_holds_nothing(tiny_store, monkeypatch, fails):
+    """Whatever fails on the way: no thread, no open file and no registered memory is left behind."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("not today")
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    device = DoubleDevice()
+    store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
+    plan = limited(store, settings, 3, 4)
+    monkeypatch.setattr(f"edgemoe.engine.{fails}", fail)
+    before = held()
+    with pytest.raises(RuntimeError, match="not today") as caught:
+        Engine(store, plan, settings)
+    assert held() == before
     assert device.pinned == {}
+    assert caught.value.__context__ is None

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from small_store import flip
 
 from edgemoe.engine import Engine, StoreModel
+from edgemoe.kernels.base import TokenKernel
 from edgemoe.kernels.choice import compute
 from edgemoe.kv import SequenceKV
 from edgemoe.settings import RunSettings
@@ -192,7 +193,9 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
     """SIGINT while an expert is computed ends the step, changes nothing, and the step can be repeated."""
     engine = open_engine(tiny_store, experts=experts, dram_experts=3)
     sequence, before = started(engine)
-    forward, computed = compute().kernel.forward, []
+    # What computes a single token's experts.
+    name = "into" if issubclass(compute().kernel, TokenKernel) else "forward"
+    forward, computed = getattr(compute().kernel, name), []
 
     def interrupted(*args):
         computed.append(1)
@@ -201,7 +204,7 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
         return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compute().kernel, "forward", interrupted)
+        patch.setattr(compute().kernel, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(sequence, 42))
     assert len(computed) == 2

@@ -304,6 +304,7 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--tasks", "--task-count", 0), "--task-count 0"),
         (("--tasks", "--study", "depth"), "--study depth"),
         (("--tasks", "--plot", "x.png"), "x.png"),
+        (("--text", "x", "--reference", "y", "--plot", "nowhere/x.png"), "no folder nowhere"),
         (("--tasks", "--tokens", 100), "--tokens 100"),
         (("--tasks", "--window", 100), "--window 100"),
         (("--text", "x", "--levels", 4, "--reuse"), "--reuse"),

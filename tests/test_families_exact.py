@@ -264,8 +264,8 @@ def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, m
     last = engine.shape.layers - 1
     for piece in (tokens[2:7], tokens[7:]):
         with monkeypatch.context() as broken:
-            experts = engine._model.get_submodule("model.layers")[last].post_attention_layernorm
-            broken.setattr(experts, "forward", lambda hidden: 1 / 0)
+            block = engine._model.get_submodule("model.layers")[last].mlp
+            broken.setattr(block, "forward", lambda hidden: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 engine.all_logits(sequence, piece, decode=False)
         got.append(engine.all_logits(sequence, piece, decode=False))

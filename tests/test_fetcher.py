@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from threading import Thread
 
 import pytest
-from fetch_rig import WAIT, Rig, after, broken, rigs
+from fetch_rig import WAIT, Rig, broken, rigs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import MERGED, SLICED, ToyForm, check, contents, disk_bytes, expected, put
+from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
@@ -178,117 +177,6 @@ def test_counts_add_up(rig: type[Rig]) -> None:
     assert (again.requests, again.ssd_bytes, again.levels) == (0, 0, {})
 
 
-@pytest.mark.parametrize("dram", [None, 4])
-def test_a_failed_read_is_raised_after_the_others(
-    rig: type[Rig], dram: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error comes once nothing is under way; what else arrived stays, what failed is as it was."""
-    r = rig(SLICED, 4, dram, workers=2)
-    put(r.vram, SLICED, A, 2)
-    r.reader.errors[A] = broken(A)
-    _, go = r.reader.hold(B)
-    after(monkeypatch, r.vram, "abandon", go.set)  # B's read ends only when A's error has been met
-    with r.fetcher.stream({A: 4, B: 4}) as leases:
-        with pytest.raises(ChecksumMismatch, match="expert 0"):
-            next(leases)
-        assert r.vram.resident() == {A: 2, B: 4}
-        assert list(leases) == []
-    r.whole()
-    r.reader.errors.clear()
-    r.fetch({A: 4, B: 4})
-
-
-def test_leaving_early_waits_and_leaves_the_tiers_whole(
-    rig: type[Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of three misses and one worker, the one under way is finished and kept, the others are never read."""
-    r = rig(MERGED, 4, workers=1)
-    put(r.vram, MERGED, D, 4)
-    begun, go = r.reader.hold(A)
-
-    def fail_at_the_first_hit() -> None:
-        with r.fetcher.stream(dict.fromkeys((A, B, C, D), 4)) as leases:
-            assert next(leases).key == D
-            assert begun.wait(WAIT)
-            after(monkeypatch, r.vram, "release", go.set)  # A's read ends only when leaving has begun
-            raise RuntimeError("the engine failed")
-
-    with pytest.raises(RuntimeError, match="engine"):
-        fail_at_the_first_hit()
-    r.whole()
-    assert r.reader.reads == [A]
-    assert r.vram.resident() == {A: 4, D: 4}
-
-
-def test_a_stream_left_early_gives_nothing_more(rig: type[Rig]) -> None:
-    """An iterator kept beyond its context has no leases."""
-    r = rig(MERGED, 2)
-    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
-        next(leases)
-    assert list(leases) == []
-    r.whole()
-
-
-def test_an_iterator_never_started_leaves_nothing(rig: type[Rig]) -> None:
-    """Hits are pinned on entry; leaving without asking for one releases them."""
-    r = rig(MERGED, 2)
-    put(r.vram, MERGED, A, 4)
-    with r.fetcher.stream({A: 4, B: 4}):
-        pass
-    r.whole()
-
-
-def test_ctrl_c_comes_between_two_leases(rig: type[Rig]) -> None:
-    """SIGINT within a stream ends it at the next lease, with nothing leaked and Python's handler back."""
-    r = rig(MERGED, 3)
-    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
-        first = next(leases)
-        signal.raise_signal(signal.SIGINT)
-        assert contents(first.blocks) == expected(MERGED, first.key, 4)
-        with pytest.raises(KeyboardInterrupt):
-            next(leases)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    r.whole()
-    r.fetch({A: 4, B: 4, C: 4})
-
-
-def test_ctrl_c_at_the_last_lease_is_not_lost(rig: type[Rig]) -> None:
-    """Where no further lease is asked for, the end of the context raises it."""
-    r = rig(MERGED, 1)
-    stream = r.fetcher.stream({A: 4})
-    next(stream.__enter__())
-    signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        stream.__exit__(None, None, None)
-    r.whole()
-
-
-def test_a_second_ctrl_c_does_not_wait(rig: type[Rig]) -> None:
-    """Who asks twice does not wait for the next lease, and is not told a third time."""
-    r = rig(MERGED, 1)
-    with r.fetcher.stream({A: 4}) as leases:
-        next(leases)
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert list(leases) == []
-    r.whole()
-
-
-def test_a_handler_of_the_programs_own_is_left_alone(rig: type[Rig]) -> None:
-    """A program that handles SIGINT itself is told at once, also within a stream."""
-    r = rig(MERGED, 1)
-    told = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
-    try:
-        with r.fetcher.stream({A: 4}) as leases:
-            signal.raise_signal(signal.SIGINT)
-            assert told == [signal.SIGINT]
-            assert [lease.key for lease in leases] == [A]
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_the_engine_may_run_in_any_thread(rig: type[Rig]) -> None:
     """A server's engine thread streams like the main one."""
     r = rig(MERGED, 2)
@@ -297,116 +185,6 @@ def test_the_engine_may_run_in_any_thread(rig: type[Rig]) -> None:
     thread.start()
     thread.join()
     assert sorted(orders[0]) == [A, B, C]
-
-
-@FORMS
-def test_victims_land_in_dram(rig: type[Rig], form: ToyForm) -> None:
-    """What VRAM evicts whole is in DRAM with its level and bytes, and comes back without the disk."""
-    r = rig(form, 1, 2)
-    size = form.bytes_at(4)
-    r.fetch({A: 4})
-    r.fetch({B: 4})
-    counts = r.fetcher.take_counts()
-    assert (counts.ssd_bytes, counts.spilled_bytes, counts.dram_bytes) == (2 * disk_bytes(0, 4), size, 0)
-    check(r.dram, form, {A: 4})
-    r.fetch({A: 4})
-    counts = r.fetcher.take_counts()
-    assert (counts.ssd_bytes, counts.spilled_bytes, counts.dram_bytes) == (0, size, size)
-    assert (counts.dram_hits, counts.vram_hits) == (1, 0)
-    assert (r.vram.resident(), r.dram.resident()) == ({A: 4}, {B: 4})
-
-
-def test_a_full_dram_forgets_its_oldest(rig: type[Rig]) -> None:
-    """DRAM evicts like any tier; what it evicts is gone."""
-    r = rig(MERGED, 1, 2)
-    for key in (A, B, C, D):
-        r.fetch({key: 8})
-    assert (r.vram.resident(), r.dram.resident()) == ({D: 8}, {B: 8, C: 8})
-
-
-def test_dram_keeps_as_much_of_a_victim_as_it_has_blocks_for(rig: type[Rig]) -> None:
-    """Without a block for the upper planes, the lower ones are kept, and the disk gives the rest again."""
-    r = rig(MERGED, 1, 1)
-    r.fetcher.close()
-    dram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="dram")
-    r.dram, r.fetcher = dram, Fetcher(r.vram, dram, MERGED, r.reader, workers=1)
-    r.fetch({A: 8})
-    r.fetch({B: 8})
-    counts = r.fetcher.take_counts()
-    assert (r.vram.resident(), dram.resident()) == ({B: 8}, {A: 4})
-    assert counts.spilled_bytes == MERGED.bytes_at(4)
-    r.fetch({A: 8})
-    assert r.fetcher.take_counts().ssd_bytes == disk_bytes(4, 8)
-
-
-def test_dram_without_room_forgets_the_victim(rig: type[Rig]) -> None:
-    """With its one block pinned by what moves up, DRAM cannot take what moves down."""
-    r = rig(MERGED, 1, 1)
-    for key in (A, B, A):
-        r.fetch({key: 4})
-    assert (r.vram.resident(), r.dram.resident()) == ({A: 4}, {})
-    assert r.fetcher.take_counts().spilled_bytes == MERGED.bytes_at(4)
-
-
-@FORMS
-def test_dram_gives_what_it_has_and_the_disk_the_rest(rig: type[Rig], form: ToyForm) -> None:
-    """An expert that DRAM has at level 2 and is asked for at 8: one block from DRAM, d4 and d8 from disk."""
-    r = rig(form, 1, 2)
-    r.fetch({A: 2})
-    r.fetch({B: 2})
-    r.fetcher.take_counts()
-    r.fetch({A: 8})
-    counts = r.fetcher.take_counts()
-    assert (counts.ssd_bytes, counts.dram_bytes, counts.dram_hits) == (disk_bytes(2, 8), 8192, 0)
-    assert r.vram.resident() == {A: 8}
-
-
-@pytest.mark.parametrize(("form", "level"), [(MERGED, 4), (SLICED, 2)])
-def test_a_lower_level_is_taken_from_dram_as_far_as_blocks_make_it(
-    rig: type[Rig], form: ToyForm, level: int
-) -> None:
-    """Level 2 of an expert that DRAM has at 8 moves no plane above it, unless p4 is merged already."""
-    r = rig(form, 1, 2)
-    r.fetch({A: 8})
-    r.fetch({B: 2})
-    r.fetcher.take_counts()
-    r.fetch({A: 2})
-    counts = r.fetcher.take_counts()
-    assert (counts.ssd_bytes, counts.dram_bytes, counts.dram_hits) == (0, 8192, 1)
-    assert r.vram.resident() == {A: level}
-    assert r.dram.resident() == {B: 2}
-
-
-def test_who_loses_only_upper_planes_stays_up(rig: type[Rig]) -> None:
-    """A victim demoted from 8 to 4 is still in VRAM, so DRAM evicts nothing for it."""
-    r = rig(MERGED, 2, 1)
-    r.fetcher.close()
-    vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
-    r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
-    put(r.dram, MERGED, C, 8)
-    r.fetch({A: 8})
-    r.fetch({B: 8})
-    assert (r.vram.resident(), r.dram.resident()) == ({A: 4, B: 8}, {C: 8})
-
-
-def test_a_spill_that_outlives_its_victims_return_is_dropped(rig: type[Rig]) -> None:
-    """B's spill, part of A's transfer, is settled after B itself was read again and handed out."""
-    r = rig(SLICED, 3, 4, workers=2)
-    put(r.vram, SLICED, B, 2)
-    put(r.vram, SLICED, D, 8)
-    put(r.vram, SLICED, E, 8)
-    lease = r.vram.acquire(E, 8)
-    assert lease is not None
-    begun, go = r.reader.hold(A)
-    with r.fetcher.stream({A: 2, B: 4}) as leases:
-        assert begun.wait(WAIT)
-        assert next(leases).key == B
-        go.set()
-        assert next(leases).key == A
-    r.vram.release(lease)
-    r.whole()
-    assert r.vram.resident() == {A: 2, B: 4, E: 8}
-    assert r.dram.resident() == {D: 8}
 
 
 @settings(max_examples=120, deadline=None)

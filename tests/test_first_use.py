@@ -11,9 +11,10 @@ from conftest import a_tokenizer
 from gguf_files import write_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from edgemoe import first_use
+from edgemoe import first_use, stores
 from edgemoe.cli import main
 from edgemoe.sizes import parse_size
+from edgemoe.stores import resolve_store
 from storage.checkpoint import Checkpoint
 
 
@@ -44,24 +45,52 @@ def test_the_first_use_is_announced_and_the_second_is_not(
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_small_or_converted_already_needs_no_words(monkeypatch, checkpoint, tiny_store, tmp_path):
-    """Nor does what is no checkpoint at all: whoever opens it says so."""
+def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
+    """A store made for one device is of no use to another: what is converted again is announced again."""
+    made = []
+    for layout in ("cpu-generic", "cuda"):
+        made.append(resolve_store(checkpoint, layout))
+        assert "tiny is used for the first time" in capsys.readouterr().err
+        assert resolve_store(checkpoint, layout) == made[-1]
+        assert capsys.readouterr().err == ""
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize("command", [["eval", "--tasks", "--task-count", "1"], ["bench"]])
+def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, capsys, checkpoint, command):
+    """Not those only that plan first; what is said comes before the first weight is read."""
+
+    class Converts(Exception):
+        pass
+
+    def convert(*args: object, **options: object) -> None:
+        raise Converts
+
+    monkeypatch.setattr(stores, "convert_checkpoint", convert)
+    monkeypatch.setattr(sys, "argv", ["edgemoe", *command, "--model", str(checkpoint)])
+    with pytest.raises(Converts):
+        main()
+    assert "tiny is used for the first time" in capsys.readouterr().err
+
+
+def test_what_is_small_needs_no_words(monkeypatch, capsys, checkpoint, tiny_store, tmp_path):
+    """Nor does a store, whatever its size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert first_use.conversion_ahead(checkpoint) is None
+    resolve_store(checkpoint)
     monkeypatch.setattr(first_use, "BIG_BYTES", 1)
-    assert first_use.conversion_ahead(tiny_store) is None
-    assert first_use.conversion_ahead(tmp_path) is None
+    assert resolve_store(tiny_store) == tiny_store
+    assert "first time" not in capsys.readouterr().err
 
 
-def test_a_gguf_file_is_announced_too(small_is_big, tmp_path):
+def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
     """It has no config.json beside it, and may be as big as any other checkpoint."""
     path = tmp_path / "model.gguf"
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
     config = Qwen3MoeConfig(vocab_size=300, head_dim=32, max_position_embeddings=64, **sizes, **experts)
     write_model(path, Qwen3MoeForCausalLM(config), a_tokenizer())
-    said, _ = first_use.conversion_ahead(path) or ("", "")
-    assert "model.gguf is used for the first time" in said
+    resolve_store(path)
+    assert "model.gguf is used for the first time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])

@@ -99,17 +99,49 @@ def test_aims_are_ratios_of_the_rows():
 
 def test_the_smallest_limit_comes_first():
     """Limits may be given in any order; each gets both DRAM tiers, and what the aims need is measured first."""
-    made = list(gpu_bench.cases([24, 12, 16], 100, 4))
+    made = list(gpu_bench.cases([24, 12, 16], 100, 4, gpu=False))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
-        *[(12, 100, 3), (12, 100, 2), (None, 0, 1), (12, 4, 3)],
-        *[(16, 100, 3), (16, 4, 3), (24, 100, 3), (24, 4, 3)],
+        *[(12, 100, 4), (12, 100, 2), (None, 0, 1), (12, 4, 4)],
+        *[(16, 100, 4), (16, 4, 4), (24, 100, 4), (24, 4, 4)],
     ]
+
+
+def test_graphs_are_measured_on_a_gpu():
+    """With and without, everything resident and under the smallest limit, right after what the aims need."""
+    made = [(case.vram, case.rows[0].name) for case in gpu_bench.cases([12, 24], 100, 4, gpu=True)]
+    assert made[2:5] == [(None, "exact 4"), (None, "exact 4, graphs"), (12, "4/2 + prefetch, graphs")]
 
 
 def test_a_wrong_size_is_the_users_mistake(capsys):
     """A limit that is no size ends the command before anything is written, with exit code 2."""
     assert gpu_bench.main(["--device", "cpu", "--limits", "many"]) == 2
     assert "many" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--runs", "0"], "1 or more"),
+        (["--layers", "-3"], "1 or more"),
+        (["--new-tokens", "1"], "2 or more"),
+        (["--offload-tokens", "1"], "2 or more"),
+        (["--offload-layers", "many"], "1 or more"),
+    ],
+)
+def test_a_wrong_number_is_the_users_mistake(capsys, options, wanted):
+    """What would divide by zero, or measure nothing, ends the command at once, with what was wanted."""
+    with pytest.raises(SystemExit) as ended:
+        gpu_bench.main(["--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--work"])
+def test_a_missing_folder_is_found_before_measuring(monkeypatch, capsys, tmp_path, option):
+    """Nothing is synthesized for a report that cannot be written, nor where there is no folder for the store."""
+    monkeypatch.setattr(gpu_bench, "synthesize", lambda *_: pytest.fail("began"))
+    assert gpu_bench.main([*TINY, option, str(tmp_path / "none" / "gpu.json")]) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
 
 
 def test_a_devices_links_are_measured_by_its_own_copies(monkeypatch):

@@ -19,7 +19,7 @@ from hub_double import COMMIT, HubDouble
 from huggingface_hub import constants, hf_api
 from safetensors.torch import save_file
 
-from edgemoe import hub
+from edgemoe import first_use, hub
 from edgemoe.families import family_of
 from edgemoe.hub_checkpoint import open_passing
 from edgemoe.hub_name import HubModel
@@ -363,13 +363,19 @@ def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
     assert served.downloads(FIRST).count(None) == 0
 
 
-def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch):
-    """`--model org/name` ends in a cached store, which later runs use without the network; a directory goes first."""
+def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch, capsys):
+    """`--model org/name` ends in a cached store, which later runs use without the network; a directory goes first.
+
+    A big one is announced, once.
+    """
+    monkeypatch.setattr(first_use, "BIG_BYTES", 1)
     store = resolve_store(Path(REPO))
+    assert f"{REPO} is used for the first time" in capsys.readouterr().err
     assert store.parent == tmp_path / "cache" / "edgemoe" / "stores"
     before = len(served.requests)
     assert resolve_store(Path(REPO)) == store
     assert len(served.requests) == before
+    assert capsys.readouterr().err == ""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "acme/tiny").mkdir(parents=True)
     with pytest.raises(UserError, match=r"neither store\.json nor config\.json"):

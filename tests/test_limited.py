@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,17 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cgroups import ROOT, needs_cgroup
 
 TOOL = Path(__file__).parent.parent / "tools" / "limited.py"
-V1 = Path("/sys/fs/cgroup/memory")
-V2 = Path("/sys/fs/cgroup")
-ROOT = V1 if V1.is_dir() else V2
 MIB = 1 << 20
-
-needs_cgroup = pytest.mark.skipif(
-    not (hasattr(os, "geteuid") and os.geteuid() == 0 and os.access(ROOT, os.W_OK)),
-    reason="memory cgroups need root and a writable cgroup filesystem",
-)
 
 
 @pytest.fixture(scope="module")

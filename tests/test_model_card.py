@@ -115,6 +115,9 @@ def test_card_says_what_was_measured(carded: Path) -> None:
         assert f"| {name} | {value:.2f} | {figures['trigram'][name]:.2f} |" in text
     for kind, share in figures["accuracy"].items():
         assert f"| {kind} | {100 * share:.0f} % |" in text
+    assert set(figures["repeated"]) == {"prose", "python"}
+    for name, share in figures["repeated"].items():
+        assert f"{name} {100 * share:.1f} %" in text
     assert "2 steps, 1,536 tokens" in text
     assert figures["run"]["commands"][0] in text
     assert figures["weight_bytes"] == (carded / "model.safetensors").stat().st_size

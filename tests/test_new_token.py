@@ -10,8 +10,8 @@ from edgemoe.dense import DenseLinear
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention
-from edgemoe.new_token import NewTokenAttention
+from edgemoe.kernels.native_attention import NativeAttention, route
+from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint
@@ -53,7 +53,10 @@ def by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, sca
 def test_it_is_attention(heads, kv_heads, dim, normed, past, first):
     """The equations' sums within bf16's rounding; the KV gets this token and nothing else."""
     generator = torch.Generator().manual_seed(heads * 100 + past)
-    random = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()  # noqa: E731
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
     sizes = {"each head": (dim, dim), "all heads": (heads * dim, kv_heads * dim)}.get(normed)
     norms = tuple((1 + random(size) / 8, 1e-5) for size in sizes) if sizes else None
     angle = torch.rand(dim // 2, generator=generator).mul(6).repeat(2)
@@ -92,32 +95,78 @@ def store(request, tmp_path_factory):
     return place / "store"
 
 
-def decoded(store, steps=12):
-    """Logits [steps, 2, vocabulary] of two sequences that go on together, and what attention they had."""
+def decoded(store, sequences, steps=12):
+    """Logits [steps, sequences, vocabulary] of sequences that go on together; and a layer that they went through."""
     model = StoreModel.open(store)
     settings = RunSettings.uniform(8)
     plan = model.plan(vram_limit=2_000_000, settings=settings, context=CONTEXT)
     out = []
     with Engine(model, plan, settings) as engine:
-        both = engine.new_sequence(), engine.new_sequence()
-        for length, sequence in zip((5, 9), both, strict=True):
+        some = [engine.new_sequence() for _ in range(sequences)]
+        for length, sequence in zip((5, 9)[:sequences], some, strict=True):
             engine.prefill(sequence, [(7 * i + length) % VOCABULARY for i in range(length)])
         for token in range(steps):
-            segments = tuple(Segment(sequence, (token + i,)) for i, sequence in enumerate(both))
+            segments = tuple(Segment(sequence, (token + i,)) for i, sequence in enumerate(some))
             out.append(engine.step(Step(segments)))
-        kind = type(engine._model.model.layers[0].self_attn)
-    return torch.stack(out), kind
+        layer = engine._model.model.layers[0]
+    return torch.stack(out), layer
 
 
-def test_the_quick_way_and_the_module_agree(store, monkeypatch):
-    """The same logits but for the order of additions, of sequences of unequal lengths in one step."""
-    quick, kind = decoded(store)
-    assert kind is NewTokenAttention
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
+    """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step."""
+    quick, layer = decoded(store, sequences)
+    kinds = type(layer.self_attn), type(layer.mlp.gate.forward), type(layer.forward)
+    assert kinds == (NewTokenAttention, NewTokenRouter, NewTokenLayer)
     monkeypatch.setattr(NewTokenAttention, "like", lambda module: None)
-    plain, kind = decoded(store)
-    assert kind is not NewTokenAttention
+    monkeypatch.setattr(NewTokenRouter, "like", lambda router: None)
+    plain, layer = decoded(store, sequences)
+    kinds = type(layer.self_attn), type(layer.mlp.gate.forward), type(layer.forward)
+    assert not {NewTokenAttention, NewTokenRouter, NewTokenLayer} & set(kinds)
     distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
     assert distance.median() < 0.01  # a router's near-tie may tip now and then
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (60, 4), (128, 8), (8, 8)])
+def test_a_router_is_a_softmax_of_which_the_likeliest_count(experts, top_k, normalise):
+    """Torch's softmax and top k say the same, also where two experts are equally likely: the first of them."""
+    logits = torch.randn(experts, generator=torch.Generator().manual_seed(experts)).mul(4).bfloat16()
+    logits[1] = logits[3] = logits.max() + 1
+    chosen, shares = route(logits, top_k, normalise=normalise)
+    probabilities = logits.double().softmax(0)
+    want, order = probabilities.sort(descending=True, stable=True)
+    assert chosen.tolist() == order[:top_k].tolist()
+    want = want[:top_k] / (want[:top_k].sum() if normalise else 1)
+    torch.testing.assert_close(shares.double(), want, rtol=1e-5, atol=1e-9)
+
+
+def test_what_is_not_a_number_is_not_routed_away():
+    """Shares are NaN where a logit is, so that the engine sees it."""
+    logits = torch.zeros(8).bfloat16()
+    logits[5] = float("nan")
+    assert route(logits, 2, normalise=True)[1].isnan().all()
+
+
+class OtherRouter(torch.nn.Module):
+    """Sigmoids instead of a softmax, in the same interface."""
+
+    top_k = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 16).bfloat16())
+
+    def forward(self, hidden):
+        logits = hidden @ self.weight.T
+        weights, experts = logits.float().sigmoid().topk(2)
+        return logits, weights.bfloat16(), experts
+
+
+def test_another_router_keeps_its_way():
+    """What is not a softmax is noticed by what it says."""
+    assert NewTokenRouter.like(OtherRouter()) is None
+    assert NewTokenRouter.like(None) is None
 
 
 def test_joined_weights_take_no_memory_of_their_own():

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe import process
+from edgemoe.blocks import divide
 from edgemoe.engine import StoreModel
 from edgemoe.kv_shape import KVShape
 from edgemoe.options import within_memory
-from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, divide, make_plan, workspace_bytes
+from edgemoe.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
 from edgemoe.settings import RunSettings
 from storage.base import BLOCK, BlockKind
 from storage.errors import DoesNotFit

@@ -194,6 +194,7 @@ def test_the_command_records_saves_and_replays(
         (["--model", ".", "--text", "text.txt", "--levels", "2/4"], "2/4"),
         (["--model", ".", "--text", "text.txt", "--prompt", "512"], "512"),
         (["--model", ".", "--text", "text.txt", "--tokens", "0"], "0 tokens"),
+        (["--model", ".", "--text", "text.txt", "--save-trace", "no/where.jsonl"], "no folder no"),
         (["--trace", "trace.jsonl", "--resident", "0"], "--resident"),
     ],
 )

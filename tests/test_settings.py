@@ -35,6 +35,7 @@ def test_what_is_no_levels_is_refused(text):
         {"depth": "linear"},
         {"eviction": "fifo"},
         {"speculate": "always"},
+        {"cpu_experts": "on"},
         {"levels": (2, 4)},
     ],
 )
@@ -45,13 +46,16 @@ def test_settings_out_of_range_are_refused(change):
 
 
 def test_options_that_exclude_each_other_or_do_nothing_are_refused():
-    """--exact with --levels, and a retention with nothing to retain."""
+    """--exact with --levels or experts on the CPU, and a retention with nothing to retain."""
     with pytest.raises(UserError, match="--exact"):
         run_settings(8, exact=4, levels="4/2")
     with pytest.raises(UserError, match="--levels 4/2"):
         run_settings(8, exact=4, retention=0.75)
     with pytest.raises(UserError, match="level"):
         run_settings(8, exact=3)
+    with pytest.raises(UserError, match="--exact 4"):
+        run_settings(8, exact=4, cpu_experts="auto")
+    assert run_settings(8, exact=4, cpu_experts="off").cpu_experts == "off"
     with pytest.raises(UserError, match="got ''"):
         run_settings(8, levels="")
 
@@ -80,7 +84,7 @@ def test_levels_alone_are_a_schedule():
 
 def test_defaults_are_the_stores_highest_level():
     """Nothing asked: one level, better planes may be used, and reading ahead as far as it pays."""
-    assert run_settings(4) == RunSettings(levels=(4,), speculate="auto")
+    assert run_settings(4) == RunSettings(levels=(4,), speculate="auto", cpu_experts="auto")
     assert run_settings(8, exact=4, speculate="off") == RunSettings(levels=(4,), exact=True)
     assert run_settings(8, levels="4/2", retention=0.9).name == "4/2 r 0.9"
     assert RunSettings.uniform(4).name == "exact 4"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 
 import pytest
-from fetch_rig import WAIT, Rig, after, broken, rigs
+from fetch_rig import WAIT, Rig, after, rigs
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
-from prefetch.base import LookaheadCounts, TransferCounts
 from prefetch.fetcher import Fetcher
-from prefetch.judge import Judge
 from prefetch.transfer import Transfer
 from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch
 
 A, B, C = (ExpertKey(0, e) for e in range(3))
 W, X, Y, Z = (ExpertKey(1, e) for e in range(4))
@@ -298,101 +294,6 @@ def test_a_promotion_is_guessed_too(rig: type[Rig], form: ToyForm) -> None:
     assert r.reader.bytes == disk_bytes(2, 4)
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-@pytest.mark.parametrize("arrived", [False, True])
-def test_an_error_ahead_is_met_only_by_who_wants_it(
-    rig: type[Rig], monkeypatch: pytest.MonkeyPatch, arrived: bool, lasting: bool
-) -> None:
-    """A failed guess is silent; wanted, its expert is read again, and that error is raised, or there is none."""
-    r = rig(SLICED, 4, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.reader.errors[X] = broken(X)
-    r.guess({X: 4, Y: 4})
-    assert begun.wait(WAIT)
-    r.landed(Y)
-    if not lasting:  # cured when the guess is found to have failed
-        after(monkeypatch, r.vram, "abandon", r.reader.errors.clear)
-    if arrived:
-        go.set()
-        r.landed(X)
-    with r.fetcher.stream({X: 4, Y: 4}) as leases:
-        assert next(leases).key == Y
-        go.set()
-        if lasting:
-            with pytest.raises(ChecksumMismatch, match="expert 1"):
-                next(leases)
-        else:
-            assert next(leases).key == X
-    r.whole()
-    assert r.reader.reads.count(X) == 2
-
-
-def test_an_unwanted_error_is_nobodys(rig: type[Rig]) -> None:
-    """A failed guess that is refuted leaves the tier as it was."""
-    r = rig(MERGED, 2, speculate="full")
-    r.reader.errors[X] = broken(X)
-    r.guess({X: 4})
-    r.landed(X)
-    assert r.fetch({W: 4}) == [W]
-    assert r.vram.resident() == {W: 4}
-
-
-def test_ctrl_c_ends_the_guess_as_well(rig: type[Rig]) -> None:
-    """After an interrupt nothing is under way: what had begun has arrived, the rest never will."""
-    r = rig(MERGED, 6, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-
-    def interrupted() -> None:
-        with r.fetcher.stream({A: 4}) as leases:
-            assert next(leases).key == A
-            r.fetcher.speculate({X: 4, Y: 4})
-            assert begun.wait(WAIT)
-            signal.raise_signal(signal.SIGINT)
-            go.set()
-            next(leases)
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    r.whole()
-    assert r.vram.resident() == {A: 4, X: 4}
-    assert r.fetch({Y: 4}) == [Y]
-    counts = r.fetcher.take_counts()
-    assert (counts.speculated, counts.speculated_cancelled, counts.wasted_bytes) == (2, 1, disk_bytes(0, 4))
-
-
-def test_settle_leaves_nothing_under_way(rig: type[Rig]) -> None:
-    """Between two streams the tiers can be emptied: nothing arrives afterwards, and nothing is pinned."""
-    r = rig(MERGED, 4, workers=1, speculate="full")
-    put(r.vram, MERGED, Z, 4)
-    r.guess({Z: 4, X: 4, Y: 4})
-    r.fetcher.settle()
-    r.whole()
-    for key in r.vram.resident():
-        r.vram.drop(key)
-    r.whole()
-    assert r.vram.resident() == {}
-    counts = r.fetcher.take_counts()
-    assert counts.wasted_bytes == r.reader.bytes
-    assert r.fetch({X: 4}) == [X]
-    assert r.fetcher.take_counts().lookahead == {}
-
-
-def test_close_waits_for_the_guess(rig: type[Rig]) -> None:
-    """Reads ahead that have begun are waited for, the others never begin, and the tier can be closed."""
-    r = rig(MERGED, 4, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4, Y: 4})
-    assert begun.wait(WAIT)
-    closing = threading.Thread(target=r.fetcher.close)
-    closing.start()
-    go.set()
-    closing.join(WAIT)
-    assert not closing.is_alive()
-    assert r.reader.reads == [X]
-    r.whole()
-    r.vram.close()
-
-
 def test_when_nothing_may_be_guessed(rig: type[Rig]) -> None:
     """Off, nothing is read; outside of a stream it is an error; so is settling within one."""
     r = rig(MERGED, 4)
@@ -473,74 +374,3 @@ def test_dram_is_no_hit_for_what_it_has_in_part(rig: type[Rig], monkeypatch: pyt
         assert [lease.level for lease in leases] == [4]
     counts = r.fetcher.take_counts()
     assert (counts.ssd_bytes, counts.dram_hits, counts.vram_hits) == (disk_bytes(2, 4), 0, 0)
-
-
-def test_half_of_a_read_is_hidden(rig: type[Rig]) -> None:
-    """Asked for 1 second into a read of 4: a quarter of its bytes and that second were hidden, of layer 1."""
-    r = rig(MERGED, 2, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
-    assert begun.wait(WAIT)
-    r.clock.now = 1.0
-    with r.fetcher.stream({X: 4}) as leases:
-        r.clock.now = 4.0
-        go.set()
-        assert next(leases).key == X
-    counts = r.fetcher.take_counts()
-    assert counts.lookahead == {1: LookaheadCounts(1, 1, 1, disk_bytes(0, 4) // 4, 0, 1.0)}
-    assert counts.hidden_s == 1.0
-
-
-def test_guesses_are_counted_by_layer(rig: type[Rig]) -> None:
-    """Recall is of the wanted, precision of the predicted; a layer nobody predicted is in neither."""
-    r = rig(MERGED, 12, speculate="full")
-    r.guess({W: 4, X: 4, Y: 4}, during={A: 4})
-    r.landed(W, X, Y)
-    r.guess({P: 4}, during={X: 4, Y: 4, Z: 4, ExpertKey(1, 7): 4})
-    r.fetch({P: 4, Q: 4})
-    r.fetch({A: 4})
-    counts = r.fetcher.take_counts()
-    assert counts.lookahead.keys() == {1, 2}
-    assert (counts.lookahead[1].recall, counts.lookahead[1].precision) == (2 / 4, 2 / 3)
-    assert (counts.lookahead[2].recall, counts.lookahead[2].precision) == (1 / 2, 1)
-    assert (LookaheadCounts().recall, LookaheadCounts().precision) == (None, None)
-
-
-def test_auto_turns_itself_off_and_comes_back(rig: type[Rig]) -> None:
-    """Two wrong layers end it, visibly; after three more it tries again, and stays on when it is right."""
-    r = rig(MERGED, 8, speculate="auto", judge=Judge(window=2, rest=3))
-    guesses = []
-    for turn in range(12):
-        guesses.append(r.fetcher.looks_ahead)
-        guess, truth = ExpertKey(1, turn), ExpertKey(2, turn)
-        r.guess({guess: 4}, during={})
-        r.landed(guess)
-        r.fetch({guess if turn > 4 else truth: 4})
-    counts = r.fetcher.take_counts()
-    # A turn is two layers, of which the second tells whether the guess was right. The first rest is over in the
-    # middle of turn 2, the second, twice as long, in the middle of turn 6.
-    assert guesses == [True, False, False, True, False, False, False] + [True] * 5
-    assert (counts.auto_off, counts.auto_resting) == (2, 3 + 6)
-
-
-def test_counts_of_two_intervals_add_up() -> None:
-    """Every number, by layer and by level."""
-    one = TransferCounts(
-        ssd_bytes=5, levels={4: 1}, speculated=2, lookahead={1: LookaheadCounts(4, 3, 2, 10, 20, 0.5)}
-    )
-    two = TransferCounts(
-        ssd_bytes=6,
-        levels={4: 2, 2: 1},
-        auto_off=1,
-        lookahead={1: LookaheadCounts(1, 1, 1, 1, 1, 0.25), 3: LookaheadCounts(wasted_bytes=7)},
-    )
-    both = one + two
-    assert both == TransferCounts(
-        ssd_bytes=11,
-        levels={4: 3, 2: 1},
-        speculated=2,
-        auto_off=1,
-        lookahead={1: LookaheadCounts(5, 4, 3, 11, 21, 0.75), 3: LookaheadCounts(wasted_bytes=7)},
-    )
-    assert (both.hidden_bytes, both.wasted_bytes, both.hidden_s) == (11, 28, 0.75)
-    assert one.lookahead[1].predicted == 4

@@ -12,37 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import small_checkpoint
 from faulty_disk import FaultyDisk
+from small_conversion import contents, run
 
 import storage.source_file
-from edgemoe.families import family_of
 from storage.atomic import PARTIAL
-from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, EdgemoeError, ReadFailed
-from storage.layout import LAYOUTS
-from storage.manifest import MANIFEST_NAME, Manifest
+from storage.manifest import MANIFEST_NAME
 from storage.retry import RETRIES
 from storage.verify import verify
-
-FAMILY = family_of(small_checkpoint.CONFIG)
-
-
-def run(source: Path, destination: Path, *, threads: int = 1, progress=lambda done, total: None) -> Manifest:
-    return convert(
-        source,
-        destination,
-        FAMILY,
-        max_level=8,
-        layout=LAYOUTS["cpu-generic"],
-        dense_bits=8,
-        progress=progress,
-        threads=threads,
-    )
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 @pytest.fixture
@@ -53,24 +31,11 @@ def fast() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return small_checkpoint.save(tmp_path_factory.mktemp("model") / "small")
-
-
-@pytest.fixture(scope="module")
-def straight(source, tmp_path_factory) -> dict[str, bytes]:
-    """Every file of a store that nothing happened to."""
-    directory = tmp_path_factory.mktemp("straight")
-    run(source, directory)
-    return contents(directory)
-
-
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_leaves_no_trace(source, straight, tmp_path, threads):
+def test_the_number_of_threads_leaves_no_trace(small_source, straight_files, tmp_path, threads):
     """One thread or more than there are experts: the same bytes in every file."""
-    run(source, tmp_path / "store", threads=threads)
-    assert contents(tmp_path / "store") == straight
+    run(small_source, tmp_path / "store", threads=threads)
+    assert contents(tmp_path / "store") == straight_files
 
 
 CACHED = storage.source_file.DIRECT_FROM
@@ -86,14 +51,14 @@ FAULTS = {
 
 @pytest.mark.parametrize(("number", "stays", "direct_from"), FAULTS.values(), ids=FAULTS)
 def test_whichever_call_fails_nothing_is_damaged(
-    source, straight, fast, monkeypatch, number, stays, direct_from
+    small_source, straight_files, fast, monkeypatch, number, stays, direct_from
 ):
     """For every N, the Nth call fails: a typed error or none, and the next run ends as a straight one."""
     monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
     with monkeypatch.context() as patch:
         calls = FaultyDisk(patch, 0, None).calls
-        run(source, fast / "0")
+        run(small_source, fast / "0")
     assert len(calls) > 100
     assert {"open", "write", "fsync", "replace", "preadv", "read"} <= set(calls)
     failed = 0
@@ -102,7 +67,7 @@ def test_whichever_call_fails_nothing_is_damaged(
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)
             try:
-                run(source, store)
+                run(small_source, store)
             except EdgemoeError as caught:
                 failed += 1
                 assert number is not None
@@ -110,20 +75,19 @@ def test_whichever_call_fails_nothing_is_damaged(
                 full = number == errno.ENOSPC and name in ("write", "fsync")
                 assert caught.exit_code == 3 if full else caught.exit_code in (3, 4), name
         assert len(disk.calls) >= at, "the fault was never met"
-        if not (store / MANIFEST_NAME).exists():
-            whole = (
-                {k: v for k, v in contents(store).items() if not k.endswith(PARTIAL)}
-                if store.exists()
-                else {}
-            )
-            assert {k: v for k, v in whole.items() if k != "unfinished.json"}.items() <= straight.items(), at
-        run(source, store)
-        assert contents(store) == straight, at
+        if store.exists() and not (store / MANIFEST_NAME).exists():
+            left = contents(store).items()
+            whole = {k: v for k, v in left if k != "unfinished.json" and not k.endswith(PARTIAL)}
+            assert whole.items() <= straight_files.items(), at
+        run(small_source, store)
+        assert contents(store) == straight_files, at
     assert (failed == 0) == (number is None)
 
 
 @pytest.mark.parametrize("failures", [RETRIES, RETRIES + 1])
-def test_reads_of_the_source_survive_a_disk_that_hesitates(source, straight, tmp_path, monkeypatch, failures):
+def test_reads_of_the_source_survive_a_disk_that_hesitates(
+    small_source, straight_files, tmp_path, monkeypatch, failures
+):
     """As many EIO in a row as there are retries go unnoticed; one more ends in an error that names the file."""
     monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
     real, left = os.preadv, [errno.EIO] * failures
@@ -137,15 +101,15 @@ def test_reads_of_the_source_survive_a_disk_that_hesitates(source, straight, tmp
     monkeypatch.setattr(os, "preadv", hesitate)
     if failures > RETRIES:
         with pytest.raises(ReadFailed, match=r"model-0000\d-of-00002\.safetensors: Input/output error"):
-            run(source, tmp_path / "store")
+            run(small_source, tmp_path / "store")
         return
-    run(source, tmp_path / "store")
-    assert contents(tmp_path / "store") == straight
+    run(small_source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight_files
 
 
-def test_every_flipped_plane_and_file_of_a_store_is_found(source, fast):
+def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
     """One bit anywhere in each plane, header and file: verify names exactly that one."""
-    run(source, fast / "store")
+    run(small_source, fast / "store")
     assert verify(fast / "store", lambda done, total: None).damage == ()
     for path in sorted((fast / "store").iterdir()):
         if path.name == MANIFEST_NAME:
@@ -176,7 +140,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def test_a_real_disk_that_fills_up_in_the_middle(source, straight, small_disk):
+def test_a_real_disk_that_fills_up_in_the_middle(small_source, straight_files, small_disk):
     """Something else takes the space while a conversion runs: exit 3, no half file, and room again ends it well."""
     steps: list[int] = []
 
@@ -188,19 +152,19 @@ def test_a_real_disk_that_fills_up_in_the_middle(source, straight, small_disk):
                     pass
 
     with pytest.raises(DoesNotFit, match="filled up"):
-        run(source, small_disk / "store", progress=fill)
+        run(small_source, small_disk / "store", progress=fill)
     assert set(contents(small_disk / "store")) == {"unfinished.json"}
     with pytest.raises(DoesNotFit, match="bytes free"):
-        run(source, small_disk / "store")
+        run(small_source, small_disk / "store")
     (small_disk / "filler").unlink()
-    run(source, small_disk / "store")
-    assert contents(small_disk / "store") == straight
+    run(small_source, small_disk / "store")
+    assert contents(small_disk / "store") == straight_files
 
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from test_surviving_faults import run
+from small_conversion import run
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 from storage.errors import DoesNotFit
 try:
@@ -210,12 +174,12 @@ except DoesNotFit as error:
 """
 
 
-def test_a_file_that_may_not_grow_is_a_full_disk(source, straight, tmp_path):
+def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, tmp_path):
     """A limit on file sizes (ulimit -f), met in the middle of a layer: exit 3, and the layers before it are kept."""
-    layer = straight["experts-00000.safetensors"]
+    layer = straight_files["experts-00000.safetensors"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
     limited = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "store"), str(len(layer) // 2)],
+        [sys.executable, "-c", LIMITED, str(small_source), str(tmp_path / "store"), str(len(layer) // 2)],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -224,15 +188,15 @@ def test_a_file_that_may_not_grow_is_a_full_disk(source, straight, tmp_path):
     assert limited.returncode == 0, limited.stderr
     assert "experts-00000" in limited.stdout
     assert set(contents(tmp_path / "store")) == {"unfinished.json"}
-    run(source, tmp_path / "store")
-    assert contents(tmp_path / "store") == straight
+    run(small_source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight_files
 
 
-def test_a_directory_that_may_not_be_written_is_the_users_mistake(source, tmp_path, monkeypatch):
+def test_a_directory_that_may_not_be_written_is_the_users_mistake(small_source, tmp_path, monkeypatch):
     """Exit 2 with the path, for what the user can mend."""
     monkeypatch.setattr(os, "mkdir", _refuse)
     with pytest.raises(EdgemoeError, match="may write to") as caught:
-        run(source, tmp_path / "store")
+        run(small_source, tmp_path / "store")
     assert caught.value.exit_code == 2
 
 

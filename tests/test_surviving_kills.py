@@ -15,7 +15,7 @@ KILLS = 200
 TRIALS = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
-from test_surviving_faults import contents, run
+from small_conversion import contents, run
 
 source, work, kills = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 

@@ -140,6 +140,7 @@ def test_tokenizer(synthesize: Any, tmp_path: Path) -> None:
     [
         (["--like", "tiny", "--vocab", "258"], "259"),
         (["--from-gguf", "x", "--vocab", "300"], "--vocab"),
+        (["--like", "tiny", "--layers", "0"], "--layers"),
         ([], "--like"),
     ],
 )

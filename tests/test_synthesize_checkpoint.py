@@ -42,6 +42,16 @@ def test_a_vocabulary_too_small_for_a_tokenizer_exits_2(tmp_path, capsys):
     assert "--vocab" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "value"), [("--layers", "0"), ("--vocab", "-1"), ("--shard-gb", "0")])
+def test_sizes_of_nothing_are_named(tmp_path, capsys, name, value):
+    """They exit 2 before anything is written."""
+    with pytest.raises(SystemExit) as stopped:
+        synthesize_checkpoint.main(["--like", "tiny", name, value, str(tmp_path / "x")])
+    assert stopped.value.code == 2
+    assert name in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("limit", [1, 10_000, 10**9])
 def test_shards_hold_every_tensor_once(limit):
     """Whatever their size."""

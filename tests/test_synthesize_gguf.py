@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +103,22 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         synthesize_gguf.main(["--like", "small", str(tmp_path / "torn.gguf")])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the disk refuses in the middle exits 3, names the file, and leaves the one that was there."""
+    path = tmp_path / "full.gguf"
+    path.write_text("old")
+
+    def full(writer: gguf.GGUFWriter, tensor: np.ndarray) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    assert synthesize_gguf.main(["--like", "small", str(path)]) == 3
+    assert str(path) in capsys.readouterr().err
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("full.gguf", "old")]
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,14 @@ def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "there").exists()
     assert time_convert.main([str(model), str(tmp_path / "store"), "--", "--dense-bits", "5"]) == 2
     assert "exit code 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runs", ["0", "-1", "many"])
+def test_a_number_of_runs_that_measures_nothing_is_refused(tmp_path, capsys, runs):
+    """It exits 2, naming the option and what was given, before the disk is measured."""
+    with pytest.raises(SystemExit) as stopped:
+        time_convert.main([str(tmp_path), str(tmp_path / "store"), "--runs", runs])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "--runs" in said
+    assert repr(runs) in said

@@ -37,12 +37,12 @@ from compare_peers_run import Outcome, hear_endings, prove_enforced, run_child
 from limited import Controller, LimitError, find_controller
 
 from edgemoe.bench.environment import environment
-from edgemoe.bench.plot import require_matplotlib
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.bench.quality import load_quality
 from edgemoe.conversation import load_tokenizer
 from edgemoe.engine import StoreModel
 from edgemoe.options import DEMO, run_settings
+from edgemoe.outputs import require_folders, require_plot
 from edgemoe.sizes import format_size
 from storage.errors import EdgemoeError, UserError
 
@@ -222,11 +222,8 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
         DoesNotFit: edgemoe cannot run inside a limit.
         LimitError: this machine enforces none.
     """
-    if options.plot:
-        require_matplotlib()
-    for path in (options.json, options.plot):
-        if path and not path.absolute().parent.is_dir():
-            raise UserError(f"a file {path} was wanted", "its folder is missing", "Make it, or name another")
+    require_folders(options.json)
+    require_plot(options.plot)
     store = StoreModel.open(options.store)
     programs = [
         peer_program(options),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from counts import positive
 
 from edgemoe.plan import PROCESS_BYTES
 from edgemoe.sizes import parse_size
+
+Item = TypeVar("Item")
 
 BESIDE_BYTES = PROCESS_BYTES + 100_000_000
 """What edgemoe's process needs of a limit beside its own: the interpreter and libraries, and page cache to run from."""
@@ -15,16 +20,21 @@ BESIDE_BYTES = PROCESS_BYTES + 100_000_000
 
 def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
     """The command line of compare_peers.py. Lists are of numbers or names joined by commas."""
-
-    def limits(text: str) -> list[int | None]:
-        return [None if part == "none" else parse_size(part) for part in text.split(",")]
-
-    def counts(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    _add_programs(parser)
+    _add_cases(parser)
+    _add_runs(parser)
+    _add_reports(parser)
+    options = parser.parse_args(argv)
+    if options.new_tokens < 2:
+        parser.error(f"--new-tokens of 2 or more was wanted, got {options.new_tokens}")
+    return options
+
+
+def _add_programs(parser: argparse.ArgumentParser) -> None:
+    """What is compared with what."""
     add = parser.add_argument
     add("--store", type=Path, required=True, help="edgemoe's model")
     add("--peer", choices=("llama.cpp", "accelerate"), default="llama.cpp", help="default: llama.cpp")
@@ -38,13 +48,18 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     )
     add(
         "--settings",
-        type=lambda text: text.split(","),
+        type=_list_of(str),
         default=["4", "4/2", "4/0"],
         help="edgemoe's rows: one level is exact, several are at retention 0.75; default: 4,4/2,4/0",
     )
+
+
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    """Under which limits, on what."""
+    add = parser.add_argument
     add(
         "--limits",
-        type=limits,
+        type=_list_of(lambda part: None if part == "none" else parse_size(part)),
         default=[3 * 10**9, 2 * 10**9, None],
         help="of RAM: 3GB is 3 * 10^9 bytes, 3GiB 3 * 2^30, none counts only; default: 3GB,2GB,none",
     )
@@ -54,25 +69,34 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
         default=BESIDE_BYTES,
         help="what edgemoe's process takes beside its own limit; default: 600MB",
     )
-    add("--prompt-tokens", type=counts, default=[64, 512], help="default: 64,512")
+    add("--prompt-tokens", type=_list_of(positive), default=[64, 512], help="default: 64,512")
     add("--prompt-file", type=Path, help="text to cut prompts from; default: conversations")
     add("--new-tokens", type=int, default=64, help="default: 64")
-    add("--rounds", type=int, default=3, help="runs of every row; default: 3")
-    add("--threads", type=int, default=2, help="of every program; default: 2")
-    add("--keep-cache", action="store_true", help="do not drop the page cache before a run: no run is cold")
     add("--seed", type=int, default=0, help="of prompts")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """How often, and how."""
+    add = parser.add_argument
+    add("--rounds", type=positive, default=3, help="runs of every row; default: 3")
+    add("--threads", type=positive, default=2, help="of every program; default: 2")
+    add("--keep-cache", action="store_true", help="do not drop the page cache before a run: no run is cold")
     add(
         "--popularity",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="count the experts chosen, in a run of each program after the others",
     )
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    """What becomes of it."""
+    add = parser.add_argument
     add("--quality", type=Path, help="report of `edgemoe eval --json`, whose KL is put beside the rows")
     add("--json", type=Path, help="file for raw samples and rows")
     add("--plot", type=Path, help="image file to draw the rows into")
-    options = parser.parse_args(argv)
-    if options.new_tokens < 2 or min(options.rounds, options.threads, *options.prompt_tokens) < 1:
-        parser.error(
-            "--new-tokens of 2 or more, and rounds, threads and prompt tokens of 1 or more are wanted"
-        )
-    return options
+
+
+def _list_of(kind: Callable[[str], Item]) -> Callable[[str], list[Item]]:
+    """Reads several of a kind, joined by commas."""
+    return lambda text: [kind(part) for part in text.split(",")]

@@ -23,14 +23,15 @@ from compare_peers_options import BESIDE_BYTES
 from compare_peers_programs import edgemoe_program
 from compare_peers_report import Json, run_of
 from compare_peers_run import hear_endings, prove_enforced, run_child
+from counts import positive
 from limited import Controller, LimitError, find_controller
 
 from edgemoe.bench.environment import environment
-from edgemoe.bench.plot import require_matplotlib
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.conversation import load_tokenizer
 from edgemoe.engine import StoreModel
 from edgemoe.options import DEMO
+from edgemoe.outputs import require_folders, require_plot
 from edgemoe.settings import RunSettings
 from edgemoe.sizes import format_size, parse_size
 from storage.errors import EdgemoeError, UserError
@@ -187,17 +188,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("stores", nargs="+", type=Path, metavar="STORE", help="two or more, alike but for their layers")
     add("--ratio", type=float, default=0.5, help="of --vram-limit to model; default: 0.5")
     add("--beside", type=parse_size, default=BESIDE_BYTES, help="of the process; default: 600MB")
-    add("--prompt-tokens", type=int, default=64, help="default: 64")
+    add("--prompt-tokens", type=positive, default=64, help="default: 64")
     add("--new-tokens", type=int, default=64, help="default: 64")
-    add("--rounds", type=int, default=3, help="runs of every store; default: 3")
-    add("--threads", type=int, default=2, help="default: 2")
+    add("--rounds", type=positive, default=3, help="runs of every store; default: 3")
+    add("--threads", type=positive, default=2, help="default: 2")
     add("--keep-cache", action="store_true", help="do not drop the page cache before a run")
     add("--seed", type=int, default=0, help="of prompts")
     add("--json", type=Path, help="file for raw samples")
     add("--plot", type=Path, help="image file to draw into")
     options = parser.parse_args(argv)
-    if min(options.prompt_tokens, options.new_tokens - 1, options.rounds, options.threads) < 1:
-        parser.error("--new-tokens of 2 or more, and the other numbers of 1 or more are wanted")
+    if options.new_tokens < 2:
+        parser.error(f"--new-tokens of 2 or more was wanted, got {options.new_tokens}")
     if not 0 < options.ratio <= 1:
         parser.error("--ratio above 0 and at most 1 is wanted")
     return options
@@ -208,8 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(argv)
         hear_endings()
-        if options.plot:
-            require_matplotlib()
+        require_folders(options.json)
+        require_plot(options.plot)
         stores = [StoreModel.open(path) for path in options.stores]
         if len({store.shape.layers for store in stores}) < max(len(stores), 2):
             found = ", ".join(str(store.shape.layers) for store in stores)

@@ -6,8 +6,10 @@
 Synthesizes a store of Qwen3-30B-A3B's shape (48 layers, experts up to level 4, 17 GB) in a folder of --work that is
 removed at the end, and measures with `edgemoe bench`'s own means, cold and warm each:
   - loading on demand, from SSD and from DRAM, with the same readers and kernels;
-  - exact 4, 4/2 and 4/0 with prefetch, for every limit of GPU memory, with a large and a small DRAM tier;
+  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well if that pays, for every limit of GPU
+    memory, with a large and a small DRAM tier;
   - everything resident: the ceiling;
+  - on a GPU, 4/2 with prefetch and everything resident again, with --graphs;
   - transformers with accelerate's CPU offload: the same shape in bf16, --offload-layers of it, with its share of the
     smallest limit (gpu_bench_offload.py; left out where accelerate is not installed).
 Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then what the project
@@ -31,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workload import PRESETS
+from gpu_bench_options import parse
 
 from edgemoe.bench.rows import PAPER_RETENTION, BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
@@ -39,9 +41,10 @@ from edgemoe.bench.tables import times_and_bytes
 from edgemoe.devices import chosen, open_device
 from edgemoe.engine import StoreModel
 from edgemoe.kernels.choice import compute
+from edgemoe.outputs import require_folders
 from edgemoe.settings import RunSettings
 from edgemoe.sizes import format_size, parse_size
-from storage.errors import DoesNotFit, EdgemoeError
+from storage.errors import DoesNotFit, EdgemoeError, UserError
 
 HERE = Path(__file__).parent
 
@@ -54,8 +57,12 @@ ON_DEMAND = RunSettings.uniform(4, cache=False)
 TIERED = (
     BenchRow("exact 4", FOUR),
     BenchRow("4/2 + prefetch", MIXED),
+    BenchRow("4/2 + prefetch, CPU's experts", MIXED.with_(cpu_experts="auto")),
     BenchRow("4/0 + prefetch", MIXED.with_(levels=(4, 0))),
 )
+RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
+NOTED = (BenchRow("4/2 + prefetch, graphs", MIXED.with_(graphs=True)),)
+NOTED_RESIDENT = (BenchRow("exact 4, graphs", RunSettings.uniform(4, graphs=True)),)
 LOADED = (
     BenchRow("on demand from SSD", ON_DEMAND),
     BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
@@ -79,12 +86,15 @@ class Case:
     dram: int
 
 
-def cases(limits: Sequence[int], dram_large: int, dram_small: int) -> Iterator[Case]:
-    """Every case, what the aims need first. The smallest limit is the first."""
+def cases(limits: Sequence[int], dram_large: int, dram_small: int, *, gpu: bool) -> Iterator[Case]:
+    """Every case, what the aims need first. The smallest limit is the first; graphs are a GPU's only."""
     least, *more = sorted(limits)
     yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
     yield Case(_named(least, "DRAM large"), LOADED, least, dram_large)
-    yield Case("everything resident", (BenchRow("exact 4", RunSettings.uniform(4)),), None, 0)
+    yield Case("everything resident", RESIDENT, None, 0)
+    if gpu:
+        yield Case("everything resident", NOTED_RESIDENT, None, 0)
+        yield Case(_named(least, "DRAM large"), NOTED, least, dram_large)
     yield Case(_named(least, "DRAM small"), TIERED, least, dram_small)
     for limit in more:
         yield Case(_named(limit, "DRAM large"), TIERED, limit, dram_large)
@@ -136,7 +146,7 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
     environment: Json = {}
     rows: list[Json] = []
     left_out: list[str] = []
-    for case in cases(limits, large, parse_size(given.dram_small)):
+    for case in cases(limits, large, parse_size(given.dram_small), gpu=store.device is not None):
         names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
         if clock.is_over:
             left_out.append(f"{names}: {given.minutes:g} minutes were over")
@@ -223,40 +233,16 @@ def _shown(found: float | None) -> str:
     return "not measured" if found is None else f"{found:.2f} found"
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--like", choices=sorted(PRESETS), default="qwen3-30b-a3b", help="whose shapes")
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--limits", default="12GB,16GB,24GB", help="of GPU memory")
-    parser.add_argument("--dram-large", help="default: room for every expert")
-    parser.add_argument("--dram-small", default="4GB")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument(
-        "--offload-layers", type=int, default=16, help="of the model that is offloaded, in bf16"
-    )
-    parser.add_argument("--offload-tokens", type=int, default=8, help="it decodes")
-    parser.add_argument("--minutes", type=float, default=7.0, help="after which no case is begun")
-    parser.add_argument(
-        "--work", type=Path, help="folder for the store; default: the system's for temporary files"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for everything that was measured")
-    return parser.parse_args(argv)
-
-
 def run(given: argparse.Namespace, clock: Clock) -> Json:
     """Everything, in turn.
 
     Raises:
-        EdgemoeError: no such device, or a size that is none.
+        EdgemoeError: no such device, a size that is none, or no folder for what is to be written.
         subprocess.CalledProcessError: the store could not be written.
     """
+    require_folders(given.json)
+    if given.work and not given.work.is_dir():
+        raise UserError(f"a folder {given.work} was wanted", "there is none", "Make it, or name another")
     device = open_device(given.device)
     least = min(parse_size(limit) for limit in given.limits.split(","))
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
@@ -281,7 +267,7 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    given = parse(argv)
+    given = parse(__doc__, argv)
     try:
         report = run(given, Clock(given.minutes))
     except EdgemoeError as error:

@@ -19,6 +19,7 @@ import accelerate
 import torch
 import transformers
 from accelerate.utils import set_module_tensor_to_device
+from counts import positive
 from workload import PRESETS, Shape
 
 
@@ -65,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--like", choices=sorted(PRESETS), required=True)
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--memory", type=int, required=True, help="bytes of weights on the device")
+    parser.add_argument("--layers", type=positive, required=True)
+    parser.add_argument("--memory", type=positive, required=True, help="bytes of weights on the device")
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--prompt-tokens", type=int, required=True)
+    parser.add_argument("--prompt-tokens", type=positive, required=True)
     parser.add_argument("--new-tokens", type=int, required=True, help="2 or more")
     given = parser.parse_args(argv)
     shape = replace(PRESETS[given.like], layers=given.layers)

@@ -29,6 +29,7 @@ from routing_trace import Group, read_trace, record, write_trace
 from cache.base import EvictionPolicy, Lease
 from cache.plane_tier import PlaneTier
 from cache.policies import POLICIES, make_policy
+from edgemoe.outputs import require_folders
 from edgemoe.schedule import BITS_PER_WEIGHT
 from edgemoe.settings import RunSettings, parse_levels
 from storage.base import ExpertKey
@@ -209,6 +210,7 @@ def load(given: argparse.Namespace) -> list[Group]:
         return read_trace(given.trace)
     if given.text is None:
         raise UserError("a text for the model was wanted", "none is given", "Add --text FILE")
+    require_folders(given.save_trace)
     options: dict[str, Any] = RECORDING | asked
     settings = RunSettings(levels=parse_levels(options.pop("levels")), retention=options.pop("retention"))
     trace = record(given.model, given.text, settings, **options)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 import xxhash
+from counts import positive
 from gguf_dense import Gguf
 from workload import PRESETS, ExpertPool, Shape, random_dense
 
@@ -204,8 +205,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--from-gguf", type=Path, metavar="FILE", help="a qwen3moe GGUF, for all but the experts"
     )
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=int, help="instead of the model's own number")
+    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
+    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=8, help="bits of an expert weight")
     parser.add_argument("--dense-bits", type=int, choices=(16, 8), default=16, help="of the other matrices")
     parser.add_argument(
@@ -215,11 +216,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("destination", type=Path, metavar="DST", help="the store's directory")
     options = parser.parse_args(argv)
     for name in ("layers", "vocab"):
-        value = getattr(options, name)
-        if value is not None and options.from_gguf:
+        if getattr(options, name) is not None and options.from_gguf:
             parser.error(f"--{name} cannot be chosen with --from-gguf: the file's own is used")
-        if value is not None and value < 1:
-            parser.error(f"--{name} must be 1 or more, not {value}")
     return options
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import xxhash
+from counts import positive
 from synthesize import save_tokenizer
 from workload import PRESETS, Shape
 
@@ -97,12 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--like", choices=sorted(PRESETS), required=True, help="whose shapes")
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=int, help="instead of the model's own number")
+    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
+    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
     parser.add_argument("--shard-gb", type=float, default=4.0, help="largest file, in 10^9 bytes")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("destination", type=Path, metavar="DST", help="the checkpoint's directory")
     options = parser.parse_args(argv)
+    if options.shard_gb <= 0:
+        parser.error(f"--shard-gb above 0 was wanted, got {options.shard_gb:g}")
     preset = PRESETS[options.like]
     shape = replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
     try:

@@ -15,7 +15,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -25,13 +24,14 @@ import gguf
 import gguf_q4k
 import numpy as np
 import torch
+from counts import positive
 from gguf_dense import gguf_name
 from numpy.typing import NDArray
 from synthesize import vocabulary
 from workload import PRESETS, Shape, generator, random_dense
 
 from edgemoe.progress import ByteProgress
-from storage.atomic import PARTIAL, refused, require_free, sync_directory
+from storage.atomic import partial_file
 from storage.errors import EdgemoeError
 
 POOL = 1 << 15
@@ -150,8 +150,7 @@ def write(path: Path, shape: Shape, seed: int, update: Callable[[int, int], None
         UserError: the vocabulary is too small, or a matrix does not divide into blocks.
         DoesNotFit, WriteFailed: the disk.
     """
-    partial = path.with_name(path.name + PARTIAL)
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    writer = gguf.GGUFWriter(None, ARCHITECTURE)
     add_metadata(writer, shape)
     total = 0
     for name, size in tensor_shapes(shape):
@@ -161,27 +160,18 @@ def write(path: Path, shape: Shape, seed: int, update: Callable[[int, int], None
         writer.add_tensor_info(name, stored, np.dtype(dtype), length, raw_dtype=kind)
         total += length
     path.parent.mkdir(parents=True, exist_ok=True)
-    require_free(path, total)
-    try:
-        _write_tensors(writer, Tensors(shape, seed), shape, lambda done: update(done, total))
+    with partial_file(path, total) as partial:
+        _write_tensors(writer, partial, Tensors(shape, seed), shape, lambda done: update(done, total))
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        partial.replace(path)
-        sync_directory(path.parent)
-    except BaseException as error:
-        with suppress(OSError):  # the first error is the one to tell
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise refused(path, total, error) from error
-        raise
     return total
 
 
 def _write_tensors(
-    writer: gguf.GGUFWriter, tensors: Tensors, shape: Shape, update: Callable[[int], None]
+    writer: gguf.GGUFWriter, path: Path, tensors: Tensors, shape: Shape, update: Callable[[int], None]
 ) -> None:
     try:
-        writer.write_header_to_file()
+        writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         done = 0
@@ -199,14 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--like", choices=sorted(PRESETS), default="qwen3-30b-a3b", help="whose shapes")
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=int, help="instead of the model's own number")
+    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
+    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("destination", type=Path, metavar="FILE", help="the GGUF to write")
     options = parser.parse_args(argv)
-    for name in ("layers", "vocab"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            parser.error(f"--{name} must be 1 or more, not {value}")
     preset = PRESETS[options.like]
     shape = replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
     try:

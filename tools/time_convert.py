@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
+from counts import positive
+
 from edgemoe.disk_speed import measure_disk
 from edgemoe.process import available_memory
 from storage.checkpoint import Checkpoint
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("destination", type=Path, metavar="DST")
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=positive, default=1)
     parser.add_argument("options", nargs="*", help="of edgemoe convert, after --")
     given = parser.parse_args(argv)
     try:

@@ -2,19 +2,22 @@
 
     python tools/time_kernels.py [--tokens 1 16 64] [--levels 4 2 8] [--rounds 7]
 
-Prints, by kernel, level and tokens at one expert, the median and best time of an expert in microseconds. More
-experts than any cache holds, so that their bytes come from memory as they do while a model runs.
+Prints, by kernel, level and tokens at one expert, the median and best time of an expert in microseconds. As many
+experts share a call as do while a model runs, and there are more than any cache holds: their bytes come from memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from counts import positive
 
+from edgemoe.experts import BATCH_ROWS
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.choice import Compute, ways
 from storage.base import Blocks
@@ -23,10 +26,17 @@ from storage.record import MatrixSpec, RecordGeometry
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
 
 
-def gate(both: torch.Tensor) -> torch.Tensor:
-    """[R, 2 I] -> [R, I], as Qwen3 gates."""
-    first, second = both.chunk(2, dim=-1)
-    return F.silu(first) * second
+MOST_TOGETHER = 8
+"""Experts that a token of this model has."""
+
+
+class Gated(torch.nn.Module):
+    """An experts module as far as a kernel looks at it."""
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        """[R, 2 I] -> [R, I], as Qwen3 gates."""
+        first, second = both.chunk(2, dim=-1)
+        return F.silu(first) * second
 
 
 def random_experts(way: Compute, count: int) -> list[Blocks]:
@@ -46,24 +56,27 @@ def random_experts(way: Compute, count: int) -> list[Blocks]:
 def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: int) -> list[float]:
     """Seconds of an expert in each round, ascending."""
     kernel = way.kernel(GEOMETRY, way.layout)
+    together = min(max(BATCH_ROWS // tokens, 1), MOST_TOGETHER)
     x = torch.randn(tokens, 2048).to(torch.bfloat16)
-    found = []
+    x = x.expand(together, -1) if tokens == 1 else x.repeat(together, 1)
+    gate, found = Gated().gate, []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        for blocks in experts:
-            kernel.forward(x, [Part(blocks, 8, level, tokens)], gate)
+        for at in range(0, len(experts), together):
+            parts = [Part(blocks, 8, level, tokens) for blocks in experts[at : at + together]]
+            kernel.forward(x[: len(parts) * tokens], parts, gate)
         found.append((time.perf_counter() - start) / len(experts))
     return sorted(found[1:])  # the first warms up
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64], help="at one expert")
-    parser.add_argument("--levels", type=int, nargs="+", default=[4, 2, 8])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--experts", type=int, default=128)
-    given = parser.parse_args()
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[1, 16, 64], help="at one expert")
+    parser.add_argument("--levels", type=int, nargs="+", choices=(8, 4, 2), default=[4, 2, 8])
+    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--experts", type=positive, default=128)
+    given = parser.parse_args(argv)
     print(
         f"{torch.get_num_threads()} threads\n| kernel | level | tokens | median | best |\n|---|---|---|---|---|"
     )

@@ -12,10 +12,12 @@ import typer
 from edgemoe.options import (
     DEMO,
     ContextOption,
+    CpuExpertsOption,
     DeviceOption,
     DramOption,
     EvictionOption,
     ExactOption,
+    GraphsOption,
     HeavyHittersOption,
     ImportanceOption,
     LevelsOption,
@@ -24,9 +26,10 @@ from edgemoe.options import (
     SeedOption,
     SpeculateOption,
     VramOption,
+    parse_limits,
     run_settings,
 )
-from edgemoe.sizes import parse_size
+from edgemoe.outputs import require_folders, require_plot
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +44,34 @@ EXAMPLES = (
 """For app.command(epilog=...)."""
 
 
+AblationOption = Annotated[
+    bool,
+    typer.Option("--ablation", help="Load on demand, cache, prefetch and levels, each added in its row."),
+]
+PromptFileOption = Annotated[
+    Path | None, typer.Option(help="Text to take prompts from. Default: conversations of the demo's tasks.")
+]
+PromptsOption = Annotated[
+    str, typer.Option(help="text, random (tokens; their routing is not a text's), or both as arms.")
+]
+PromptTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")]
+NewTokensOption = Annotated[int, typer.Option(min=2, help="Tokens decoded after it.")]
+RunsOption = Annotated[int, typer.Option(min=1, help="Runs of each row, cold and warm, rows in turn.")]
+QualityOption = Annotated[
+    Path | None, typer.Option(help="Report of `edgemoe eval --json`, merged by the settings' names.")
+]
+PlotOption = Annotated[Path | None, typer.Option(help="Image file to draw the rows into.")]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
+        "computing, waiting, copies, and reads by each reader, a lane each."
+    ),
+]
+FormatOption = Annotated[str | None, typer.Option("--format", help="md, csv, json or jsonl. Default: md.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+
+
 def bench_command(
     model: ModelOption = DEMO,
     vram_limit: VramOption = None,
@@ -53,38 +84,21 @@ def bench_command(
     heavy_hitters: HeavyHittersOption = None,
     eviction: EvictionOption = None,
     speculate: SpeculateOption = None,
+    cpu_experts: CpuExpertsOption = None,
+    graphs: GraphsOption = False,
     context: ContextOption = None,
-    ablation: Annotated[
-        bool,
-        typer.Option("--ablation", help="Load on demand, cache, prefetch and levels, each added in its row."),
-    ] = False,
-    prompt_file: Annotated[
-        Path | None,
-        typer.Option(help="Text to take prompts from. Default: conversations of the demo's tasks."),
-    ] = None,
-    prompts: Annotated[
-        str,
-        typer.Option(help="text, random (tokens; their routing is not a text's), or both as arms."),
-    ] = "text",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded after it.")] = 64,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each row, cold and warm, rows in turn.")] = 3,
-    quality: Annotated[
-        Path | None, typer.Option(help="Report of `edgemoe eval --json`, merged by the settings' names.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Image file to draw the rows into.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
-            "computing, waiting, copies, and reads by each reader, a lane each."
-        ),
-    ] = None,
+    ablation: AblationOption = False,
+    prompt_file: PromptFileOption = None,
+    prompts: PromptsOption = "text",
+    prompt_tokens: PromptTokensOption = 64,
+    new_tokens: NewTokensOption = 64,
+    runs: RunsOption = 3,
+    quality: QualityOption = None,
+    plot: PlotOption = None,
+    trace: TraceOption = None,
     seed: SeedOption = 0,
-    output: Annotated[
-        str | None, typer.Option("--format", help="md, csv, json or jsonl. Default: md.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output: FormatOption = None,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
     wanted = _format(output, as_json)
@@ -96,21 +110,19 @@ def bench_command(
         "heavy_hitters": heavy_hitters,
         "eviction": eviction,
         "speculate": speculate,
+        "cpu_experts": cpu_experts,
+        "graphs": graphs,
     }
     _refuse_with_ablation(ablation, chosen)
-    _require_folders(plot, trace)
-    vram = parse_size(vram_limit) if vram_limit is not None else None
-    dram = parse_size(dram_limit) if dram_limit is not None else 0
+    require_folders(trace)
+    require_plot(plot)
+    vram, dram = parse_limits(vram_limit, dram_limit)
     run_settings(8, **chosen)  # before a conversion that may take an hour
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
     from edgemoe.bench.run import BenchRequest
     from edgemoe.devices import open_model
 
-    if plot:
-        from edgemoe.bench.plot import require_matplotlib
-
-        require_matplotlib()
     measured = load_quality(quality) if quality else ()
     store = open_model(model, device)
     top = store.manifest.max_level
@@ -155,17 +167,8 @@ def _format(output: str | None, as_json: bool) -> str:
     return chosen
 
 
-def _require_folders(*files: Path | None) -> None:
-    """What cannot be written must not cost a measurement of minutes."""
-    for file in files:
-        if file and not file.absolute().parent.is_dir():
-            raise UserError(
-                f"a file {file} was wanted", f"there is no folder {file.parent}", "Make it, or name another"
-            )
-
-
 def _refuse_with_ablation(ablation: bool, chosen: dict[str, Any]) -> None:
-    given = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value is not None]
+    given = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value not in (None, False)]
     if ablation and given:
         raise UserError(
             "the rows of an ablation were wanted, whose settings are fixed",

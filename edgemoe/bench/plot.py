@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
+from edgemoe.outputs import require_plot
 from storage.errors import UserError
 
 _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (
@@ -21,23 +22,13 @@ _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = 
 """Title, and what a row's bars are, by their label."""
 
 
-def require_matplotlib() -> None:
-    """Raises UserError where the drawing library is missing: before a measurement of minutes, not after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "a plot was wanted", "matplotlib is not installed", "Install it: pip install 'edgemoe[plot]'"
-        ) from error
-
-
 def plot_report(report: dict[str, Any], path: Path) -> None:
     """Draws four panels of bars into an image file; its ending says which kind.
 
     Raises:
         UserError: matplotlib is missing, or does not know the ending, or the file cannot be written.
     """
-    require_matplotlib()
+    require_plot(path)
     from matplotlib.figure import Figure
 
     rows = report["rows"]

@@ -89,6 +89,8 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "renormalise": settings.renormalise,
         "cache": settings.cache,
         "prefetch": settings.speculate,
+        "cpu_experts": settings.cpu_experts,
+        "graphs": settings.graphs,
         "eviction": settings.eviction if settings.cache else "none",
         "readers": settings.readers,
         "vram_limit_bytes": plan.vram_limit_bytes,
@@ -134,6 +136,7 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
         "hit_rate": _hit_rates(decode),
         "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
         "experts_reused": use.reused,
+        "experts_on_cpu": decode.counts.left_below,
         "bits_per_weight_read": mean_bits(use.scheduled),
         "effective_retention": share_at(use.scheduled, high),
     }

@@ -7,17 +7,8 @@ from pathlib import Path
 
 from edgemoe.evaluate.arms import PHASES, TABLE
 from edgemoe.evaluate.rows import EvalRow
+from edgemoe.outputs import require_plot
 from storage.errors import UserError
-
-
-def require_matplotlib() -> None:
-    """Raises UserError where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "a plot was wanted", "matplotlib is not installed", "Install it: pip install 'edgemoe[plot]'"
-        ) from error
 
 
 def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
@@ -28,7 +19,7 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
     Raises:
         UserError: no matplotlib, no row to draw, or `path` cannot be written.
     """
-    require_matplotlib()
+    require_plot(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

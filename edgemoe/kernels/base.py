@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -44,4 +44,22 @@ class ExpertKernel(Protocol):
 
         Returns:
             bf16 [R, H].
+        """
+
+
+@runtime_checkable
+class TokenKernel(ExpertKernel, Protocol):
+    """One that can leave a single token's results where they belong."""
+
+    def into(
+        self, x: torch.Tensor, parts: Sequence[Part], gate: Activation, y: torch.Tensor, rows: Sequence[int]
+    ) -> bool:
+        """`forward` of one token, each expert into a row of y. False: not of these experts, and nothing was done.
+
+        Args:
+            x: bf16 [1, H], contiguous.
+            parts: of one row each.
+            gate: the model's gating between the two products.
+            y: bf16 [.., H], contiguous.
+            rows: of y, the parts' own.
         """

@@ -10,11 +10,12 @@ from typing import Protocol
 
 import torch
 
-from edgemoe.kernels import native
+from edgemoe.kernels import native, slabs
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.cpu import CpuExpertKernel
 from edgemoe.kernels.native import NativeExpertKernel
 from edgemoe.kernels.planes import PlaneExpertKernel
+from edgemoe.kernels.slabs import SlabExpertKernel
 from storage.base import ResidentForm
 from storage.forms import MergedForm, PlaneForm
 from storage.layout import LAYOUTS, Layout, detect
@@ -73,6 +74,16 @@ def _device_ways() -> list[Compute]:
     from edgemoe.kernels.triton_experts import TritonExpertKernel
 
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
+
+
+def beside_device(layout: Layout) -> KernelClass:
+    """The fastest kernel of the CPU for planes in a device's layout, which nobody may re-lay on their way to it.
+
+    edgemoe's own read the layouts of AVX2 and of CUDA; of any other, torch's operators make matrices in every call.
+    """
+    if layout == slabs.LAYOUT and slabs.available():
+        return SlabExpertKernel
+    return NativeExpertKernel if native.available() and layout == native.LAYOUT else PlaneExpertKernel
 
 
 @cache

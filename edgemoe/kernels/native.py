@@ -1,4 +1,4 @@
-"""edgemoe's own CPU kernel: products with planes as they lie, by native.c.
+"""edgemoe's own CPU kernel: products with planes as they lie, by the C files of avx2/.
 
 The shared library is built where a C compiler is found when edgemoe is installed, and used where the processor
 has AVX2; elsewhere torch's operators do the same work (cpu.py). However many tokens there are, sums over their
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.gating import gating_of
 from storage.base import Plane
 from storage.layout import LAYOUTS, Layout
 from storage.record import MatrixSpec, RecordGeometry
 
-_INTERFACE = 2
+_INTERFACE = 4
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2"]
@@ -39,7 +40,7 @@ MOST_ROWS = 512
 
 
 class _Matrix(ctypes.Structure):
-    """`matrix` in native.c."""
+    """`matrix` in avx2/planes.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64) for name in ("rows", "cols", "group", "parameters_at", "codes_at", "half")
@@ -47,7 +48,7 @@ class _Matrix(ctypes.Structure):
 
 
 class _Expert(ctypes.Structure):
-    """`expert` in native.c."""
+    """`expert` in avx2/planes.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("parameters", "base", "d4", "d8")),
@@ -70,10 +71,26 @@ def library() -> Any:
     loaded.edgemoe_open.argtypes = [ctypes.c_int]
     loaded.edgemoe_close.argtypes = [pointer]
     loaded.edgemoe_expert_product.argtypes = [pointer, pointer, pointer, size, pointer, size, pointer]
+    loaded.edgemoe_experts.argtypes = [
+        pointer,
+        pointer,
+        pointer,
+        size,
+        pointer,
+        size,
+        pointer,
+        size,
+        pointer,
+        size,
+    ]
+    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, pointer]
+    loaded.edgemoe_weighted_sum.restype = None
     loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
     loaded.edgemoe_rms_norm.restype = None
-    loaded.edgemoe_attention.argtypes = [pointer] * 8
-    loaded.edgemoe_attention.restype = None
+    loaded.edgemoe_attention.argtypes = [pointer] * 7
+    loaded.edgemoe_up_to_experts.argtypes = [pointer] * 8
+    loaded.edgemoe_route.argtypes = [pointer, size, size, ctypes.c_int, *[pointer] * 3]
+    loaded.edgemoe_route.restype = None
     loaded.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
     return loaded
 
@@ -145,6 +162,21 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return y
 
 
+def weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum over k of weights [k] * rows [k, H], in float32 and in this order.
+
+    Args:
+        rows: bf16 [k, H], contiguous.
+        weights: float32 [k], contiguous.
+
+    Returns:
+        bf16 [H].
+    """
+    out = rows.new_empty(rows.shape[1])
+    library().edgemoe_weighted_sum(rows.data_ptr(), weights.data_ptr(), *rows.shape, out.data_ptr())
+    return out
+
+
 class NativeExpertKernel:
     """Runs experts of one geometry.
 
@@ -170,15 +202,51 @@ class NativeExpertKernel:
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of a call's quantized activations: 16 bits each, and a scale and a sum for columns that share them."""
-        columns = max(spec.padded_cols for spec in geometry.matrices)
-        return MOST_ROWS * (2 * columns + 8 * columns // _FEWEST_COLUMNS + 1)
+        """Bytes of a call's activations: both products' in both forms, with scales and sums, and what lies between."""
+        up, down = geometry.matrices
+        columns = up.padded_cols + down.padded_cols
+        numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
+        return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
     def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
         experts = (_Expert * len(parts))(*(self._expert(part) for part in parts))
         up, down = self._matrices
+        if gating_of(gate) == "silu":
+            x = _laid_out(x, up[0], parts, experts)
+            y = x.new_empty(sum(part.rows for part in parts), down[0].padded_rows)
+            self._experts(x, experts, y)
+            return y if y.shape[1] == down[0].rows else y[:, : down[0].rows]
         return self._product(gate(self._product(x, parts, experts, *up)), parts, experts, *down)
+
+    def into(
+        self, x: torch.Tensor, parts: Sequence[Part], gate: Activation, y: torch.Tensor, rows: Sequence[int]
+    ) -> bool:
+        """Experts applied to one token, each into a row of y; forward's bits. False: of these experts it cannot.
+
+        Args:
+            x: bf16 [1, H], contiguous.
+            parts: of one row each.
+            gate: the model's gating between the two products.
+            y: bf16 [.., H], contiguous.
+            rows: of y, the parts' own.
+        """
+        (up, _), (down, _) = self._matrices
+        if up.padded_cols != up.cols or down.padded_rows != down.rows or gating_of(gate) != "silu":
+            return False
+        experts = (_Expert * len(parts))(*(self._expert(part) for part in parts))
+        for expert, row in zip(experts, rows, strict=True):
+            expert.y = row
+        self._experts(x, experts, y)
+        return True
+
+    def _experts(self, x: torch.Tensor, experts: Any, y: torch.Tensor) -> None:
+        (_, up), (down, down_matrix) = self._matrices
+        if library().edgemoe_experts(
+            *(threads(), ctypes.byref(up), ctypes.byref(down_matrix), down.cols, experts, len(experts)),
+            *(x.data_ptr(), x.shape[0], y.data_ptr(), y.shape[0]),
+        ):
+            raise MemoryError("no memory for experts' activations")
 
     def _expert(self, part: Part) -> _Expert:
         blocks, level = part.blocks, part.level
@@ -191,20 +259,26 @@ class NativeExpertKernel:
         self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: _Matrix
     ) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
-        shared = x.stride(0) == 0 and len(parts) == x.shape[0]
-        if spec.padded_cols != spec.cols:
-            x = torch.nn.functional.pad(x[:1] if shared else x, (0, spec.padded_cols - spec.cols))
+        x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
-        row = 0
-        for part, expert in zip(parts, experts, strict=True):
-            expert.x, expert.y = 0 if shared else row, row
-            row += part.rows
-        x = x[:1] if shared else x.contiguous()
         if library().edgemoe_expert_product(
             threads(), ctypes.byref(matrix), experts, len(experts), x.data_ptr(), x.shape[0], y.data_ptr()
         ):
             raise MemoryError("no memory for a product's activations")
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
+
+
+def _laid_out(x: torch.Tensor, spec: MatrixSpec, parts: Sequence[Part], experts: Any) -> torch.Tensor:
+    """Rows as a product reads them, one expanded row once; tells each expert where its own are, of x and of y."""
+    shared = x.stride(0) == 0 and len(parts) == x.shape[0]
+    row = 0
+    for part, expert in zip(parts, experts, strict=True):
+        expert.x, expert.y = 0 if shared else row, row
+        row += part.rows
+    x = x[:1] if shared else x
+    if spec.padded_cols != spec.cols:
+        x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
+    return x.contiguous()
 
 
 def _address(block: memoryview) -> int:

@@ -1,9 +1,8 @@
-"""A new token's attention in one call, by attention.c."""
+"""A new token's attention, its whole way up to a layer's experts, and its router, each a call of avx2/attention.c."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from edgemoe.kernels import native
 
 
 class _Shape(ctypes.Structure):
-    """`attention_shape` in attention.c."""
+    """`attention_shape` in avx2/attention.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
@@ -22,12 +21,34 @@ class _Shape(ctypes.Structure):
 
 
 class _KV(ctypes.Structure):
-    """`attention_kv` in attention.c."""
+    """`attention_kv` in avx2/attention.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("context", "past", "first")),
     )
+
+
+class _Linear(ctypes.Structure):
+    """`linear` in avx2/attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "row_scale", "bias")),
+        *((name, ctypes.c_int64) for name in ("rows", "cols")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """`layer` in avx2/attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention", "before", "behind")),
+        *((name, ctypes.c_float) for name in ("before_epsilon", "behind_epsilon")),
+        *((name, _Linear) for name in ("qkv", "out")),
+    )
+
+
+_Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class NativeAttention:
@@ -86,20 +107,114 @@ class NativeAttention:
             bf16 [heads * dim].
 
         Raises:
+            MemoryError: no memory for scores.
             ValueError: a rotation of another size, as of a config that rotates a part of each head.
         """
-        cosine, sine = rotation
-        if len(cosine) != self._dim:
-            raise ValueError(f"a rotation of {len(cosine)} numbers: heads have {self._dim}")
+        cosine, sine = self.checked(rotation)
         out = qkv.new_empty(self._heads * self._dim)
-        scores = torch.empty(self._heads * (past + 1 - first))
         kv = _KV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
-        _function()(
+        if native.library().edgemoe_attention(
             *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), qkv.data_ptr()),
-            *(cosine.data_ptr(), sine.data_ptr(), scores.data_ptr(), out.data_ptr()),
-        )
+            *(cosine.data_ptr(), sine.data_ptr(), out.data_ptr()),
+        ):
+            raise MemoryError("no memory for attention's scores")
         return out
 
+    @property
+    def address(self) -> int:
+        """Of the structure that describes it; valid as long as this."""
+        return ctypes.addressof(self._shape)
 
-def _function() -> Any:
-    return native.library().edgemoe_attention
+    def checked(self, rotation: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotation, if it turns whole heads.
+
+        Raises:
+            ValueError: it does not, as of a config that rotates a part of each head.
+        """
+        if len(rotation[0]) != self._dim:
+            raise ValueError(f"a rotation of {len(rotation[0])} numbers: heads have {self._dim}")
+        return rotation
+
+
+class NativeLayer:
+    """A decoder layer up to its experts, for one token: norm, attention, residual, norm.
+
+    Args:
+        attention: of the layer.
+        before, behind: weights, bf16 [H], and epsilons of the norms before attention and behind it.
+        qkv, out: weight, scale and bias of the projections, as dense.DenseLinear has them.
+    """
+
+    def __init__(
+        self,
+        attention: NativeAttention,
+        before: tuple[torch.Tensor, float],
+        behind: tuple[torch.Tensor, float],
+        qkv: _Weights,
+        out: _Weights,
+    ) -> None:
+        self._attention = attention
+        self._kept = before, behind, qkv, out  # the structure below has bare addresses of these
+        self._scratch = qkv[0].shape[0] + out[0].shape[1]
+        self._layer = _Layer(
+            *(attention.address, before[0].data_ptr(), behind[0].data_ptr(), before[1], behind[1]),
+            *(_linear(weights) for weights in (qkv, out)),
+        )
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        past: int,
+        first: int,
+    ) -> torch.Tensor:
+        """What experts get of a token.
+
+        Args:
+            hidden: bf16, [H] in all, contiguous. Attention's output is added to it.
+            rotation, keys, values, past, first: as NativeAttention's.
+
+        Returns:
+            bf16 [H].
+
+        Raises:
+            MemoryError: no memory for activations or scores.
+            ValueError: as NativeAttention.
+        """
+        cosine, sine = self._attention.checked(rotation)
+        scratch, normed = hidden.new_empty(self._scratch), hidden.new_empty(hidden.numel())
+        kv = _KV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
+        if native.library().edgemoe_up_to_experts(
+            *(native.threads(), ctypes.byref(self._layer), ctypes.byref(kv), hidden.data_ptr()),
+            *(cosine.data_ptr(), sine.data_ptr(), scratch.data_ptr(), normed.data_ptr()),
+        ):
+            raise MemoryError("no memory for a new token's activations")
+        return normed
+
+
+def route(logits: torch.Tensor, top_k: int, *, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest experts, and their shares of a softmax over all or, normalised, over the chosen.
+
+    Args:
+        logits: bf16 [E], contiguous.
+        top_k: at most E.
+        normalise: shares add up to 1.
+
+    Returns:
+        int64 [k], the likeliest first, of a tie the first; float32 [k].
+    """
+    chosen, shares = torch.empty(top_k, dtype=torch.int64), torch.empty(top_k)
+    probabilities = torch.empty(len(logits))
+    native.library().edgemoe_route(
+        *(logits.data_ptr(), len(logits), top_k, normalise),
+        *(probabilities.data_ptr(), chosen.data_ptr(), shares.data_ptr()),
+    )
+    return chosen, shares
+
+
+def _linear(weights: _Weights) -> _Linear:
+    weight, scale, bias = weights
+    optional = (None if tensor is None else tensor.data_ptr() for tensor in (scale, bias))
+    return _Linear(weight.data_ptr(), *optional, *weight.shape)

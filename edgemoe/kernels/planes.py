@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from edgemoe.kernels import threads
 from edgemoe.kernels.base import Activation, Part
 from storage.base import PLANES_OF_LEVEL, Plane
 from storage.layout import Layout
@@ -38,7 +39,8 @@ class PlaneExpertKernel:
 
     def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
-        return self._products(gate(self._products(x, parts, 0)), parts, 1)
+        with threads.for_product(len(parts) * self._geometry.weights):
+            return self._products(gate(self._products(x, parts, 0)), parts, 1)
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through every part's gate_up (0) or down (1) matrix."""

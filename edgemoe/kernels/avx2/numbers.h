@@ -1,20 +1,14 @@
-/* What the files of the compiled kernel share: numbers in bf16, and threads. */
-#ifndef EDGEMOE_NATIVE_H
-#define EDGEMOE_NATIVE_H
+/* What every file of the compiled kernel needs: numbers in bf16, and asking memory for what comes next. */
+#ifndef EDGEMOE_NUMBERS_H
+#define EDGEMOE_NUMBERS_H
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))
 #define INLINE static inline __attribute__((always_inline)) AVX2
-
-typedef struct pool pool;
-typedef void (*task_fn)(void *job, int64_t task);
-
-/* Calls fn(job, task) for every task below `tasks`, on all threads of the pool, and waits for them. */
-void edgemoe_run(pool *p, task_fn fn, void *job, int64_t tasks);
-
-void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 
 INLINE float from_bf16(uint16_t bits) {
     union { uint32_t i; float f; } u = {(uint32_t)bits << 16};
@@ -37,5 +31,20 @@ INLINE float added_up(__m256 v) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+/* Bytes of weights to ask memory for in advance: the processor's own prefetching ends at every page. */
+enum { AHEAD = 2048 };
+
+INLINE void prefetch(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T0); }
+
+/* The largest magnitude of n bf16 numbers; NaN where one is NaN or infinite, so that it is seen in every result. */
+INLINE float magnitude(const uint16_t *x, int64_t n) {
+    uint16_t largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t bits = x[i] & 0x7fff;
+        largest = bits > largest ? bits : largest;
+    }
+    return from_bf16(largest < 0x7f80 ? largest : 0x7fc0);
+}
+
 #endif
 #endif

@@ -1,0 +1,122 @@
+/* Whole experts in one call, and the sum of what they give. */
+#include <stdatomic.h>
+
+#include "products.h"
+
+#if defined(__x86_64__)
+/* Both products of several experts, and silu(gate) up between them, without a wait for all threads in between: an
+ * expert's second product comes behind the next one's first. Whoever ends the last block of a first product computes
+ * the gating; a block of the second waits for that, and never for a task behind it. */
+typedef struct {
+    product up, down;
+    int64_t inner;          /* numbers that the gating gives, padded to down's columns */
+    atomic_int *left;       /* [count]: blocks of the first product that are under way or to come; -1: gated */
+} experts_job;
+
+/* e^x, off by some 2^-22 of it; x is kept within what float32 holds. */
+INLINE __m256 exponential(__m256 x) {
+    x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(88.0f)), _mm256_set1_ps(-87.0f));
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    /* ln 2 in two parts, the first of which times n is exact */
+    const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x));
+    __m256 y = _mm256_set1_ps(1.0f / 5040);
+    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+    for (int i = 0; i < 7; i++) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(factors[i]));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
+}
+
+/* One row of gate and up, `inner` of each -> silu(gate) up, rounded where transformers rounds; in place. */
+INLINE void gate_row(uint16_t *row, int64_t inner) {
+    const __m256 one = _mm256_set1_ps(1);
+    for (int64_t i = 0; i < inner; i += 8) {
+        uint16_t both[16] = {0};
+        const int64_t n = inner - i < 8 ? inner - i : 8;
+        memcpy(both, row + i, (size_t)n * 2);
+        memcpy(both + 8, row + inner + i, (size_t)n * 2);
+        const __m256 x = eight_from_bf16(both);
+        float silu[8];
+        _mm256_storeu_ps(silu, _mm256_div_ps(x, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), x)))));
+        for (int64_t k = 0; k < n; k++) row[i + k] = to_bf16(from_bf16(to_bf16(silu[k])) * from_bf16(both[8 + k]));
+    }
+}
+
+INLINE void gate_expert(const experts_job *job, const expert *e) {
+    const int64_t cols = job->down.m->cols;
+    for (int64_t row = e->y; row < e->y + e->tokens; row++) {
+        uint16_t *of_row = job->up.y + row * job->up.m->rows, *to = (uint16_t *)job->down.x + row * cols;
+        gate_row(of_row, job->inner);
+        memcpy(to, of_row, (size_t)job->inner * 2);
+        memset(to + job->inner, 0, (size_t)(cols - job->inner) * 2);
+        product_quantize(&job->down, row);
+    }
+}
+
+AVX2 static void experts_task(void *argument, int64_t task) {
+    experts_job *job = argument;
+    const int64_t up = blocks_of(job->up.m), both = up + blocks_of(job->down.m);
+    /* up of 0, then always up of the next and down of this one. */
+    int64_t number = task < up ? 0 : (task - up) / both, block = task < up ? task : (task - up) % both, second = 0;
+    if (task >= up) {
+        const int64_t of_next = number + 1 < job->up.count ? up : 0;
+        second = block >= of_next;
+        if (second) block -= of_next;
+        else number++;
+    }
+    const expert *e = job->up.experts + number;
+    atomic_int *left = job->left + number;
+    if (second) {
+        for (int i = 1; atomic_load(left) >= 0; i++) pause_for(i);
+        product_block(&job->down, e, block);
+        return;
+    }
+    product_block(&job->up, e, block);
+    if (atomic_fetch_sub(left, 1) == 1) {
+        gate_expert(job, e);
+        atomic_store(left, -1);
+    }
+}
+
+/* Each expert's rows of y [.., down's rows] = down(silu(gate) up) of its rows of x [rows, up's columns], both bf16; gate
+ * and up are the first and second `inner` rows of `up`. Rows of y are `outcomes` in all.
+ * Returns 0, or -1 where there is no memory. */
+AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
+                         int64_t count, const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes) {
+    const size_t middle = (size_t)(outcomes * (up->rows + down->cols)) * sizeof(uint16_t);
+    const size_t numbers = product_scratch(up, rows) + product_scratch(down, outcomes) + 256;
+    uint8_t *scratch = pool_take(p, numbers + middle + (size_t)count * sizeof(atomic_int));
+    if (!scratch) return -1;
+    experts_job job = {
+        .up = {.m = up, .experts = experts, .count = count, .rows = rows, .x = x},
+        .down = {.m = down, .experts = experts, .count = count, .rows = outcomes, .inner = 1, .y = y},
+        .inner = inner,
+    };
+    scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
+    job.left = (atomic_int *)scratch;
+    for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)blocks_of(up));
+    job.up.y = (uint16_t *)(job.left + count);
+    job.down.x = job.up.y + outcomes * up->rows;
+    product_quantize_all(p, &job.up);
+    pool_run(p, experts_task, &job, count * (blocks_of(up) + blocks_of(down)));
+    pool_give_back(p);
+    return 0;
+}
+
+/* out [cols] = sum over `count` of weights[i] * rows [count, cols], in float32 and in this order; bf16. */
+AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, uint16_t *out) {
+    int64_t k = 0;
+    for (; k + 8 <= cols; k += 8) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t i = 0; i < count; i++)
+            sum = _mm256_fmadd_ps(_mm256_set1_ps(weights[i]), eight_from_bf16(rows + i * cols + k), sum);
+        float lanes[8];
+        _mm256_storeu_ps(lanes, sum);
+        for (int j = 0; j < 8; j++) out[k + j] = to_bf16(lanes[j]);
+    }
+    for (; k < cols; k++) {
+        float sum = 0;
+        for (int64_t i = 0; i < count; i++) sum = __builtin_fmaf(weights[i], from_bf16(rows[i * cols + k]), sum);
+        out[k] = to_bf16(sum);
+    }
+}
+#endif

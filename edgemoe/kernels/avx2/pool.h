@@ -1,0 +1,27 @@
+/* Threads of the process's own for products, and memory that one product at a time may use. */
+#ifndef EDGEMOE_POOL_H
+#define EDGEMOE_POOL_H
+#include <sched.h>
+
+#include "numbers.h"
+
+#if defined(__x86_64__)
+typedef struct pool pool;
+typedef void (*task_fn)(void *job, int64_t task);
+
+/* Waits for whoever has the pool. Returns `bytes` of scratch, aligned as malloc's; NULL: there is no memory, and the
+ * pool is not had. */
+void *pool_take(pool *p, size_t bytes);
+void pool_give_back(pool *p);
+
+/* Calls fn(job, task) for every task below `tasks`, on all threads of a pool that was taken, and waits for them. Tasks
+ * begin in their order. */
+void pool_run(pool *p, task_fn fn, void *job, int64_t tasks);
+
+/* For others to do what they wait for. */
+static inline void pause_for(int tries) {
+    if (tries % 1024) _mm_pause();
+    else sched_yield();
+}
+#endif
+#endif

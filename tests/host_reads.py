@@ -1,0 +1,83 @@
+"""Notices a host that waits for a device in other ways than storage.device allows, where both are the CPU.
+
+What is computed from a device's tensors is a device's as well. Reading one in Python, or choosing rows of one by a
+tensor that lies in RAM, makes the host wait for all that was launched; only Device.to_host may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from device_double import DoubleDevice
+from torch.overrides import TorchFunctionMode
+
+_READS = (
+    "tolist",
+    "item",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "equal",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+)
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, device: DoubleDevice) -> None:
+        super().__init__()
+        self.on_device: dict[int, torch.Tensor] = {}
+        self._broken = device.broken
+
+    def mark(self, found: Any) -> None:
+        for tensor in _tensors(found):
+            self.on_device[id(tensor)] = tensor
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, far = function.__name__, [self._is_far(t) for t in _tensors((args, kwargs))]
+        if name in _READS and far and far[0]:
+            self._broken.append(f"{name} of a device's tensor")
+        if name in ("__getitem__", "__setitem__") and self._is_far(args[0]):
+            for index in _tensors(args[1]):
+                if not self._is_far(index) or index.dtype == torch.bool:
+                    self._broken.append("rows chosen by what has to be brought over, or back")
+        result = function(*args, **(kwargs or {}))
+        # In edgemoe only what is meant for the device is sent to, or made on, one that is given as such.
+        placed = any(isinstance(place, torch.device) for place in (*args[1:2], (kwargs or {}).get("device")))
+        if any(far) or placed:
+            self.mark(result)
+        return result
+
+    def _is_far(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.on_device
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, dict):
+        yield from _tensors(list(found.values()))
+    elif isinstance(found, (list, tuple)):
+        for part in found:
+            yield from _tensors(part)
+
+
+@contextmanager
+def watched(device: DoubleDevice, patch: pytest.MonkeyPatch, there: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Within the block the double notes in `broken` who reads what follows from the tensors `there`."""
+    watch, to_host = _Watch(device), device.to_host
+
+    def allowed(tensors):
+        with torch._C.DisableTorchFunction():
+            return to_host(tensors)
+
+    patch.setattr(device, "to_host", allowed)
+    watch.mark(list(there))
+    with watch:
+        yield

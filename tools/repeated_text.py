@@ -1,0 +1,34 @@
+"""How much of a held-out text was trained on word for word all the same: licences, tables, code that was copied."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRETCH = 32
+"""Tokens in a row that count as the same text; fewer are a phrase."""
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def repeated_share(training: NDArray[np.uint16], held_out: NDArray[np.uint16]) -> float:
+    """Share of held-out tokens that lie in a stretch of STRETCH tokens or more which is in the training text, too.
+
+    Args:
+        training, held_out: token ids uint16 [tokens]; held_out has one or more.
+    """
+    seen = np.isin(_hashes(held_out), _hashes(training)).astype(np.int64)
+    borders = np.zeros(len(held_out) + 1, np.int64)
+    borders[: len(seen)] += seen
+    borders[STRETCH : STRETCH + len(seen)] -= seen
+    return float((borders.cumsum()[:-1] > 0).mean())
+
+
+def _hashes(tokens: NDArray[np.uint16]) -> NDArray[np.uint64]:
+    """A hash of every stretch: uint64 [tokens - STRETCH + 1]. Polynomials modulo 2^64: collisions are no concern."""
+    count = max(len(tokens) - STRETCH + 1, 0)
+    out = np.zeros(count, np.uint64)
+    for at in range(STRETCH):
+        out *= _BASE
+        out += tokens[at : at + count] + np.uint64(1)
+    return out
