@@ -23,7 +23,7 @@ from edgemoe.model import build_model, skeleton
 from edgemoe.passes import Passes
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.policy import ExpertUse, LevelPolicy
-from edgemoe.process import peak_resident_bytes, reset_peak, resident_bytes
+from edgemoe.process import peak_resident_bytes, reset_peak, resident_bytes, return_free_memory
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.store_model import StoreModel
@@ -56,6 +56,7 @@ class Engine:
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
     ) -> None:
         model = skeleton(store.directory)
+        return_free_memory()
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device

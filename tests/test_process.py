@@ -125,3 +125,25 @@ def test_a_cgroup_above_its_limit_has_no_room(cgroup, version):
     """Never less than nothing."""
     cgroup(version, "/", {LIMIT[version]: "10", USED[version]: "20", "memory.stat": NO_CACHE})
     assert process.available_memory() == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_freed_memory_goes_back_to_the_system():
+    """Many small blocks below one that stays are not given back by themselves, and are when asked to be."""
+    program = """
+import ctypes
+from edgemoe.process import resident_bytes, return_free_memory
+malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [malloc(65536) for _ in range(3000)]
+for block in blocks:
+    ctypes.memset(block, 1, 65536)
+stays = malloc(65536)
+for block in blocks:
+    free(block)
+before = resident_bytes()
+return_free_memory()
+print(before - resident_bytes())
+"""
+    given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(given) > 3000 * 65536 / 2
