@@ -8,6 +8,7 @@ from typing import Any
 from device_double import Poisoned
 from toys import SLICED, ToyReader, contents, expected
 
+from cache.base import Tier
 from cache.device_arena import OnDevice, Pinned
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
@@ -96,3 +97,15 @@ def turmoil(rig: DeviceRig, seed: int, passes: int = 40) -> None:
             for tier in (rig.vram, rig.dram):
                 for key in tier.resident() if tier else ():
                     tier.drop(key)
+
+
+def crowd(tier: Tier, level: int) -> int:
+    """Fills a tier in RAM with others, as long as there is room, and gives it back; returns how many there were."""
+    taken = []
+    while reservation := tier.reserve(ExpertKey(9, len(taken)), level):
+        taken.append(reservation)
+        for block in reservation.into.values():
+            block[:] = b"\xee" * len(block)
+    for reservation in taken:
+        tier.abandon(reservation)
+    return len(taken)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from device_double import DoubleDevice
+from device_rig import crowd
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 from host_reads import watched
 from toys import SLICED
@@ -23,7 +24,6 @@ from edgemoe.kernels.planes import PlaneExpertKernel
 from edgemoe.kernels.slabs import SlabExpertKernel
 from edgemoe.split import Pace
 from edgemoe.step import Segment, Step
-from storage.base import ExpertKey
 from storage.device import Event
 from storage.errors import UserError
 from storage.layout import LAYOUTS
@@ -281,14 +281,7 @@ def test_victims_wait_for_the_cpu(open_on, paced):
     kernel, crowded = engine._below.kernel, []
 
     def forward(*arguments):
-        taken = []
-        while room := engine.dram.reserve(ExpertKey(9, len(taken)), 8):
-            taken.append(room)
-            for block in room.into.values():
-                block[:] = b"\xee" * len(block)
-        for room in taken:
-            engine.dram.abandon(room)
-        crowded.append(len(taken))
+        crowded.append(crowd(engine.dram, 8))
         return kernel.forward(*arguments)
 
     object.__setattr__(engine._below, "kernel", SimpleNamespace(forward=forward))

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from device_double import DoubleDevice
-from device_rig import DeviceRig, turmoil
+from device_rig import DeviceRig, crowd, turmoil
 from toys import SLICED, contents, expected
 
 from prefetch.stream import LayerStream
@@ -99,24 +99,13 @@ def test_copies_go_on_meanwhile(rig):
         assert r.device.batches == before
 
 
-def crowd(r: DeviceRig) -> None:
-    """Fills DRAM with others, as long as there is room, and gives it back."""
-    taken = []
-    while reservation := r.dram.reserve(ExpertKey(9, len(taken)), 4):
-        taken.append(reservation)
-        for block in reservation.into.values():
-            block[:] = b"\xee" * len(block)
-    for reservation in taken:
-        r.dram.abandon(reservation)
-
-
 def read_in_a_crowd(r: DeviceRig) -> list[bool]:
     """For every expert handed out in DRAM: whether it is still itself when all others there have been evicted."""
     whole = []
     with r.fetcher.stream(dict.fromkeys((A, B, C, D), 4)) as leases:
         for lease in leases:
             if lease.device == "cpu":
-                crowd(r)
+                crowd(r.dram, 4)
                 whole.append(contents(lease.blocks) == expected(SLICED, lease.key, 4))
     return whole
 
@@ -126,7 +115,7 @@ def test_nothing_moves_under_the_cpu(rig):
     r = rig()
     r.fetcher.split = lambda levels: 2
     assert read_in_a_crowd(r) == [True, True]
-    crowd(r)
+    crowd(r.dram, 4)
     assert not {C, D} & r.dram.resident().keys()
 
 

@@ -222,15 +222,7 @@ class NativeExpertKernel:
     def into(
         self, x: torch.Tensor, parts: Sequence[Part], gate: Activation, y: torch.Tensor, rows: Sequence[int]
     ) -> bool:
-        """Experts applied to one token, each into a row of y; forward's bits. False: of these experts it cannot.
-
-        Args:
-            x: bf16 [1, H], contiguous.
-            parts: of one row each.
-            gate: the model's gating between the two products.
-            y: bf16 [.., H], contiguous.
-            rows: of y, the parts' own.
-        """
+        """See TokenKernel. Not where sizes are padded, nor with a gating that it does not know."""
         (up, _), (down, _) = self._matrices
         if up.padded_cols != up.cols or down.padded_rows != down.rows or gating_of(gate) != "silu":
             return False
@@ -250,9 +242,9 @@ class NativeExpertKernel:
 
     def _expert(self, part: Part) -> _Expert:
         blocks, level = part.blocks, part.level
-        base = _address(blocks[Plane.BASE.label])
-        d4 = _address(blocks[Plane.D4.label]) if level > 2 else None
-        d8 = _address(blocks[Plane.D8.label]) if level > 4 else None
+        base = address(blocks[Plane.BASE.label])
+        d4 = address(blocks[Plane.D4.label]) if level > 2 else None
+        d8 = address(blocks[Plane.D8.label]) if level > 4 else None
         return _Expert(base, base + self._geometry.parameter_bytes, d4, d8, level, 0, 0, part.rows)
 
     def _product(
@@ -281,5 +273,6 @@ def _laid_out(x: torch.Tensor, spec: MatrixSpec, parts: Sequence[Part], experts:
     return x.contiguous()
 
 
-def _address(block: memoryview) -> int:
+def address(block: memoryview) -> int:
+    """Where a block of an arena lies."""
     return ctypes.addressof(ctypes.c_char.from_buffer(block))

@@ -89,14 +89,10 @@ class SlabExpertKernel:
 
     def _matrix(self, part: Part, spec: MatrixSpec, parameters_at: int, codes_at: int) -> _Matrix:
         half, at = self._geometry.codes_bytes // 2, codes_at // 2
-        base = _address(part.blocks[Plane.BASE.label])
+        base = native.address(part.blocks[Plane.BASE.label])
         codes = base + self._geometry.parameter_bytes + at
-        d4 = _address(part.blocks[Plane.D4.label]) + at if part.level > 2 else None
-        d8: Any = _address(part.blocks[Plane.D8.label]) + at if part.level > 4 else None
+        d4 = native.address(part.blocks[Plane.D4.label]) + at if part.level > 2 else None
+        d8: Any = native.address(part.blocks[Plane.D8.label]) + at if part.level > 4 else None
         odd = None if d8 is None else d8 + half
         sizes = spec.padded_rows, spec.padded_cols, spec.group
         return _Matrix(*sizes, base + parameters_at, codes, d4, d8, odd, part.level)
-
-
-def _address(block: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(block))
