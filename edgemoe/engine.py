@@ -82,6 +82,7 @@ class Engine:
                 route=tiers.route,
                 workers=settings.readers,
                 speculate=settings.speculate,
+                roomy=settings.cache and plan.roomy(store.form, store.shape.experts),
             )
             opened.callback(self._source.close)
             self._runner = ExpertRunner(self._source, kernel, policy, self.device)

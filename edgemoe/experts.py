@@ -14,8 +14,7 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
-from edgemoe.kernels import native
-from edgemoe.kernels.base import ExpertKernel, Part, TokenKernel
+from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.shares import Share, batches, shares_of, take_skipped
 from edgemoe.step import StepState
@@ -48,14 +47,9 @@ class ExpertRunner:
     below: ExpertKernel | None = None
     state: StepState = field(default_factory=lambda: StepState(decode=True, signal=None))
     use: ExpertUse = field(default_factory=ExpertUse)
-    in_place: TokenKernel | None = field(init=False)
-    """The kernel, if it can leave a token's results where they belong."""
-
-    def __post_init__(self) -> None:
-        self.in_place = self.kernel if isinstance(self.kernel, TokenKernel) else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExpertLayer:
     """Binds an experts module to its layer. Attached to the module as `edgemoe`.
 
@@ -64,11 +58,13 @@ class ExpertLayer:
         runner: shared.
         next_layer: the next layer that has experts, and its router's product: [T, H] -> [T, E];
             None: this is the last.
+        of_one_token: a quicker way for a single token (token_experts); None: there is none.
     """
 
     layer: int
     runner: ExpertRunner
     next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
+    of_one_token: Callable[..., torch.Tensor] | None = None
 
 
 def experts_forward(
@@ -104,14 +100,14 @@ def _experts_forward(
     binding: ExpertLayer = module.edgemoe
     runner, policy = binding.runner, binding.runner.policy
     tokens, slots = top_k_index.shape
+    if tokens == 1 and binding.of_one_token:
+        return binding.of_one_token(hidden.contiguous(), top_k_index, top_k_weights)[None]
     seen = _seen(binding, hidden, top_k_index, top_k_weights)
     levels = policy.levels(binding.layer, seen.chosen, seen.gates, seen.scores, decode=runner.state.decode)
     shares = shares_of(seen.chosen, levels)
     skipped = take_skipped(shares)
-    for share in skipped:
-        runner.use.scheduled_at(0, share.rows)
-        runner.use.computed_at(0, scheduled=0)
     if skipped:
+        runner.use.skipped(len(skipped), pairs=sum(share.rows for share in skipped))
         top_k_weights = without_skipped(seen.gates, levels, renormalise=policy.settings.renormalise)
     rows = (hidden.new_zeros if skipped else hidden.new_empty)(tokens * slots, hidden.shape[1])
     # A token's in the router's order: what weighs least is what may be left in DRAM.
@@ -120,7 +116,7 @@ def _experts_forward(
         for expert, parts in shares.items()
     }
     with runner.source.stream(wanted) as leases:
-        _look_ahead(binding, seen.ahead if runner.device else _scored(binding, hidden), slots)
+        look_ahead(binding, seen.ahead if runner.device else scored(binding, hidden), slots)
         for lease in leases:
             together = [lease, *leases.ready()]
             near = [one for one in together if runner.device is None or one.device == runner.device.name]
@@ -160,7 +156,7 @@ def _seen(
         return _Seen(top_k_index, top_k_weights, scores, None, None)
     optional = {
         "scores": scores,
-        "ahead": _scored(binding, hidden),
+        "ahead": scored(binding, hidden),
         "hidden": hidden if runner.below else None,
     }
     wanted = {name: tensor for name, tensor in optional.items() if tensor is not None}
@@ -180,20 +176,20 @@ def without_skipped(weights: torch.Tensor, levels: torch.Tensor, *, renormalise:
     return left
 
 
-def _scored(binding: ExpertLayer, hidden: torch.Tensor) -> torch.Tensor | None:
+def scored(binding: ExpertLayer, hidden: torch.Tensor) -> torch.Tensor | None:
     """What the next layer's router says of this one's hidden state, [T, E]; None: nobody looks ahead."""
     if binding.next_layer is None or not binding.runner.source.looks_ahead:
         return None
     return binding.next_layer[1](hidden)
 
 
-def _look_ahead(binding: ExpertLayer, scored: torch.Tensor | None, slots: int) -> None:
+def look_ahead(binding: ExpertLayer, scores: torch.Tensor | None, slots: int) -> None:
     """Tells the source what the next layer will probably want (DyMoE eq. 6-8)."""
     runner = binding.runner
-    if binding.next_layer is None or scored is None:
+    if binding.next_layer is None or scores is None:
         return
     layer = binding.next_layer[0]
-    experts = predict(scored, slots, decode=runner.state.decode)
+    experts = predict(scores, slots, decode=runner.state.decode)
     levels = runner.policy.predicted(layer, experts)
     runner.source.speculate({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
@@ -216,26 +212,9 @@ def _compute(
             parts.append(Part(lease.blocks, lease.level, level, share.rows))
             runner.use.scheduled_at(share.level, share.rows)
             runner.use.computed_at(level, scheduled=share.level)
-        if tokens == 1 and _computed_in_place(module, runner, hidden, parts, flat, batch):
-            continue
         places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
         x = hidden.expand(places.shape[0], -1) if tokens == 1 else hidden[places // slots]
         flat[places] = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
-
-
-def _computed_in_place(
-    module: Any,
-    runner: ExpertRunner,
-    hidden: torch.Tensor,
-    parts: Sequence[Part],
-    rows: torch.Tensor,
-    batch: Sequence[tuple[Lease, Share]],
-) -> bool:
-    """Whether the kernel left a single token's results in rows [k, H] by itself."""
-    if runner.in_place is None or getattr(module, "has_bias", False):
-        return False
-    slots = [share.slot for _, share in batch]
-    return runner.in_place.into(hidden.contiguous(), parts, module._apply_gate, rows, slots)
 
 
 def _compute_below(
@@ -278,8 +257,6 @@ def _apply(
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
-    if rows.shape[0] == 1 and rows.device.type == "cpu" and native.available():
-        return native.weighted_sum(rows[0], weights[0].float())[None]
     if rows.shape[0] == 1:
         return (weights.float() @ rows[0].float()).to(rows.dtype)
     total = rows[:, 0].float() * weights[:, :1].float()

@@ -16,6 +16,7 @@ from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
 from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
+from edgemoe.token_experts import TokenExperts
 from storage.device import Device
 from storage.errors import MissingTensor, ModelRefused
 
@@ -98,6 +99,7 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runner: ExpertRunne
             next_layer = after, DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
         experts_module: Any = model.get_submodule(name)
         experts_module.edgemoe = ExpertLayer(layer, runner, next_layer)
+        experts_module.edgemoe.of_one_token = TokenExperts.like(experts_module)
 
 
 def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:

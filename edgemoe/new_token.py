@@ -9,7 +9,8 @@ from torch import nn
 
 from edgemoe.dense import DenseLinear, DenseNorm
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention, NativeLayer, route
+from edgemoe.kernels.native_attention import NativeAttention, NativeLayer
+from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import SequenceKV, StepKV
 
 
@@ -104,10 +105,12 @@ class NewTokenLayer:
 
     Args:
         layer: whose attention is a NewTokenAttention: norm, attention, residual, norm, experts, residual.
+        router: of its block, where routed experts are all that this has; None: the block is called.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._forward, self._experts = layer.forward, layer.mlp
+    def __init__(self, layer: Any, router: NativeRouter | None) -> None:
+        self._forward, self._block, self._router = layer.forward, layer.mlp, router
+        self._experts: Any = layer.mlp.experts.edgemoe.of_one_token if router else None
         before, behind = layer.input_layernorm, layer.post_attention_layernorm
         self._up_to_experts = layer.self_attn.layer_with(
             (before.weight.data, before.variance_epsilon), (behind.weight.data, behind.variance_epsilon)
@@ -118,26 +121,29 @@ class NewTokenLayer:
     def like(cls, layer: Any) -> NewTokenLayer | None:
         """One for a layer whose parts are all of edgemoe's kernel."""
         norms = layer.input_layernorm, layer.post_attention_layernorm
-        known = isinstance(layer.self_attn, NewTokenAttention) and all(type(n) is DenseNorm for n in norms)
-        return cls(layer) if known else None
+        if not isinstance(layer.self_attn, NewTokenAttention) or any(type(n) is not DenseNorm for n in norms):
+            return None
+        router = getattr(getattr(layer.mlp, "gate", None), "forward", None)
+        if isinstance(router, NewTokenRouter) and _is_router_and_experts(layer.mlp):
+            return cls(layer, router.choose)
+        return cls(layer, None)
 
     def __call__(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """transformers' interface of a decoder layer: bf16 [1, rows, H] -> the same."""
+        """transformers' interface of a decoder layer: bf16 [1, rows, H] -> the same; a single token's is changed."""
         kv: StepKV = kwargs["past_key_values"]
         if hidden_states.shape[1] > 1 or kv.state.signal:
             passed: torch.Tensor = self._forward(hidden_states, **kwargs)
             return passed
         kv.state.scores = None
         (sequence, _, _), window = kv.spans[0], kwargs.get("attention_mask")
-        cosine, sine = kwargs["position_embeddings"]
-        hidden = hidden_states.clone()
-        normed = self._up_to_experts(
-            hidden,
-            (cosine[0, 0], sine[0, 0]),
-            *_room(sequence, self._layer, None if window is None else int(window)),
-        )
-        out: torch.Tensor = hidden + self._experts(normed.view(hidden.shape))
-        return out
+        hidden = hidden_states.contiguous()
+        room = _room(sequence, self._layer, None if window is None else int(window))
+        normed = self._up_to_experts(hidden, kwargs["position_embeddings"], *room)
+        if self._router:
+            self._experts(normed, *self._router(normed), hidden)
+        else:
+            hidden += self._block(normed[None])
+        return hidden
 
 
 class NewTokenRouter:
@@ -149,9 +155,11 @@ class NewTokenRouter:
     """
 
     def __init__(self, router: Any, *, normalise: bool) -> None:
-        self._forward, self._top_k, self._normalise = router.forward, router.top_k, normalise
-        self._weight = router.weight.data
-        self._dtype = router(self._weight[:1])[1].dtype
+        self._forward, weight = router.forward, router.weight.data
+        self._dtype = router(weight[:1])[1].dtype
+        self.choose = NativeRouter(
+            weight, router.top_k, normalise=normalise, rounded=self._dtype == torch.bfloat16
+        )
 
     @classmethod
     def like(cls, router: Any) -> NewTokenRouter | None:
@@ -164,29 +172,56 @@ class NewTokenRouter:
         rows = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
         said = [router.forward(row) for row in rows.split(1)]
         for normalise in (True, False):
-            if all(_is_softmax(*one, normalise=normalise) for one in said):
+            route = NativeRouter(weight.data, router.top_k, normalise=normalise, rounded=False)
+            if all(_is_softmax(one, route) for one in said):
                 return cls(router, normalise=normalise)
         return None
 
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """transformers' interface of a router: bf16 [.., H] -> logits [T, E], weights [T, k], experts int64 [T, k]."""
+        """transformers' interface of a router: bf16 [.., H] -> logits [T, E], weights [T, k], experts int64 [T, k].
+
+        A single row's are valid until the next.
+        """
         if hidden.numel() > hidden.shape[-1]:
             passed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self._forward(hidden)
             return passed
-        logits = native.dense_product(hidden.reshape(1, -1), self._weight, None)
-        chosen, shares = route(logits[0], self._top_k, normalise=self._normalise)
-        return logits, shares.to(self._dtype)[None], chosen[None]
+        chosen, shares = self.choose(hidden.contiguous())
+        return self.choose.logits, shares.to(self._dtype), chosen
 
 
-def _is_softmax(
-    logits: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *, normalise: bool
-) -> bool:
+def _is_softmax(said: tuple[torch.Tensor, torch.Tensor, torch.Tensor], route: NativeRouter) -> bool:
     """Whether a router's weights [1, k] of experts [1, k] are what `route` makes of its logits [1, E]."""
+    logits, weights, experts = said
     if logits.dtype != torch.bfloat16 or experts.dtype != torch.int64 or weights.shape != experts.shape:
         return False
-    _, shares = route(logits[0].contiguous(), experts.shape[1], normalise=normalise)
+    _, shares = route.of_logits(logits.contiguous())
     # Of two experts that are equally likely a router may take either: what they get is the same.
-    return torch.allclose(weights[0].float(), shares, rtol=0.01)
+    return torch.allclose(weights.float(), shares, rtol=0.01)
+
+
+def _is_router_and_experts(block: Any) -> bool:
+    """Whether a block gives what its experts make of what its router chose, and nothing else: it is asked.
+
+    Of a single token; the experts are called with the token as it is.
+    """
+    if block.experts.edgemoe.of_one_token is None:
+        return False
+    x = torch.randn(1, 1, block.gate.weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    result, given = torch.randn_like(x[0]), []
+
+    def experts(*args: torch.Tensor) -> torch.Tensor:
+        given.append([tensor.clone() for tensor in args])
+        return result
+
+    block.experts.forward = experts
+    try:
+        out = block(x)
+    finally:
+        del block.experts.forward
+    ((hidden, chosen, weights),) = given
+    _, shares, best = block.gate(x[0])
+    same = torch.equal(hidden, x[0]) and torch.equal(chosen, best) and torch.equal(weights, shares)
+    return same and torch.equal(out, result[None])
 
 
 def _room(

@@ -16,6 +16,7 @@ from edgemoe.kernels import threads
 from edgemoe.kv import StepKV
 from edgemoe.plan import MemoryPlan
 from edgemoe.step import Step, StepState
+from prefetch.interrupts import deferred_interrupt
 from storage.errors import NotFinite
 
 
@@ -79,13 +80,14 @@ class Passes:
     def _forward(self, step: Step, kv: StepKV, *, all_rows: bool, watched: bool = False) -> torch.Tensor:
         self._runner.state, device = kv.state, self._runner.device
         if self._graph and device and step.rows == 1 and not (kv.state.signal or watched):
-            with torch.inference_mode(), threads.for_step():
+            with deferred_interrupt(), torch.inference_mode(), threads.for_step():
                 return device.to_host([self._graph.run(step.segments[0].tokens[0], kv)])[0]
         ids = torch.tensor([[t for s in step.segments for t in s.tokens]], device=self._place)
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
         last = [row + rows - 1 for _, row, rows in kv.spans]
-        with torch.inference_mode(), threads.for_step():
+        # One context for all layers: setting a signal's handler takes longer than a layer has of Python otherwise.
+        with deferred_interrupt(), torch.inference_mode(), threads.for_step():
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,

@@ -84,6 +84,10 @@ class MemoryPlan:
     driver_bytes: int = 0
     """What a device's driver takes of it for the process."""
 
+    def roomy(self, form: ResidentForm, experts: int) -> bool:
+        """Whether so many experts, in a form, lie in VRAM at the plan's highest level all at once."""
+        return all(self.vram_blocks.get(kind.name, 0) >= experts for kind in form.kinds_at(self.levels[0]))
+
     @property
     def vram_experts(self) -> int:
         """Experts that the VRAM tier holds at some level."""

@@ -109,6 +109,17 @@ class ExpertUse:
         """Counts (token, slot) pairs."""
         self.scheduled[level] = self.scheduled.get(level, 0) + pairs
 
+    def skipped(self, experts: int, pairs: int) -> None:
+        """Counts experts at level 0, and their (token, slot) pairs."""
+        self.experts[0] = self.experts.get(0, 0) + experts
+        self.scheduled_at(0, pairs)
+
+    def of_one_token(self, scheduled: Sequence[int], computed: Sequence[int]) -> None:
+        """Counts a token's experts, each scheduled at one level and computed at another or the same."""
+        for wanted, used in zip(scheduled, computed, strict=True):
+            self.scheduled_at(wanted, 1)
+            self.computed_at(used, scheduled=wanted)
+
     def __add__(self, other: ExpertUse) -> ExpertUse:
         """Both together."""
 

@@ -109,6 +109,12 @@ class TransferCounts:
         """LookaheadCounts.hidden_s, over all layers."""
         return sum(counts.hidden_s for counts in self.lookahead.values())
 
+    def ask(self, levels: Sequence[int]) -> None:
+        """Counts experts asked for at these levels."""
+        self.requests += len(levels)
+        for level in levels:
+            self.levels[level] = self.levels.get(level, 0) + 1
+
     def of_layer(self, layer: int) -> LookaheadCounts:
         """The counts of a layer's guesses, to be added to."""
         return self.lookahead.setdefault(layer, LookaheadCounts())
@@ -187,8 +193,25 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def hold(self, key: ExpertKey, level: int) -> Lease | None:
+        """A lease on an expert that lasts until `settle` or `close`, between two streams.
+
+        None where somebody might ever lack the room it takes, and where it is not resident at `level`.
+        """
+
+    @abstractmethod
+    def count_held(self, levels: Sequence[int]) -> None:
+        """Counts experts that were wanted at these levels and are held: hits that no stream was asked for."""
+
+    @property
+    @abstractmethod
+    def holds(self) -> int:
+        """Changes when held leases end."""
+
+    @abstractmethod
     def settle(self) -> None:
-        """Ends all reading ahead: cancels what has not begun, waits for the rest, counts it as wasted.
+        """Ends every lease that is held, and all reading ahead: cancels what has not begun, waits for the rest, counts
+        it as wasted.
 
         For whoever is about to change the tiers between two streams. Without effect if there is none.
 

@@ -15,10 +15,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from cache.base import Tier
+from cache.base import Lease, Tier
 from prefetch.base import ExpertSource, Leases, Split, TransferCounts
 from prefetch.exclusive import ExclusiveRoute
 from prefetch.interrupts import deferred_interrupt
@@ -43,6 +43,8 @@ class Fetcher(ExpertSource):
         route: between the tiers; None: both are in RAM, see exclusive.ExclusiveRoute.
         workers: threads that read and copy.
         speculate: one of base.MODES.
+        roomy: whether `vram` has room for every expert of the model at every level asked for, so that none is ever
+            evicted.
         judge: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 
@@ -60,12 +62,14 @@ class Fetcher(ExpertSource):
         route: Route | None = None,
         workers: int = 4,
         speculate: str = "off",
+        roomy: bool = False,
         judge: Judge | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         route = route or ExclusiveRoute(vram, dram, form)
         self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, clock=clock)
         self._stream: LayerStream | None = None
+        self._roomy, self._held, self._holds = roomy, list[Lease](), 0
         self.split: Split | None = None
         """Which experts stay in the slower tier from the next stream on, for who can compute them there; None: none."""
         try:
@@ -125,6 +129,24 @@ class Fetcher(ExpertSource):
         self._speculation.predict(predicted)
         self._stream.advance()
 
+    def hold(self, key: ExpertKey, level: int) -> Lease | None:
+        """See ExpertSource."""
+        lease = self._traffic.vram.acquire(key, level) if self._roomy else None
+        if lease:
+            self._held.append(lease)
+        return lease
+
+    def count_held(self, levels: Sequence[int]) -> None:
+        """See ExpertSource."""
+        counts = self._traffic.counts
+        counts.ask(levels)
+        counts.vram_hits += len(levels)
+
+    @property
+    def holds(self) -> int:
+        """See ExpertSource."""
+        return self._holds
+
     def settle(self) -> None:
         """See ExpertSource.
 
@@ -133,6 +155,9 @@ class Fetcher(ExpertSource):
         """
         if self._stream:
             raise ValueError("a stream is open")
+        self._holds += 1
+        while self._held:
+            self._traffic.vram.release(self._held.pop())
         with deferred_interrupt():
             self._speculation.end()
 

@@ -22,28 +22,42 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
+_held: Interrupt | None = None
+"""Of the context that is open in the main thread."""
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
     """Holds back SIGINT's KeyboardInterrupt until the next `check`, at the latest to the context's end.
 
-    A second SIGINT before that is not held back, so that a disk which hangs can be escaped. Without effect
-    outside of the main thread, where Python raises no KeyboardInterrupt, and where the program has a
-    handler of its own, which then decides.
+    A second SIGINT before that is not held back, so that a disk which hangs can be escaped. A context within another
+    is part of it, and its end one more safe point. Without effect outside of the main thread, where Python raises no
+    KeyboardInterrupt, and where the program has a handler of its own, which then decides.
     """
-    interrupt = Interrupt()
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupt
+    global _held
+    if threading.current_thread() is not threading.main_thread():
+        yield Interrupt()
         return
+    if _held:
+        try:
+            yield _held
+        finally:
+            _held.check()
+        return
+    interrupt = _held = Interrupt()
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def hold(number: int, frame: FrameType | None) -> None:
         interrupt.pending = not interrupt.pending
         if not interrupt.pending:
             signal.default_int_handler(number, frame)
 
-    signal.signal(signal.SIGINT, hold)
+    if ours:
+        signal.signal(signal.SIGINT, hold)
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _held = None
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupt.check()

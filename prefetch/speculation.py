@@ -180,6 +180,8 @@ class Speculation:
 
     def _compare(self, wanted: Mapping[ExpertKey, int]) -> None:
         """Counts recall and precision, of the layers that were guessed at and came."""
+        if not self._predicted:
+            return
         came = Counter(key.layer for key in wanted)
         for layer, guessed in Counter(key.layer for key in self._predicted).items():
             if layer in came:

@@ -51,15 +51,14 @@ class LayerStream(Leases):
         """Pins every hit, so that no miss evicts one, takes over what is on its way, and starts the misses."""
         self._speculation.resolve(self._wanted)
         counts = self._traffic.counts
+        counts.ask(list(self._wanted.values()))
         for key in sorted(self._wanted):
             level = self._wanted[key]
-            counts.levels[level] = counts.levels.get(level, 0) + 1
             lease = self._vram.acquire(key, level)
             if lease:
                 (self._arrived if lease.arriving else self._hits).append(lease)
             elif not self._take_over(key, level):
                 self._missing.append(key)
-        counts.requests += len(self._wanted)
         counts.vram_hits += len(self._hits) + len(self._arrived)
         self._leave_below()
         # What is there in part goes first: a whole expert's transfer might evict it meanwhile.

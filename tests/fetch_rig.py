@@ -71,6 +71,7 @@ class Rig:
         workers: int = 2,
         speculate: str = "off",
         judge: Judge | None = None,
+        roomy: bool = False,
     ) -> None:
         self.form = form
         self.reader = CountingReader()
@@ -85,6 +86,7 @@ class Rig:
             workers=workers,
             speculate=speculate,
             judge=judge,
+            roomy=roomy,
             clock=self.clock,
         )
 

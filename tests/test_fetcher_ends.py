@@ -8,6 +8,7 @@ import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
 from toys import MERGED, SLICED, contents, expected, put
 
+from prefetch.interrupts import deferred_interrupt
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch
 
@@ -89,6 +90,24 @@ def test_ctrl_c_comes_between_two_leases(rig: type[Rig]) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     r.whole()
     r.fetch({A: 4, B: 4, C: 4})
+
+
+def test_streams_within_a_wider_context_are_part_of_it(rig: type[Rig]) -> None:
+    """Ctrl-C between two streams waits for the next safe point; the handler is back with the outer context's end."""
+    r = rig(MERGED, 3)
+
+    def two_streams() -> None:
+        with deferred_interrupt():
+            r.fetch({A: 4})
+            signal.raise_signal(signal.SIGINT)
+            with r.fetcher.stream({B: 4}) as leases:
+                next(leases)
+
+    with pytest.raises(KeyboardInterrupt):
+        two_streams()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    r.whole()
+    r.fetch({A: 4, B: 4})
 
 
 def test_ctrl_c_at_the_last_lease_is_not_lost(rig: type[Rig]) -> None:

@@ -146,14 +146,14 @@ def test_a_tokens_experts_are_left_where_they_belong(way, expert):
         pytest.skip("of sizes that have to be padded it is forward that computes")
     kernel = way.kernel(geometry, way.layout)
     x = torch.randn(1, geometry.matrices[0].cols).bfloat16()
-    parts = [Part(blocks[level], level, level, 1) for level in (4, 8, 2)]
-    y = torch.full((5, geometry.matrices[1].rows), 7.0).bfloat16()
-    if geometry.matrices[1].padded_rows != geometry.matrices[1].rows:
-        assert not kernel.into(x, parts, KNOWN, y, [3, 0, 2])
+    padded = geometry.matrices[1].padded_rows != geometry.matrices[1].rows
+    assert not kernel.takes(lambda both: both)
+    assert kernel.takes(KNOWN) == (not padded)
+    if padded:
         return
-    assert not kernel.into(x, parts, lambda both: both, y, [3, 0, 2])
-    assert (y == 7).all()
-    assert kernel.into(x, parts, KNOWN, y, [3, 0, 2])
+    y = torch.full((5, geometry.matrices[1].rows), 7.0).bfloat16()
+    kernel.into(x, [kernel.prepared(blocks[level], level) for level in (4, 8, 2)], [3, 0, 2], y)
+    parts = [Part(blocks[level], level, level, 1) for level in (4, 8, 2)]
     assert torch.equal(y[[3, 0, 2]], kernel.forward(x.expand(3, -1), parts, KNOWN))
     assert (y[[1, 4]] == 7).all()
 
@@ -161,11 +161,16 @@ def test_a_tokens_experts_are_left_where_they_belong(way, expert):
 @needs_native
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (8, 2048), (6, 100)])
 def test_a_weighted_sum_is_one(rows, columns):
-    """Within bf16's rounding of the sum in float64."""
+    """Within bf16's rounding of the sum in float64; and added in place as torch adds the two in bf16."""
     y = torch.randn(rows, columns).bfloat16()
     weights = torch.rand(rows)
     want = weights.double() @ y.double()
-    torch.testing.assert_close(native.weighted_sum(y, weights).double(), want, rtol=0.005, atol=1e-5)
+    alone = native.weighted_sum(y, weights)
+    torch.testing.assert_close(alone.double(), want, rtol=0.005, atol=1e-5)
+    plus = torch.randn(1, 1, columns).bfloat16()
+    added = plus + alone
+    assert native.weighted_sum(y, weights, plus) is plus
+    assert torch.equal(plus, added)
 
 
 @needs_native

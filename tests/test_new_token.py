@@ -10,7 +10,8 @@ from edgemoe.dense import DenseLinear
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention, route
+from edgemoe.kernels.native_attention import NativeAttention
+from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
@@ -133,19 +134,34 @@ def test_a_router_is_a_softmax_of_which_the_likeliest_count(experts, top_k, norm
     """Torch's softmax and top k say the same, also where two experts are equally likely: the first of them."""
     logits = torch.randn(experts, generator=torch.Generator().manual_seed(experts)).mul(4).bfloat16()
     logits[1] = logits[3] = logits.max() + 1
-    chosen, shares = route(logits, top_k, normalise=normalise)
+    router = NativeRouter(torch.zeros(experts, 16).bfloat16(), top_k, normalise=normalise, rounded=False)
+    chosen, shares = router.of_logits(logits)
     probabilities = logits.double().softmax(0)
     want, order = probabilities.sort(descending=True, stable=True)
-    assert chosen.tolist() == order[:top_k].tolist()
+    assert chosen[0].tolist() == order[:top_k].tolist()
     want = want[:top_k] / (want[:top_k].sum() if normalise else 1)
-    torch.testing.assert_close(shares.double(), want, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(shares[0].double(), want, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_router_knows_a_tokens_logits(rounded):
+    """Torch's product of weight and token, its softmax and top k, rounded to bf16 if asked."""
+    generator = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(n, 64, generator=generator).bfloat16() for n in (20, 1))
+    router = NativeRouter(weight, 4, normalise=False, rounded=rounded)
+    chosen, shares = router(x)
+    torch.testing.assert_close(router.logits.double(), x.double() @ weight.double().T, rtol=0.01, atol=0.02)
+    want, best = router.logits.float().softmax(-1).topk(4)
+    assert torch.equal(chosen, best)
+    torch.testing.assert_close(shares, want.bfloat16().float() if rounded else want, rtol=1e-5, atol=0)
 
 
 def test_what_is_not_a_number_is_not_routed_away():
     """Shares are NaN where a logit is, so that the engine sees it."""
     logits = torch.zeros(8).bfloat16()
     logits[5] = float("nan")
-    assert route(logits, 2, normalise=True)[1].isnan().all()
+    router = NativeRouter(torch.zeros(8, 16).bfloat16(), 2, normalise=True, rounded=False)
+    assert router.of_logits(logits)[1].isnan().all()
 
 
 class OtherRouter(torch.nn.Module):

@@ -235,6 +235,19 @@ class TimedSource(ExpertSource):
         """See ExpertSource."""
         self._source.speculate(predicted)
 
+    def hold(self, key: ExpertKey, level: int) -> Lease | None:
+        """See ExpertSource."""
+        return self._source.hold(key, level)
+
+    def count_held(self, levels: Sequence[int]) -> None:
+        """See ExpertSource."""
+        self._source.count_held(levels)
+
+    @property
+    def holds(self) -> int:
+        """See ExpertSource."""
+        return self._source.holds
+
     def settle(self) -> None:
         """See ExpertSource."""
         self._source.settle()

@@ -51,15 +51,18 @@ class ExpertKernel(Protocol):
 class TokenKernel(ExpertKernel, Protocol):
     """One that can leave a single token's results where they belong."""
 
-    def into(
-        self, x: torch.Tensor, parts: Sequence[Part], gate: Activation, y: torch.Tensor, rows: Sequence[int]
-    ) -> bool:
-        """`forward` of one token, each expert into a row of y. False: not of these experts, and nothing was done.
+    def takes(self, gate: Activation) -> bool:
+        """Whether `into` computes experts with this gating between their products, if they have no biases."""
+
+    def prepared(self, blocks: Blocks, level: int) -> object:
+        """What `into` wants to know of an expert. Good for as long as its blocks stay where they are."""
+
+    def into(self, x: torch.Tensor, experts: Sequence[object], rows: Sequence[int], y: torch.Tensor) -> None:
+        """`forward` of one token, each expert into a row of y.
 
         Args:
             x: bf16 [1, H], contiguous.
-            parts: of one row each.
-            gate: the model's gating between the two products.
+            experts: prepared; of a gating that it takes.
+            rows: of y, the experts' own.
             y: bf16 [.., H], contiguous.
-            rows: of y, the parts' own.
         """

@@ -19,11 +19,11 @@ import torch
 
 from edgemoe.kernels.base import Activation, Part
 from edgemoe.kernels.gating import gating_of
-from storage.base import Plane
+from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout
 from storage.record import MatrixSpec, RecordGeometry
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2"]
@@ -34,6 +34,8 @@ DENSE_BF16_UP_TO = 128
 
 _FEWEST_COLUMNS = 32
 """That share a scale: a group's, and at most 64."""
+
+_BASE, _D4, _D8 = (plane.label for plane in Plane)
 
 MOST_ROWS = 512
 """Rows of a call that scratch_bytes counts on; more take more memory while they are computed."""
@@ -83,14 +85,15 @@ def library() -> Any:
         pointer,
         size,
     ]
-    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, pointer]
+    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, pointer, pointer]
     loaded.edgemoe_weighted_sum.restype = None
     loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
     loaded.edgemoe_rms_norm.restype = None
     loaded.edgemoe_attention.argtypes = [pointer] * 7
     loaded.edgemoe_up_to_experts.argtypes = [pointer] * 8
-    loaded.edgemoe_route.argtypes = [pointer, size, size, ctypes.c_int, *[pointer] * 3]
+    loaded.edgemoe_route.argtypes = [pointer] * 5
     loaded.edgemoe_route.restype = None
+    loaded.edgemoe_choose.argtypes = [pointer] * 7
     loaded.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
     return loaded
 
@@ -162,18 +165,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return y
 
 
-def weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
     """Sum over k of weights [k] * rows [k, H], in float32 and in this order.
 
     Args:
         rows: bf16 [k, H], contiguous.
         weights: float32 [k], contiguous.
+        plus: bf16, H in all, contiguous: the sum, rounded, is added to it in place.
 
     Returns:
-        bf16 [H].
+        bf16 [H], or `plus`.
     """
-    out = rows.new_empty(rows.shape[1])
-    library().edgemoe_weighted_sum(rows.data_ptr(), weights.data_ptr(), *rows.shape, out.data_ptr())
+    out = rows.new_empty(rows.shape[1]) if plus is None else plus
+    to = out.data_ptr()
+    library().edgemoe_weighted_sum(
+        rows.data_ptr(), weights.data_ptr(), *rows.shape, None if plus is None else to, to
+    )
     return out
 
 
@@ -210,7 +217,9 @@ class NativeExpertKernel:
 
     def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
         """See ExpertKernel."""
-        experts = (_Expert * len(parts))(*(self._expert(part) for part in parts))
+        experts = (_Expert * len(parts))(
+            *(self._expert(part.blocks, part.level, part.rows) for part in parts)
+        )
         up, down = self._matrices
         if gating_of(gate) == "silu":
             x = _laid_out(x, up[0], parts, experts)
@@ -219,18 +228,21 @@ class NativeExpertKernel:
             return y if y.shape[1] == down[0].rows else y[:, : down[0].rows]
         return self._product(gate(self._product(x, parts, experts, *up)), parts, experts, *down)
 
-    def into(
-        self, x: torch.Tensor, parts: Sequence[Part], gate: Activation, y: torch.Tensor, rows: Sequence[int]
-    ) -> bool:
-        """See TokenKernel. Not where sizes are padded, nor with a gating that it does not know."""
+    def takes(self, gate: Activation) -> bool:
+        """See TokenKernel. Not where sizes are padded, nor a gating that it does not know."""
         (up, _), (down, _) = self._matrices
-        if up.padded_cols != up.cols or down.padded_rows != down.rows or gating_of(gate) != "silu":
-            return False
-        experts = (_Expert * len(parts))(*(self._expert(part) for part in parts))
-        for expert, row in zip(experts, rows, strict=True):
+        return up.padded_cols == up.cols and down.padded_rows == down.rows and gating_of(gate) == "silu"
+
+    def prepared(self, blocks: Blocks, level: int) -> _Expert:
+        """See TokenKernel."""
+        return self._expert(blocks, level, 1)
+
+    def into(self, x: torch.Tensor, experts: Sequence[Any], rows: Sequence[int], y: torch.Tensor) -> None:
+        """See TokenKernel."""
+        together = (_Expert * len(experts))(*experts)
+        for expert, row in zip(together, rows, strict=True):
             expert.y = row
-        self._experts(x, experts, y)
-        return True
+        self._experts(x, together, y)
 
     def _experts(self, x: torch.Tensor, experts: Any, y: torch.Tensor) -> None:
         (_, up), (down, down_matrix) = self._matrices
@@ -240,12 +252,11 @@ class NativeExpertKernel:
         ):
             raise MemoryError("no memory for experts' activations")
 
-    def _expert(self, part: Part) -> _Expert:
-        blocks, level = part.blocks, part.level
-        base = address(blocks[Plane.BASE.label])
-        d4 = address(blocks[Plane.D4.label]) if level > 2 else None
-        d8 = address(blocks[Plane.D8.label]) if level > 4 else None
-        return _Expert(base, base + self._geometry.parameter_bytes, d4, d8, level, 0, 0, part.rows)
+    def _expert(self, blocks: Blocks, level: int, rows: int) -> _Expert:
+        base = address(blocks[_BASE])
+        d4 = address(blocks[_D4]) if level > 2 else None
+        d8 = address(blocks[_D8]) if level > 4 else None
+        return _Expert(base, base + self._geometry.parameter_bytes, d4, d8, level, 0, 0, rows)
 
     def _product(
         self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: _Matrix

@@ -1,4 +1,4 @@
-"""A new token's attention, its whole way up to a layer's experts, and its router, each a call of avx2/attention.c."""
+"""A new token's attention, and its whole way up to a layer's experts, each a call of avx2/attention.c."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class NativeAttention:
 
         Args:
             qkv: bf16 [(heads + 2 * kv_heads) * dim], contiguous; what the three projections gave. Overwritten.
-            rotation: cosine and sine for the token's position, bf16 [dim] each, contiguous.
+            rotation: cosine and sine for the token's position, bf16, dim in all each, contiguous.
             keys, values: the layer's, bf16 [kv_heads, context, dim], contiguous; written at `past`.
             past: tokens that are valid in them.
             first: the first of them that this token sees.
@@ -131,8 +131,8 @@ class NativeAttention:
         Raises:
             ValueError: it does not, as of a config that rotates a part of each head.
         """
-        if len(rotation[0]) != self._dim:
-            raise ValueError(f"a rotation of {len(rotation[0])} numbers: heads have {self._dim}")
+        if rotation[0].numel() != self._dim:
+            raise ValueError(f"a rotation of {rotation[0].numel()} numbers: heads have {self._dim}")
         return rotation
 
 
@@ -155,7 +155,9 @@ class NativeLayer:
     ) -> None:
         self._attention = attention
         self._kept = before, behind, qkv, out  # the structure below has bare addresses of these
-        self._scratch = qkv[0].shape[0] + out[0].shape[1]
+        self._scratch = qkv[0].new_empty(qkv[0].shape[0] + out[0].shape[1], dtype=torch.bfloat16)
+        self._normed = before[0].new_empty(1, before[0].numel())
+        self._results = self._scratch.data_ptr(), self._normed.data_ptr()
         self._layer = _Layer(
             *(attention.address, before[0].data_ptr(), behind[0].data_ptr(), before[1], behind[1]),
             *(_linear(weights) for weights in (qkv, out)),
@@ -173,45 +175,24 @@ class NativeLayer:
         """What experts get of a token.
 
         Args:
-            hidden: bf16, [H] in all, contiguous. Attention's output is added to it.
+            hidden: bf16, H in all, contiguous. Attention's output is added to it.
             rotation, keys, values, past, first: as NativeAttention's.
 
         Returns:
-            bf16 [H].
+            bf16 [1, H], valid until the next call.
 
         Raises:
             MemoryError: no memory for activations or scores.
             ValueError: as NativeAttention.
         """
         cosine, sine = self._attention.checked(rotation)
-        scratch, normed = hidden.new_empty(self._scratch), hidden.new_empty(hidden.numel())
         kv = _KV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
         if native.library().edgemoe_up_to_experts(
             *(native.threads(), ctypes.byref(self._layer), ctypes.byref(kv), hidden.data_ptr()),
-            *(cosine.data_ptr(), sine.data_ptr(), scratch.data_ptr(), normed.data_ptr()),
+            *(cosine.data_ptr(), sine.data_ptr(), *self._results),
         ):
             raise MemoryError("no memory for a new token's activations")
-        return normed
-
-
-def route(logits: torch.Tensor, top_k: int, *, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest experts, and their shares of a softmax over all or, normalised, over the chosen.
-
-    Args:
-        logits: bf16 [E], contiguous.
-        top_k: at most E.
-        normalise: shares add up to 1.
-
-    Returns:
-        int64 [k], the likeliest first, of a tie the first; float32 [k].
-    """
-    chosen, shares = torch.empty(top_k, dtype=torch.int64), torch.empty(top_k)
-    probabilities = torch.empty(len(logits))
-    native.library().edgemoe_route(
-        *(logits.data_ptr(), len(logits), top_k, normalise),
-        *(probabilities.data_ptr(), chosen.data_ptr(), shares.data_ptr()),
-    )
-    return chosen, shares
+        return self._normed
 
 
 def _linear(weights: _Weights) -> _Linear:

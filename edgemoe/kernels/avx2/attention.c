@@ -148,21 +148,4 @@ AVX2 int edgemoe_up_to_experts(pool *p, const layer *l, const attention_kv *kv, 
     edgemoe_rms_norm(hidden, l->behind, l->behind_epsilon, 1, size, normed);
     return 0;
 }
-
-/* The k likeliest of `count` experts, the likeliest first, and their shares of a softmax over all; of a tie the first.
- * normalise: shares of the chosen alone. probabilities has room for `count`. */
-AVX2 void edgemoe_route(const uint16_t *logits, int64_t count, int64_t k, int normalise, float *probabilities,
-                        int64_t *chosen, float *shares) {
-    float largest = -INFINITY, total = 0, of_chosen = 0;
-    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, from_bf16(logits[i]));
-    for (int64_t i = 0; i < count; i++) total += probabilities[i] = expf(from_bf16(logits[i]) - largest);
-    for (int64_t slot = 0; slot < k; slot++) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < count; i++) best = probabilities[i] > probabilities[best] ? i : best;
-        chosen[slot] = best;
-        of_chosen += shares[slot] = probabilities[best] / total;
-        probabilities[best] = -1;
-    }
-    for (int64_t slot = 0; normalise && slot < k; slot++) shares[slot] /= of_chosen;
-}
 #endif

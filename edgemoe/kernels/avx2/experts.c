@@ -102,21 +102,25 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
     return 0;
 }
 
-/* out [cols] = sum over `count` of weights[i] * rows [count, cols], in float32 and in this order; bf16. */
-AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, uint16_t *out) {
-    int64_t k = 0;
-    for (; k + 8 <= cols; k += 8) {
-        __m256 sum = _mm256_setzero_ps();
-        for (int64_t i = 0; i < count; i++)
-            sum = _mm256_fmadd_ps(_mm256_set1_ps(weights[i]), eight_from_bf16(rows + i * cols + k), sum);
-        float lanes[8];
-        _mm256_storeu_ps(lanes, sum);
-        for (int j = 0; j < 8; j++) out[k + j] = to_bf16(lanes[j]);
-    }
-    for (; k < cols; k++) {
-        float sum = 0;
-        for (int64_t i = 0; i < count; i++) sum = __builtin_fmaf(weights[i], from_bf16(rows[i * cols + k]), sum);
-        out[k] = to_bf16(sum);
+/* to [cols] = plus + sum over `count` of weights[i] * rows [count, cols], the sum in float32 and in this order, rounded
+ * before `plus` is added; bf16. plus: NULL for none, or the same as `to`. */
+AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols,
+                               const uint16_t *plus, uint16_t *to) {
+    for (int64_t k = 0; k < cols; k += 8) {
+        const int64_t n = cols - k < 8 ? cols - k : 8;
+        float lanes[8] = {0};
+        if (n == 8) {
+            __m256 sum = _mm256_setzero_ps();
+            for (int64_t i = 0; i < count; i++)
+                sum = _mm256_fmadd_ps(_mm256_set1_ps(weights[i]), eight_from_bf16(rows + i * cols + k), sum);
+            _mm256_storeu_ps(lanes, sum);
+        } else
+            for (int64_t i = 0; i < count; i++)
+                for (int64_t j = 0; j < n; j++) lanes[j] = __builtin_fmaf(weights[i], from_bf16(rows[i * cols + k + j]), lanes[j]);
+        for (int64_t j = 0; j < n; j++) {
+            const uint16_t sum = to_bf16(lanes[j]);
+            to[k + j] = plus ? to_bf16(from_bf16(plus[k + j]) + from_bf16(sum)) : sum;
+        }
     }
 }
 #endif

@@ -1,0 +1,63 @@
+"""A new token's router: a softmax of which the likeliest count, a call of avx2/router.c."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from edgemoe.kernels import native
+
+
+class _Router(ctypes.Structure):
+    """`router` in avx2/router.c."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "cols", "k")),
+        *((name, ctypes.c_int32) for name in ("normalise", "rounded")),
+    )
+
+
+class NativeRouter:
+    """Chooses one token's experts. What it returns is its own, and valid until the next call.
+
+    Args:
+        weight: bf16 [E, H], contiguous.
+        top_k: at most E.
+        normalise: the chosen experts' shares of the softmax are scaled to add up to 1.
+        rounded: they are rounded to bf16.
+    """
+
+    def __init__(self, weight: torch.Tensor, top_k: int, *, normalise: bool, rounded: bool) -> None:
+        self._kept = weight  # the structure below has its bare address
+        self._router = _Router(weight.data_ptr(), *weight.shape, top_k, normalise, rounded)
+        self.logits = weight.new_empty(1, weight.shape[0])
+        """bf16 [1, E], of the last token."""
+        self._probabilities = torch.empty(weight.shape[0])
+        self._chosen, self._shares = torch.empty(1, top_k, dtype=torch.int64), torch.empty(1, top_k)
+        self._results = tuple(t.data_ptr() for t in (self._probabilities, self._chosen, self._shares))
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token's experts, and their shares.
+
+        Args:
+            x: bf16, H in all, contiguous.
+
+        Returns:
+            int64 [1, k], the likeliest first, of a tie the first; float32 [1, k].
+
+        Raises:
+            MemoryError: no memory for the token's numbers.
+        """
+        if native.library().edgemoe_choose(
+            *(native.threads(), ctypes.byref(self._router), x.data_ptr(), self.logits.data_ptr()),
+            *self._results,
+        ):
+            raise MemoryError("no memory for a router's activations")
+        return self._chosen, self._shares
+
+    def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for a token whose logits are known, bf16, E in all, contiguous."""
+        native.library().edgemoe_route(ctypes.byref(self._router), logits.data_ptr(), *self._results)
+        return self._chosen, self._shares

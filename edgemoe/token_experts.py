@@ -1,0 +1,144 @@
+"""A single token's routed experts on a CPU, computed where their results belong and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cache.base import Lease
+from edgemoe.experts import ExpertLayer, look_ahead, scored, without_skipped
+from edgemoe.kernels import native
+from edgemoe.kernels.base import TokenKernel
+from storage.base import ExpertKey
+
+
+class TokenExperts:
+    """One layer's, where the kernel takes its gating.
+
+    What the source holds for good is computed without asking it again.
+
+    Args:
+        binding: of the layer's experts module.
+        kernel: its runner's.
+        experts: in the layer.
+    """
+
+    def __init__(self, binding: ExpertLayer, kernel: TokenKernel, experts: int) -> None:
+        self._binding, self._kernel = binding, kernel
+        self._keys = [ExpertKey(binding.layer, expert) for expert in range(experts)]
+        self._held: dict[tuple[int, int], tuple[object, int]] = {}
+        """(expert, level wanted) -> what the kernel knows of it, and the level to compute at; good while `_holds` is
+        the source's."""
+        self._holds = -1
+
+    @classmethod
+    def like(cls, module: Any) -> TokenExperts | None:
+        """One for a bound experts module, where edgemoe's kernel runs and takes its gating."""
+        binding: ExpertLayer = module.edgemoe
+        runner, kernel = binding.runner, binding.runner.kernel
+        if runner.device or not native.available() or not isinstance(kernel, TokenKernel):
+            return None
+        if getattr(module, "has_bias", False) or not kernel.takes(module._apply_gate):
+            return None
+        return cls(binding, kernel, module.num_experts)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        chosen: torch.Tensor,
+        gates: torch.Tensor,
+        plus: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As experts_forward, of one token.
+
+        Args:
+            hidden: bf16 [1, H], contiguous.
+            chosen: int64 [1, k], the experts the router chose.
+            gates: [1, k], their gate weights.
+            plus: bf16, H in all, contiguous: the sum is added to it in place.
+
+        Returns:
+            bf16 [H], or `plus`.
+        """
+        experts, levels = chosen[0].tolist(), self._levels(chosen, gates)
+        if 0 in levels:
+            gates = self._without_skipped(gates, levels)
+            experts = [expert for expert, level in zip(experts, levels, strict=True) if level]
+            levels = [level for level in levels if level]
+        rows = hidden.new_empty(len(experts), hidden.shape[1])
+        if not self._compute_held(hidden, experts, levels, rows):
+            self._compute_streamed(hidden, experts, levels, rows)
+        return native.weighted_sum(rows, gates.view(-1).float(), plus)
+
+    def _levels(self, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
+        policy, state = self._binding.runner.policy, self._binding.runner.state
+        if policy.uniform is not None:
+            return [policy.uniform] * chosen.shape[1]
+        levels = policy.levels(self._binding.layer, chosen, gates, state.scores, decode=state.decode)
+        listed: list[int] = levels[0].tolist()
+        return listed
+
+    def _without_skipped(self, gates: torch.Tensor, levels: list[int]) -> torch.Tensor:
+        """Gate weights of what is not skipped, [1, kept]."""
+        runner, skipped = self._binding.runner, levels.count(0)
+        runner.use.skipped(skipped, pairs=skipped)
+        renormalise = runner.policy.settings.renormalise
+        rescaled = without_skipped(gates, torch.tensor([levels]), renormalise=renormalise)
+        return rescaled[:, [slot for slot, level in enumerate(levels) if level]]
+
+    def _compute_held(
+        self, hidden: torch.Tensor, experts: list[int], levels: list[int], rows: torch.Tensor
+    ) -> bool:
+        """Whether the source holds all of these; then they are computed."""
+        runner = self._binding.runner
+        if self._holds != runner.source.holds:
+            return False
+        try:
+            held = [self._held[pair] for pair in zip(experts, levels, strict=True)]
+        except KeyError:
+            return False
+        runner.source.count_held(levels)
+        self._compute(hidden, held, levels, range(len(held)), rows)
+        return True
+
+    def _compute_streamed(
+        self, hidden: torch.Tensor, experts: list[int], levels: list[int], rows: torch.Tensor
+    ) -> None:
+        runner, keys = self._binding.runner, self._keys
+        # In the router's order: what weighs least is what may be left in a slower tier.
+        wanted = {keys[expert]: level for expert, level in zip(experts, levels, strict=True)}
+        row_of = {expert: row for row, expert in enumerate(experts)}
+        with runner.source.stream(wanted) as leases:
+            look_ahead(self._binding, scored(self._binding, hidden), len(experts))
+            for lease in leases:
+                together = [lease, *leases.ready()]
+                asked = [wanted[lease.key] for lease in together]
+                parts = [self._prepared(*pair) for pair in zip(together, asked, strict=True)]
+                self._compute(hidden, parts, asked, [row_of[lease.key.expert] for lease in together], rows)
+        self._hold(wanted)
+
+    def _hold(self, wanted: dict[ExpertKey, int]) -> None:
+        source = self._binding.runner.source
+        if self._holds != source.holds:
+            self._held, self._holds = {}, source.holds
+        for key, level in wanted.items():
+            if (key.expert, level) not in self._held and (lease := source.hold(key, level)):
+                self._held[key.expert, level] = self._prepared(lease, level)
+
+    def _prepared(self, lease: Lease, wanted: int) -> tuple[object, int]:
+        """At the level wanted or, where that may be more, the resident one."""
+        level = wanted if self._binding.runner.policy.settings.exact else lease.level
+        return self._kernel.prepared(lease.blocks, level), level
+
+    def _compute(
+        self,
+        hidden: torch.Tensor,
+        parts: Sequence[tuple[object, int]],
+        levels: Sequence[int],
+        places: Sequence[int],
+        rows: torch.Tensor,
+    ) -> None:
+        self._binding.runner.use.of_one_token(levels, [level for _, level in parts])
+        self._kernel.into(hidden, [expert for expert, _ in parts], places, rows)
