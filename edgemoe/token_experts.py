@@ -117,13 +117,15 @@ class TokenExperts:
                 asked = [wanted[lease.key] for lease in together]
                 parts = [self._prepared(*pair) for pair in zip(together, asked, strict=True)]
                 self._compute(hidden, parts, asked, [row_of[lease.key.expert] for lease in together], rows)
-        self._hold(wanted)
+        for level in set(levels):
+            self._hold(level)
 
-    def _hold(self, wanted: dict[ExpertKey, int]) -> None:
+    def _hold(self, level: int) -> None:
+        """Holds whatever the layer has resident at a level: a prompt has brought most of it."""
         source = self._binding.runner.source
         if self._holds != source.holds:
             self._held, self._holds = {}, source.holds
-        for key, level in wanted.items():
+        for key in self._keys if source.roomy else ():
             if (key.expert, level) not in self._held and (lease := source.hold(key, level)):
                 self._held[key.expert, level] = self._prepared(lease, level)
 

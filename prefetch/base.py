@@ -194,10 +194,15 @@ class ExpertSource(ABC):
 
     @abstractmethod
     def hold(self, key: ExpertKey, level: int) -> Lease | None:
-        """A lease on an expert that lasts until `settle` or `close`, between two streams.
+        """A lease on an expert that lasts until `settle` or `close`; between two streams.
 
-        None where somebody might ever lack the room it takes, and where it is not resident at `level`.
+        None where the source is not roomy, and where the expert is not resident at `level`.
         """
+
+    @property
+    @abstractmethod
+    def roomy(self) -> bool:
+        """Whether the fastest tier has room for every expert that will ever be asked for."""
 
     @abstractmethod
     def count_held(self, levels: Sequence[int]) -> None:

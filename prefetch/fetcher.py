@@ -136,6 +136,11 @@ class Fetcher(ExpertSource):
             self._held.append(lease)
         return lease
 
+    @property
+    def roomy(self) -> bool:
+        """See ExpertSource."""
+        return self._roomy
+
     def count_held(self, levels: Sequence[int]) -> None:
         """See ExpertSource."""
         counts = self._traffic.counts

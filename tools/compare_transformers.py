@@ -24,6 +24,8 @@ from edgemoe.generate import Sampling
 from edgemoe.settings import RunSettings
 from edgemoe.stores import resolve_store
 from edgemoe.tasks import KINDS, held_out_tasks
+from storage.planes import dequantize, quantize
+from storage.record import MatrixSpec
 
 
 def task_prompts(count: int, seed: int) -> list[str]:
@@ -73,10 +75,17 @@ _MOST_SAMPLES = 40 * _TOGETHER
 
 
 def reference_answers(
-    checkpoint: Path, tokenizer: Any, prompts: list[str], tokens: int, dtype: str = "bfloat16"
+    checkpoint: Path,
+    tokenizer: Any,
+    prompts: list[str],
+    tokens: int,
+    dtype: str = "bfloat16",
+    level: int | None = None,
 ) -> list[str]:
-    """transformers' own greedy answers."""
+    """transformers' own greedy answers; with `level`, what it answers with its experts' weights rounded to that."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    if level:
+        round_experts(model, level)
     answers = []
     for prompt in prompts:
         ids = tokenizer.apply_chat_template(
@@ -91,6 +100,16 @@ def reference_answers(
             )
         answers.append(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
     return answers
+
+
+def round_experts(model: Any, level: int) -> None:
+    """Puts what a level stands for in the place of every expert's weights [N, K], in the model's dtype."""
+    for module in model.modules():
+        if hasattr(module, "_apply_gate"):
+            for stacked in (module.gate_up_proj.data, module.down_proj.data):
+                group = MatrixSpec.of("one", *stacked.shape[1:]).group
+                for weight in stacked:
+                    weight.copy_(dequantize(*quantize(weight, group), level))
 
 
 def edgemoe_answers(
@@ -146,6 +165,11 @@ def main() -> int:
         default="bfloat16",
         help="float32 shows how often transformers' own bf16 rounding changes an answer",
     )
+    parser.add_argument(
+        "--rounded-reference",
+        action="store_true",
+        help="also: how many answers transformers itself gives with its experts' weights at --exact's level",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -162,6 +186,11 @@ def main() -> int:
         store, tokenizer, prompts, given.new_tokens, exact=given.exact, over_minimum=given.limit_over_minimum
     )
     same = sum(a == b for a, b in zip(wanted, got, strict=True))
+    if given.rounded_reference:
+        rounded = reference_answers(
+            given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, given.exact
+        )
+        cost["same_by_transformers"] = sum(a == b for a, b in zip(wanted, rounded, strict=True))
     if given.json:
         print(json.dumps({"exact": given.exact, "prompts": len(prompts), "same": same, **cost}))
     else:

@@ -239,6 +239,11 @@ class TimedSource(ExpertSource):
         """See ExpertSource."""
         return self._source.hold(key, level)
 
+    @property
+    def roomy(self) -> bool:
+        """See ExpertSource."""
+        return self._source.roomy
+
     def count_held(self, levels: Sequence[int]) -> None:
         """See ExpertSource."""
         self._source.count_held(levels)
