@@ -148,7 +148,7 @@ class Engine:
 
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Gives a sequence's KV back to the budget. It must not be used any more."""
-        del sequence.keys, sequence.values, sequence.states
+        del sequence.keys, sequence.values, sequence.slices, sequence.states
         self.budget.release("kv", self.plan.kv_bytes)
 
     def step(self, step: Step) -> torch.Tensor:

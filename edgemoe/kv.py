@@ -22,6 +22,7 @@ class SequenceKV:
     Attributes:
         keys: [layers, heads, context, key_dim], of the shape's layers in their order (`slots`).
         values: [layers, heads, context, value_dim]; where the shape has latents, a view of their part of the keys.
+        slices: (keys, values) of each of them, [heads, context, D].
         states: of linear-attention layers; None: there are none.
     """
 
@@ -33,6 +34,7 @@ class SequenceKV:
         self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16, device=place)
         if shape.latent:
             self.values = self.keys[..., : shape.latent]
+        self.slices = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 
     def require(self, tokens: int) -> None:

@@ -230,4 +230,4 @@ def _room(
     """A layer's keys and values, how many tokens are valid in them, and the first that a new one sees."""
     slot, past = sequence.slots[layer], sequence.length
     first = max(past + 1 - window, 0) if window else 0
-    return sequence.keys[slot], sequence.values[slot], past, first
+    return *sequence.slices[slot], past, first

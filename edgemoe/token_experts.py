@@ -32,6 +32,7 @@ class TokenExperts:
         """(expert, level wanted) -> what the kernel knows of it, and the level to compute at; good while `_holds` is
         the source's."""
         self._holds = -1
+        self._room: torch.Tensor | None = None
 
     @classmethod
     def like(cls, module: Any) -> TokenExperts | None:
@@ -67,10 +68,16 @@ class TokenExperts:
             gates = self._without_skipped(gates, levels)
             experts = [expert for expert, level in zip(experts, levels, strict=True) if level]
             levels = [level for level in levels if level]
-        rows = hidden.new_empty(len(experts), hidden.shape[1])
+        rows = self._rows(len(experts), hidden)
         if not self._compute_held(hidden, experts, levels, rows):
             self._compute_streamed(hidden, experts, levels, rows)
-        return native.weighted_sum(rows, gates.view(-1).float(), plus)
+        return native.weighted_sum(rows, gates if gates.dtype == torch.float32 else gates.float(), plus)
+
+    def _rows(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """Room for the experts' results, bf16 [count, H]: the last call's, where as many had any."""
+        if self._room is None or len(self._room) != count:
+            self._room = like.new_empty(count, like.shape[1])
+        return self._room
 
     def _levels(self, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
         policy, state = self._binding.runner.policy, self._binding.runner.state

@@ -170,7 +170,7 @@ def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, plus: torch.Tensor |
 
     Args:
         rows: bf16 [k, H], contiguous.
-        weights: float32 [k], contiguous.
+        weights: float32, k in all, contiguous.
         plus: bf16, H in all, contiguous: the sum, rounded, is added to it in place.
 
     Returns:
