@@ -80,7 +80,9 @@ def convert(
             show_default=False,
         ),
     ] = None,
-    layout: Annotated[str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-generic or cuda.")] = "auto",
+    layout: Annotated[
+        str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-avx2-paired, cpu-generic or cuda.")
+    ] = "auto",
     dense_bits: Annotated[int, typer.Option(help="Bits of all weights that are not experts', 16 or 8.")] = 16,
     keep_source: KeepSourceOption = False,
     as_json: JsonOption = False,

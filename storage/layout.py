@@ -4,20 +4,26 @@ torch's CPU kernel for 4-bit weights orders them by the vector width it was disp
 is private, so nothing is assumed: each order is written out here, and `detect` asks the kernel itself which
 one it uses now. A store records its layout and the hash of a known matrix in it (the probe).
 
-    cpu-avx512   blocks of 64 rows; per column 32 bytes: rows d and d+32 share byte d
-    cpu-avx2     blocks of 32 rows; per column 16 bytes: rows d and d+16 share byte d
-    cpu-generic  blocks of 32 rows; per column 16 bytes: rows 2d and 2d+1 share byte d
-    cuda         slabs of 64 columns (32 where 64 does not divide), in each one row after another: see below
+    cpu-avx512       blocks of 64 rows; per column 32 bytes: rows d and d+32 share byte d
+    cpu-avx2         blocks of 32 rows; per column 16 bytes: rows d and d+16 share byte d
+    cpu-generic      blocks of 32 rows; per column 16 bytes: rows 2d and 2d+1 share byte d
+    cpu-avx2-paired  cpu-avx2 in two halves, for edgemoe's own kernel: see below
+    cuda             slabs of 64 columns (32 where 64 does not divide), in each one row after another: see below
 
 A last, incomplete block of rows pairs neighbouring rows, as cpu-generic does, in every CPU layout.
 The lower-numbered row is the low nibble.
 
+`planes.split` pairs the bytes of an expert's first half of nibbles with those of its second half: a byte of
+base or d4 has two bits of each. Where matrices simply follow one another, a kernel that reads planes meets
+every byte twice, far apart in time. In cpu-avx2-paired a block's columns 4k and 4k+1 lie in the first half, and
+4k+2 and 4k+3 at the same place of the second one: 32 bytes of base and of d4 are 4 columns of 32 rows.
+
 In cuda a row's share of a slab is four runs of consecutive columns, 0 to 3, a quarter of the slab each. Of
 column j of every run, byte j of one array holds the nibbles 0 (low) and 2, and byte j of another, as long,
 the nibbles 1 (low) and 3. The first arrays of all matrices lie in the first half of an expert's nibbles, the
-second ones in its second half, where `planes.split` pairs them. So byte j of a two-bit plane is column j of
-the runs 0 to 3, from its lowest bits up: a plane's bytes are all of one row and slab, neighbouring rows are
-neighbours in memory, as their group parameters are, and a thread's one load of 16 bytes is a row's 64 codes.
+second ones in its second half. So byte j of a two-bit plane is column j of the runs 0 to 3, from its lowest
+bits up: a plane's bytes are all of one row and slab, neighbouring rows are neighbours in memory, as their
+group parameters are, and a thread's one load of 16 bytes is a row's 64 codes.
 """
 
 from __future__ import annotations
@@ -39,14 +45,19 @@ class Layout:
         name: as in store.json.
         block: rows packed together, 0 for slabs of columns.
         paired: rows r and r + paired share a byte.
+        pieces: that a matrix's bytes make: 1, or 2 that lie in the halves of an expert's nibbles.
     """
 
     name: str
     block: int
     paired: int
+    pieces: int
 
     def pack(self, nibbles: torch.Tensor) -> torch.Tensor:
-        """uint8 [N, K] with values 0..15 -> uint8 [N * K / 2], in kernel order. N % 16 == 0, K % 32 == 0."""
+        """uint8 [N, K] with values 0..15 -> uint8 [N * K / 2], in kernel order, one piece after another.
+
+        N % 16 == 0, K % 32 == 0.
+        """
         low, high = self.pairs(nibbles)
         return low | (high << 4)
 
@@ -60,8 +71,9 @@ class Layout:
         pairs = self._pair_blocks(values[:whole].view(-1, self.block, cols), self.paired)
         if whole < rows:
             rest = self._pair_blocks(values[whole:].view(1, -1, cols), 1)
-            pairs = torch.cat((pairs, rest), 1)
-        return pairs[0], pairs[1]
+            pairs = torch.cat((pairs, rest), 2)
+        low, high = pairs.flatten(1)
+        return low, high
 
     def unpack(self, packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         """The inverse of pack: uint8 [rows, cols]."""
@@ -69,11 +81,12 @@ class Layout:
             pairs = packed.view(2, -1, rows, slab_columns(cols) // 4)
             return torch.cat((pairs & 15, pairs >> 4)).permute(2, 1, 0, 3).reshape(rows, cols)
         whole = rows // self.block * self.block
-        cut = whole * cols // 2
+        pieces = packed.view(self.pieces, -1)
+        cut = whole * cols // 2 // self.pieces
         return torch.cat(
             [
-                self._unpack_blocks(packed[:cut], self.block, cols, self.paired),
-                self._unpack_blocks(packed[cut:], max(rows - whole, 1), cols, 1),
+                self._unpack_blocks(pieces[:, :cut], self.block, cols, self.paired),
+                self._unpack_blocks(pieces[:, cut:], max(rows - whole, 1), cols, 1),
             ]
         )
 
@@ -85,12 +98,13 @@ class Layout:
             length: bytes of its own.
             total: bytes of the expert's nibbles, padding included.
         """
-        if self.block:
-            return [slice(at, at + length)]
-        return [slice(half + at // 2, half + (at + length) // 2) for half in (0, total // 2)]
+        return [
+            slice(start + at // self.pieces, start + (at + length) // self.pieces)
+            for start in range(0, total, total // self.pieces)
+        ]
 
     def add_to(self, packed: torch.Tensor, out: torch.Tensor) -> None:
-        """Adds the nibbles to float `out` [K, N], transposed: what a plain product wants. Blocked layouts only.
+        """Adds the nibbles to float `out` [K, N], transposed: what a plain product wants. torch's layouts only.
 
         Args:
             packed: uint8 [N * K / 2].
@@ -112,18 +126,24 @@ class Layout:
         target[:, :, :, 0].add_(bytes_ & 15)
         target[:, :, :, 1].add_(bytes_ >> 4)
 
-    @staticmethod
-    def _pair_blocks(blocks: torch.Tensor, paired: int) -> torch.Tensor:
-        """[B, R, K] -> [2, B * K * R / 2], ordered (block, column, pair of rows); rows r and r + paired are a pair."""
-        count, rows, cols = blocks.shape
-        pairs = blocks.reshape(count, rows // (2 * paired), 2, paired, cols)
-        return pairs.permute(2, 0, 4, 1, 3).reshape(2, -1)
+    def _pair_blocks(self, blocks: torch.Tensor, paired: int) -> torch.Tensor:
+        """[B, R, K] -> [2, pieces, B * K * R / 2 / pieces], ordered (block, column, pair of rows).
 
-    @staticmethod
-    def _unpack_blocks(packed: torch.Tensor, rows: int, cols: int, paired: int) -> torch.Tensor:
-        if not packed.numel():
-            return packed.new_empty(0, cols)
-        pairs = packed.view(-1, cols, rows // (2 * paired), paired).permute(0, 2, 3, 1)
+        Rows r and r + paired are a pair.
+        """
+        count, rows, cols = blocks.shape
+        columns = (cols // (2 * self.pieces), self.pieces, 2)
+        pairs = blocks.reshape(count, rows // (2 * paired), 2, paired, *columns)
+        return pairs.permute(2, 5, 0, 4, 6, 1, 3).reshape(2, self.pieces, -1)
+
+    def _unpack_blocks(self, pieces: torch.Tensor, rows: int, cols: int, paired: int) -> torch.Tensor:
+        """The inverse, of uint8 [pieces, B * K * R / 2 / pieces]: [B * R, K]."""
+        if not pieces.numel():
+            return pieces.new_empty(0, cols)
+        columns = (cols // (2 * self.pieces), 2)
+        pairs = pieces.reshape(self.pieces, -1, *columns, rows // (2 * paired), paired).permute(
+            1, 4, 5, 2, 0, 3
+        )
         return torch.stack((pairs & 15, pairs >> 4), 2).reshape(-1, cols)
 
 
@@ -135,10 +155,11 @@ def slab_columns(cols: int) -> int:
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (
-        Layout("cpu-avx512", block=64, paired=32),
-        Layout("cpu-avx2", block=32, paired=16),
-        Layout("cpu-generic", block=32, paired=1),
-        Layout("cuda", block=0, paired=0),
+        Layout("cpu-avx512", block=64, paired=32, pieces=1),
+        Layout("cpu-avx2", block=32, paired=16, pieces=1),
+        Layout("cpu-generic", block=32, paired=1, pieces=1),
+        Layout("cpu-avx2-paired", block=32, paired=16, pieces=2),
+        Layout("cuda", block=0, paired=0, pieces=2),
     )
 }
 

@@ -19,8 +19,10 @@ def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.nd
     p4, p0 = np.zeros(geometry.codes_bytes, np.uint8), np.zeros(geometry.codes_bytes, np.uint8)
     for (spec, _, at), weight in zip(geometry.matrix_offsets(), weights, strict=True):
         codes, _ = quantize_matrix(weight, spec)
-        p4[at : at + spec.nibble_bytes] = layout.pack(codes >> 4).numpy()
-        p0[at : at + spec.nibble_bytes] = layout.pack(codes & 15).numpy()
+        spans = layout.spans(at, spec.nibble_bytes, geometry.codes_bytes)
+        for array, nibbles in ((p4, codes >> 4), (p0, codes & 15)):
+            for span, piece in zip(spans, layout.pack(nibbles).chunk(len(spans)), strict=True):
+                array[span] = piece.numpy()
     return p4, p0
 
 
@@ -29,7 +31,7 @@ def shape(request):
     return request.param
 
 
-@pytest.fixture(params=["cpu-avx512", "cpu-avx2", "cpu-generic"])
+@pytest.fixture(params=["cpu-avx512", "cpu-avx2", "cpu-generic", "cpu-avx2-paired"])
 def used(request):
     return LAYOUTS[request.param]
 
@@ -39,7 +41,7 @@ def form_class(request):
     return request.param
 
 
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cuda"])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
 @pytest.mark.parametrize("level", [2, 4, 8])
 def test_planes_are_those_of_the_codes_in_the_used_layout(shape, used, stored, level):
     """Whatever layout a store has, every plane lies as if the record had been packed for this machine's kernel."""
@@ -64,7 +66,7 @@ def test_half_the_bits_take_half_the_memory(shape, used):
     assert [form.demoted(8, level) for level in (0, 2, 4)] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cuda"])
+@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
     """Whatever layout a store has, resident nibbles are the codes as this machine's kernel wants them."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def pack_slowly(name: str, nibbles: np.ndarray) -> bytes:
             for j in range(slab // 4)
         )
     block = 64 if name == "cpu-avx512" else 32
-    out = []
+    halves = [], []
     for start in range(0, rows, block):
         height = min(block, rows - start)
         half = height // 2
@@ -40,8 +41,9 @@ def pack_slowly(name: str, nibbles: np.ndarray) -> bytes:
             for d in range(half):
                 split_in_halves = height == block and name != "cpu-generic"
                 low, high = (d, d + half) if split_in_halves else (2 * d, 2 * d + 1)
-                out.append(int(nibbles[start + low, k] | nibbles[start + high, k] << 4))
-    return bytes(out)
+                second = name == "cpu-avx2-paired" and k % 4 >= 2
+                halves[second].append(int(nibbles[start + low, k] | nibbles[start + high, k] << 4))
+    return bytes(halves[0] + halves[1])
 
 
 def a_matrix(rows: int, cols: int) -> torch.Tensor:
@@ -69,13 +71,26 @@ def test_the_detected_layout_is_the_operators_own(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith("cpu-")])
+@pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-generic"])
 def test_add_to_adds_every_nibble_transposed(name, shape):
     """Each weight's nibble is added at its own column and row, to what was there."""
     matrix = a_matrix(*shape)
     out = torch.full((shape[1], shape[0]), 0.5)
     LAYOUTS[name].add_to(LAYOUTS[name].pack(matrix), out)
     assert torch.equal(out, matrix.T + 0.5)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("lengths", [(1024, 3072), (256, 512, 1280), (8192,)])
+def test_spans_cover_every_byte_once(name, lengths):
+    """Matrices share an expert's nibbles out among them: no byte twice, each as many as it has, padding left over."""
+    total, taken = 8192, []
+    for at, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
+        spans = LAYOUTS[name].spans(at, length, total)
+        assert sum(span.stop - span.start for span in spans) == length
+        taken += [byte for span in spans for byte in range(span.start, span.stop)]
+        assert all(0 <= span.start < span.stop <= total for span in spans)
+    assert len(taken) == len(set(taken)) == sum(lengths)
 
 
 INNER = """

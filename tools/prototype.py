@@ -34,7 +34,7 @@ import torch
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError
 from storage.forms import P4, MergedForm
-from storage.layout import detect
+from storage.layout import LAYOUTS, detect
 from storage.manifest import Manifest
 from storage.reader import RecordReader
 from storage.record import MatrixSpec, align
@@ -47,15 +47,14 @@ def prepare(store: Path, directory: Path) -> None:
     """Writes the flat form of a store, one expert at a time: experts.bin, dense.safetensors, config.json.
 
     Raises:
-        UserError: the store's dense weights are not bf16, its layout is not this machine's, or `directory`
-            is there already.
+        UserError: the store's dense weights are not bf16, or `directory` is there already.
     """
     manifest = Manifest.load(store)
-    if manifest.dense_bits != 16 or manifest.layout != detect().name:
+    if manifest.dense_bits != 16:
         raise UserError(
-            f"a store with bf16 dense weights in layout {detect().name} was wanted",
-            f"{store} has {manifest.dense_bits}-bit dense weights in layout {manifest.layout}",
-            "Make one with --dense-bits 16 on this machine",
+            "a store with bf16 dense weights was wanted",
+            f"{store} has {manifest.dense_bits}-bit dense weights",
+            "Make one with --dense-bits 16",
         )
     if directory.exists():
         raise UserError(f"a new directory {directory} was wanted", "it exists", "Remove it or choose another")
@@ -69,7 +68,7 @@ def prepare(store: Path, directory: Path) -> None:
     padding = bytes(
         slot_bytes(geometry.matrices) - sum(m.nibble_bytes + m.parameter_bytes for m in geometry.matrices)
     )
-    form = MergedForm(geometry, detect(), detect())
+    form = MergedForm(geometry, LAYOUTS[manifest.layout], detect())
     reader = RecordReader.open(store, manifest)
     with (directory / "experts.bin").open("wb") as out:
         for layer, records in sorted(manifest.layers.items()):

@@ -79,7 +79,7 @@ def _device_ways() -> list[Compute]:
 def beside_device(layout: Layout) -> KernelClass:
     """The fastest kernel of the CPU for planes in a device's layout, which nobody may re-lay on their way to it.
 
-    edgemoe's own read the layouts of AVX2 and of CUDA; of any other, torch's operators make matrices in every call.
+    edgemoe's own read cpu-avx2-paired and cuda; of any other, torch's operators make matrices in every call.
     """
     if layout == slabs.LAYOUT and slabs.available():
         return SlabExpertKernel

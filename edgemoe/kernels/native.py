@@ -23,10 +23,10 @@ from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout
 from storage.record import MatrixSpec, RecordGeometry
 
-_INTERFACE = 5
+_INTERFACE = 6
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
-LAYOUT = LAYOUTS["cpu-avx2"]
+LAYOUT = LAYOUTS["cpu-avx2-paired"]
 """What the kernel reads, whatever layout torch's own would want."""
 
 DENSE_BF16_UP_TO = 128
@@ -202,7 +202,9 @@ class NativeExpertKernel:
         self._matrices = [
             (
                 spec,
-                _Matrix(spec.padded_rows, spec.padded_cols, spec.group, at, codes, geometry.codes_bytes // 2),
+                _Matrix(
+                    spec.padded_rows, spec.padded_cols, spec.group, at, codes // 2, geometry.codes_bytes // 2
+                ),
             )
             for spec, at, codes in geometry.matrix_offsets()
         ]

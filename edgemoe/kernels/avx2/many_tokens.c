@@ -16,20 +16,17 @@ INLINE __m256i four_of_a_row(__m256i v) {
 }
 
 /* 4 columns below level 8. */
-INLINE void join(enum kind kind, const uint8_t *base, const uint8_t *d4, uint8_t *tile) {
+INLINE void join(int with_d4, const expert *e, int64_t at, uint8_t *tile) {
     __m256i rows[4];
-    ask_ahead(kind, base, d4);
-    unpacked(kind, base, d4, 0, rows);
+    upper_nibbles(with_d4, e, at, rows);
     for (int r = 0; r < 4; r++) _mm256_store_si256((__m256i *)tile + r, four_of_a_row(rows[r]));
 }
 
 /* 4 columns at level 8. */
-INLINE void join_8(enum kind kind, const uint8_t *base, const uint8_t *d4, const uint8_t *d8, uint8_t *tile) {
+INLINE void join_8(const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
     __m256i codes[4], fine[4];
-    ask_ahead(kind, base, d4);
-    prefetch(d8 + AHEAD);
-    unpacked(kind, base, d4, 0, codes);
-    unpacked(PLAIN, d8, NULL, 0, fine);
+    upper_nibbles(1, e, at, codes);
+    lower_nibbles(m, e, at, fine);
     for (int r = 0; r < 4; r++) codes[r] = _mm256_or_si256(_mm256_slli_epi16(codes[r], 4), fine[r]);
     for (int i = 0; i < 2; i++) {
         const __m256i first = codes[2 * i], last = codes[2 * i + 1];
@@ -39,18 +36,10 @@ INLINE void join_8(enum kind kind, const uint8_t *base, const uint8_t *d4, const
 }
 
 INLINE void join_32(const matrix *m, const expert *e, int64_t at, int64_t n, uint8_t *tile) {
-    for (int64_t i = 0; i < n; i++, at += 64, tile += 4 * OF_ROWS) {
-        const int low = at < m->half;
-        const int64_t place = low ? at : at - m->half;
-        const uint8_t *base = e->base + place, *d4 = e->d4 + place;
-        if (e->level == 2) {
-            if (low) join(BASE_LOW, base, NULL, tile);
-            else join(BASE_HIGH, base, NULL, tile);
-        } else if (e->level == 4) {
-            if (low) join(BOTH_LOW, base, d4, tile);
-            else join(BOTH_HIGH, base, d4, tile);
-        } else if (low) join_8(BOTH_LOW, base, d4, e->d8 + at, tile);
-        else join_8(BOTH_HIGH, base, d4, e->d8 + at, tile);
+    for (int64_t i = 0; i < n; i++, at += 32, tile += 4 * OF_ROWS) {
+        if (e->level == 2) join(0, e, at, tile);
+        else if (e->level == 4) join(1, e, at, tile);
+        else join_8(m, e, at, tile);
     }
 }
 
@@ -58,14 +47,14 @@ INLINE void join_32(const matrix *m, const expert *e, int64_t at, int64_t n, uin
 AVX2 static void join_16(const matrix *m, const expert *e, int64_t at, int64_t n, uint8_t *tile) {
     for (int64_t k = 0; k < 4 * n; k++)
         for (int64_t r = 0; r < 16; r++) {
-            const int64_t byte = at + k * 8 + r / 2, place = byte < m->half ? byte : byte - m->half;
+            const int64_t last = k / 2 % 2, place = at + (k / 4 * 2 + k % 2) * 8 + r / 2; /* of 4 columns the last two */
             const int32_t base = e->base[place], d4 = e->level > 2 ? e->d4[place] : 0, shift = 4 * (r & 1);
-            const int32_t both = byte < m->half ? (base & 0x33) << 2 | (d4 & 0x33) : (base & 0xCC) | (d4 >> 2 & 0x33);
+            const int32_t both = last ? (base & 0xCC) | (d4 >> 2 & 0x33) : (base & 0x33) << 2 | (d4 & 0x33);
             int32_t code = both >> shift & 15;
-            if (e->level == 8) code = code << 4 | (e->d8[byte] >> shift & 15);
+            if (e->level == 8) code = code << 4 | (e->d8[place + last * m->half] >> shift & 15);
             uint8_t *four = tile + k / 4 * 4 * OF_ROWS;
-            if (e->level == 8) four[k % 2 * 2 * OF_ROWS + 2 * r + k / 2 % 2] = (uint8_t)code;
-            else four[4 * r + k % 2 * 2 + k / 2 % 2] = (uint8_t)code;
+            if (e->level == 8) four[k % 2 * 2 * OF_ROWS + 2 * r + last] = (uint8_t)code;
+            else four[4 * r + k % 2 * 2 + last] = (uint8_t)code;
         }
 }
 
@@ -130,11 +119,11 @@ AVX2 void rows_of_tokens(const matrix *m, const expert *e, int64_t block, int64_
     _Alignas(32) uint8_t tile[TILE];
     _Alignas(32) float total[TOKENS * OF_ROWS];
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
-    const int64_t rows = m->rows - block * 32 < 32 ? 16 : 32, at = m->codes_at + block * m->cols * 16;
+    const int64_t rows = m->rows - block * 32 < 32 ? 16 : 32, at = m->codes_at + block * m->cols * 8;
     memset(total, 0, sizeof *total * (size_t)(tokens * OF_ROWS));
     for (int64_t c = 0; c < m->cols / chunk; c++) {
-        if (rows == 32) join_32(m, e, at + c * chunk * 16, chunk / 4, tile);
-        else join_16(m, e, at + c * chunk * 8, chunk / 4, tile);
+        if (rows == 32) join_32(m, e, at + c * chunk * 8, chunk / 4, tile);
+        else join_16(m, e, at + c * chunk * 4, chunk / 4, tile);
         const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
         for (int64_t r = 0; r < rows; r += 16) {
             const uint8_t *half = tile + r * (e->level == 8 ? 2 : 4);

@@ -22,30 +22,6 @@ INLINE sums plus_products(sums s, const __m256i w[4], __m256i x) {
     return s;
 }
 
-/* Adds n times 4 columns of 32 rows. */
-INLINE sums coarse_steps(enum kind kind, const uint8_t *base, const uint8_t *d4, const int8_t *x, int64_t n, sums s) {
-    for (int64_t i = 0; i < n; i++) {
-        __m256i w[4];
-        ask_ahead(kind, base + 64 * i, d4 + 64 * i);
-        unpacked(kind, base, d4, 64 * i, w);
-        s = plus_products(s, w, picked(x + 4 * i));
-    }
-    return s;
-}
-
-INLINE void fine_steps(enum kind kind, const uint8_t *base, const uint8_t *d4, const int8_t *x, int64_t n, sums *high, sums *low) {
-    sums h = *high, l = *low;
-    for (int64_t i = 0; i < n; i++) {
-        __m256i w[4];
-        ask_ahead(kind, base + 64 * i, d4 + 64 * i);
-        unpacked(kind, base, d4, 64 * i, w);
-        h = plus_products(h, w, picked(x + 8 * i));
-        l = plus_products(l, w, picked(x + 8 * i + 4));
-    }
-    *high = h;
-    *low = l;
-}
-
 /* Adds 32-bit sums of 32 rows, 8 in each. */
 INLINE void widen_coarse(sums s, __m256i out[4]) {
     for (int r = 0; r < 4; r++) {
@@ -65,45 +41,43 @@ INLINE void widen_fine(sums h, sums l, __m256i out[4]) {
     }
 }
 
-/* The two kinds that a stretch of nibbles [at, at + bytes) is made of, and where the first ends. */
-INLINE int64_t low_part(const matrix *m, int64_t at, int64_t bytes) {
-    const int64_t low = m->half - at;
-    return low < 0 ? 0 : low > bytes ? bytes : low;
+/* A chunk's sums below level 8, of n times 4 columns, n a multiple of COARSE_STEPS. */
+INLINE void code_sums_coarse(int with_d4, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
+    for (; n > 0; n -= COARSE_STEPS) {
+        sums s = nothing();
+        /* All of them unrolled would be added up in another order, for which there are too few registers. */
+#pragma GCC unroll 2
+        for (int i = 0; i < COARSE_STEPS; i++, at += 32, x += 4) {
+            __m256i w[4];
+            upper_nibbles(with_d4, e, at, w);
+            s = plus_products(s, w, picked(x));
+        }
+        widen_coarse(s, out);
+    }
 }
 
-/* Adds a chunk's sums below level 8, of n times 4 columns. */
-INLINE void code_sums_coarse(enum kind kind, const uint8_t *base, const uint8_t *d4, const int8_t *x, int64_t n, __m256i out[4]) {
-    for (; n >= COARSE_STEPS; n -= COARSE_STEPS, base += 64 * COARSE_STEPS, d4 += 64 * COARSE_STEPS, x += 4 * COARSE_STEPS)
-        widen_coarse(coarse_steps(kind, base, d4, x, COARSE_STEPS, nothing()), out);
-    if (n) widen_coarse(coarse_steps(kind, base, d4, x, n, nothing()), out);
-}
-
-INLINE void code_sums_fine(const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
+/* Those of level 8, of the upper nibbles or of the lower ones. */
+INLINE void code_sums_fine(int lower, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
     sums h = nothing(), l = nothing();
-    const int64_t low = low_part(m, at, 64 * n) / 64, past = at - m->half + 64 * low;
-    if (low) fine_steps(BOTH_LOW, e->base + at, e->d4 + at, x, low, &h, &l);
-    if (low < n) fine_steps(BOTH_HIGH, e->base + past, e->d4 + past, x + 8 * low, n - low, &h, &l);
-    widen_fine(h, l, out);
-    for (int r = 0; r < 4; r++) out[r] = _mm256_slli_epi32(out[r], 4);
-    h = l = nothing();
-    fine_steps(PLAIN, e->d8 + at, NULL, x, n, &h, &l);
+    for (; n > 0; n--, at += 32, x += 8) {
+        __m256i w[4];
+        if (lower) lower_nibbles(m, e, at, w);
+        else upper_nibbles(1, e, at, w);
+        h = plus_products(h, w, picked(x));
+        l = plus_products(l, w, picked(x + 4));
+    }
     widen_fine(h, l, out);
 }
 
-/* A chunk's sums, of n times 4 columns. */
+/* A chunk's sums. */
 INLINE void code_sums(const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
     for (int r = 0; r < 4; r++) out[r] = _mm256_setzero_si256();
-    if (e->level == 8) {
-        code_sums_fine(m, e, at, x, n, out);
-        return;
-    }
-    const int64_t low = low_part(m, at, 64 * n) / 64, past = at - m->half + 64 * low;
-    if (e->level == 2) {
-        if (low) code_sums_coarse(BASE_LOW, e->base + at, NULL, x, low, out);
-        if (low < n) code_sums_coarse(BASE_HIGH, e->base + past, NULL, x + 4 * low, n - low, out);
-    } else {
-        if (low) code_sums_coarse(BOTH_LOW, e->base + at, e->d4 + at, x, low, out);
-        if (low < n) code_sums_coarse(BOTH_HIGH, e->base + past, e->d4 + past, x + 4 * low, n - low, out);
+    if (e->level == 2) code_sums_coarse(0, e, at, x, n, out);
+    else if (e->level == 4) code_sums_coarse(1, e, at, x, n, out);
+    else {
+        code_sums_fine(0, m, e, at, x, n, out);
+        for (int r = 0; r < 4; r++) out[r] = _mm256_slli_epi32(out[r], 4);
+        code_sums_fine(1, m, e, at, x, n, out);
     }
 }
 
@@ -111,11 +85,11 @@ AVX2 void rows_of_one_token(const matrix *m, const expert *e, int64_t block, int
                             const float *scale, const float *sum, int64_t stride, uint16_t *y) {
     const float unit = e->level == 8 ? 1 / 16.0f : 1, zero = zero_of(e->level);
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
-    const int64_t at = m->codes_at + block * m->cols * 16, width = width_at(e->level);
+    const int64_t at = m->codes_at + block * m->cols * 8, width = width_at(e->level);
     __m256 total[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         __m256i codes[4];
-        code_sums(m, e, at + c * chunk * 16, x + width * c * chunk * stride, chunk / 4, codes);
+        code_sums(m, e, at + c * chunk * 8, x + width * c * chunk * stride, chunk / 4, codes);
         const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
         prefetch(pairs + 2 * m->rows * 4); /* two groups on, in another page */
         prefetch(pairs + 2 * m->rows * 4 + 64);

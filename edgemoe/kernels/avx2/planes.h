@@ -1,8 +1,8 @@
 /* An expert's planes and the numbers they are multiplied with.
  *
- * An expert's codes lie in layout cpu-avx2 (storage/layout.py): blocks of 32 rows, per column 16 bytes, rows d
- * and d + 16 in byte d. What is multiplied is an integer: activations are turned into numbers with a scale per chunk
- * of at most 64 columns. At level 8 they are *fine*, of 14 bits: the rounding that adds is below that of a bf16 number's
+ * An expert's codes lie in layout cpu-avx2-paired (storage/layout.py): blocks of 32 rows, of every 4 columns 32 bytes
+ * of base and of d4, and 32 in each half of d8. What is multiplied is an integer: activations are turned into numbers
+ * with a scale per chunk of 32 or 64 columns. At level 8 they are *fine*, of 14 bits: the rounding that adds is below that of a bf16 number's
  * own. At levels 4 and 2 they are *coarse*, of 8 bits: that adds some 1/254 of a chunk's largest activation to weights
  * that are off by 9 % and more themselves (docs/decisions/0012). A chunk's sum is exact, so one token and many can go
  * different ways to it and come out the same bit for bit:
@@ -18,8 +18,8 @@
 #if defined(__x86_64__)
 typedef struct {
     int64_t rows, cols, group;       /* padded: rows % 16 == 0, cols % group == 0 */
-    int64_t parameters_at, codes_at; /* offsets of this matrix in an expert's parameters and nibbles */
-    int64_t half;                    /* bytes of a two-bit plane: where the nibbles' second half begins */
+    int64_t parameters_at, codes_at; /* offsets of this matrix in an expert's parameters and two-bit planes */
+    int64_t half;                    /* bytes of a two-bit plane: where d8's second half begins */
 } matrix;
 
 typedef struct {
@@ -29,37 +29,42 @@ typedef struct {
     int64_t x, y, tokens; /* the first of its rows of x and of y, and how many */
 } expert;
 
-/* Where the nibbles of 4 columns are: the low or high fields of two-bit planes, or nibbles as they are. */
-enum kind { BASE_LOW, BASE_HIGH, BOTH_LOW, BOTH_HIGH, PLAIN };
-
-INLINE __m256i nibbles(enum kind kind, const uint8_t *base, const uint8_t *d4, int64_t at) {
-    const __m256i low = _mm256_set1_epi8(0x33), high = _mm256_set1_epi8((char)0xCC);
-    const __m256i b = _mm256_loadu_si256((const __m256i *)(base + at));
-    if (kind == PLAIN) return b;
-    const __m256i top =
-        kind == BASE_LOW || kind == BOTH_LOW ? _mm256_slli_epi16(_mm256_and_si256(b, low), 2) : _mm256_and_si256(b, high);
-    if (kind == BASE_LOW || kind == BASE_HIGH) return top;
-    const __m256i d = _mm256_loadu_si256((const __m256i *)(d4 + at));
-    return _mm256_or_si256(top, _mm256_and_si256(kind == BOTH_LOW ? d : _mm256_srli_epi16(d, 2), low));
-}
-
 INLINE __m256i four_bytes(const int8_t *x) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x)); }
 
-INLINE void ask_ahead(enum kind kind, const uint8_t *base, const uint8_t *d4) {
-    prefetch(base + AHEAD);
-    if (kind == BOTH_LOW || kind == BOTH_HIGH) prefetch(d4 + AHEAD);
-}
+INLINE __m256i bytes_at(const uint8_t *place) { return _mm256_loadu_si256((const __m256i *)place); }
 
-/* 4 columns of 32 rows, as products of neighbouring bytes want them: in rows[0] rows 0-7, columns 0 and 2 in the lower
- * half and 1 and 3 in the upper one; then rows 8-15, 16-23, 24-31. */
-INLINE void unpacked(enum kind kind, const uint8_t *base, const uint8_t *d4, int64_t at, __m256i rows[4]) {
+/* 4 columns of 32 rows, the nibbles of the first two in a and of the last two in b, as products of neighbouring bytes
+ * want them: in rows[0] rows 0-7, columns 0 and 2 in the lower half and 1 and 3 in the upper one; then rows 8-15, 16-23,
+ * 24-31. */
+INLINE void unpacked(__m256i a, __m256i b, __m256i rows[4]) {
     const __m256i four = _mm256_set1_epi8(15);
-    const __m256i a = nibbles(kind, base, d4, at), b = nibbles(kind, base, d4, at + 32);
     const __m256i first = _mm256_unpacklo_epi8(a, b), last = _mm256_unpackhi_epi8(a, b);
     rows[0] = _mm256_and_si256(first, four);
     rows[1] = _mm256_and_si256(last, four);
     rows[2] = _mm256_and_si256(_mm256_srli_epi16(first, 4), four);
     rows[3] = _mm256_and_si256(_mm256_srli_epi16(last, 4), four);
+}
+
+/* The same of the upper nibbles, or of level 2's: a's upper bits and b's lower ones have changed places in the planes. */
+INLINE void upper_nibbles(int with_d4, const expert *e, int64_t at, __m256i rows[4]) {
+    const __m256i low = _mm256_set1_epi8(0x33), high = _mm256_set1_epi8((char)0xCC), b = bytes_at(e->base + at);
+    prefetch(e->base + at + AHEAD);
+    if (!with_d4) {
+        unpacked(_mm256_slli_epi16(_mm256_and_si256(b, low), 2), _mm256_and_si256(b, high), rows);
+        return;
+    }
+    const __m256i d = bytes_at(e->d4 + at);
+    prefetch(e->d4 + at + AHEAD);
+    const __m256i differing = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(d, 2), b), low);
+    unpacked(_mm256_xor_si256(d, _mm256_slli_epi16(differing, 2)), _mm256_xor_si256(b, differing), rows);
+}
+
+/* The same of the lower nibbles. */
+INLINE void lower_nibbles(const matrix *m, const expert *e, int64_t at, __m256i rows[4]) {
+    const uint8_t *a = e->d8 + at, *b = a + m->half;
+    prefetch(a + AHEAD);
+    prefetch(b + AHEAD);
+    unpacked(bytes_at(a), bytes_at(b), rows);
 }
 
 /* What stands for the integer 0 of each level, in units of 16 scale (storage/planes.py). */
