@@ -1,9 +1,10 @@
 """The engine: a store opened under limits, and steps of token rows through it.
 
 One decode step, top to bottom: `Engine.step` runs transformers' layers; each MoE layer's router ends in
-`experts.experts_forward`, which asks `prefetch.fetcher.Fetcher` for its experts; that pins the hits of
-`cache.plane_tier.PlaneTier`, reserves blocks for the misses, reads them through `storage.reader.RecordReader`
-into their `storage.forms` shape, publishes and hands out leases; `kernels.native` computes from each.
+`experts.experts_forward`, for a single token on a CPU in `token_experts.TokenExperts`, which asks
+`prefetch.fetcher.Fetcher` for the experts that it does not hold; that pins the hits of `cache.plane_tier.PlaneTier`,
+reserves blocks for the misses, reads them through `storage.reader.RecordReader` into their `storage.forms` shape,
+publishes and hands out leases; `kernels.native` computes from each.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class Engine:
                 f"{now.readers} readers",
                 "Start again with those options",
             )
+        self._source.settle()  # what is held was prepared for the levels of before
         self._source.mode = settings.speculate
         self._runner.policy = self._policy(settings)
 
@@ -207,6 +209,10 @@ class Engine:
         if self.device:
             return self.device.peak()
         return max(peak_resident_bytes() - self.resident_before, 0)
+
+    def watch(self, note: Callable[[int, torch.Tensor], None]) -> None:
+        """Has `note` told of every layer and of what its router chooses, int64 [T, k], from the next step on."""
+        self._runner.watch = note
 
     def take_counts(self) -> TransferCounts:
         """What moved between tiers since the last call."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
+from edgemoe.kernels import native
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.shares import Share, batches, shares_of, take_skipped
@@ -24,6 +25,19 @@ from storage.base import ExpertKey
 from storage.device import Device
 
 NAME = "edgemoe"
+
+
+class OneToken(Protocol):
+    """A single token's way through a layer's experts."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        chosen: torch.Tensor,
+        gates: torch.Tensor,
+        plus: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See token_experts.TokenExperts."""
 
 
 @dataclass
@@ -38,6 +52,7 @@ class ExpertRunner:
         below: computes on the CPU what the source leaves in DRAM; None: it leaves nothing there in this step.
         state: of the step that is running; the engine sets it before each.
         use: counts what was computed.
+        watch: told of a layer and of what its router chose, int64 [T, k], before that is computed; None: nobody is.
     """
 
     source: ExpertSource
@@ -47,9 +62,10 @@ class ExpertRunner:
     below: ExpertKernel | None = None
     state: StepState = field(default_factory=lambda: StepState(decode=True, signal=None))
     use: ExpertUse = field(default_factory=ExpertUse)
+    watch: Callable[[int, torch.Tensor], None] | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExpertLayer:
     """Binds an experts module to its layer. Attached to the module as `edgemoe`.
 
@@ -64,7 +80,7 @@ class ExpertLayer:
     layer: int
     runner: ExpertRunner
     next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
-    of_one_token: Callable[..., torch.Tensor] | None = None
+    of_one_token: OneToken | None = None
 
 
 def experts_forward(
@@ -102,6 +118,8 @@ def _experts_forward(
     tokens, slots = top_k_index.shape
     if tokens == 1 and binding.of_one_token:
         return binding.of_one_token(hidden.contiguous(), top_k_index, top_k_weights)[None]
+    if runner.watch:
+        runner.watch(binding.layer, top_k_index)
     seen = _seen(binding, hidden, top_k_index, top_k_weights)
     levels = policy.levels(binding.layer, seen.chosen, seen.gates, seen.scores, decode=runner.state.decode)
     shares = shares_of(seen.chosen, levels)
@@ -257,6 +275,8 @@ def _apply(
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
+    if rows.shape[0] == 1 and rows.device.type == "cpu" and native.available():
+        return native.weighted_sum(rows[0], weights.float().contiguous())[None]
     if rows.shape[0] == 1:
         return (weights.float() @ rows[0].float()).to(rows.dtype)
     total = rows[:, 0].float() * weights[:, :1].float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runner: ExpertRunne
             router = block.gate if hasattr(block, "gate") else block.router
             next_layer = after, DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
         experts_module: Any = model.get_submodule(name)
-        experts_module.edgemoe = ExpertLayer(layer, runner, next_layer)
-        experts_module.edgemoe.of_one_token = TokenExperts.like(experts_module)
+        bound = ExpertLayer(layer, runner, next_layer)
+        experts_module.edgemoe = replace(bound, of_one_token=TokenExperts.like(experts_module, bound))
 
 
 def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:

@@ -206,22 +206,26 @@ def _is_router_and_experts(block: Any) -> bool:
     """
     if block.experts.edgemoe.of_one_token is None:
         return False
-    x = torch.randn(1, 1, block.gate.weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
-    result, given = torch.randn_like(x[0]), []
+    both = torch.randn(2, 1, block.gate.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    x, result = both.bfloat16().unbind()
+    given = []
 
-    def experts(*args: torch.Tensor) -> torch.Tensor:
-        given.append([tensor.clone() for tensor in args])
+    def experts(*args: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        given.append([tensor.clone() for tensor in (*args, *more.values())])
         return result
 
     block.experts.forward = experts
     try:
-        out = block(x)
+        out = block(x[None])
     finally:
         del block.experts.forward
-    ((hidden, chosen, weights),) = given
-    _, shares, best = block.gate(x[0])
-    same = torch.equal(hidden, x[0]) and torch.equal(chosen, best) and torch.equal(weights, shares)
-    return same and torch.equal(out, result[None])
+    _, shares, best = block.gate(x)
+    want = x, best, shares
+    if len(given) != 1 or len(given[0]) != len(want) or not isinstance(out, torch.Tensor):
+        return False
+    return torch.equal(out, result[None]) and all(
+        torch.equal(*pair) for pair in zip(given[0], want, strict=True)
+    )
 
 
 def _room(

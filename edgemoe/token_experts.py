@@ -32,12 +32,11 @@ class TokenExperts:
         """(expert, level wanted) -> what the kernel knows of it, and the level to compute at; good while `_holds` is
         the source's."""
         self._holds = -1
-        self._room: torch.Tensor | None = None
+        self._results: torch.Tensor | None = None
 
     @classmethod
-    def like(cls, module: Any) -> TokenExperts | None:
-        """One for a bound experts module, where edgemoe's kernel runs and takes its gating."""
-        binding: ExpertLayer = module.edgemoe
+    def like(cls, module: Any, binding: ExpertLayer) -> TokenExperts | None:
+        """One for an experts module that will be bound so, where edgemoe's kernel runs and takes its gating."""
         runner, kernel = binding.runner, binding.runner.kernel
         if runner.device or not native.available() or not isinstance(kernel, TokenKernel):
             return None
@@ -63,6 +62,8 @@ class TokenExperts:
         Returns:
             bf16 [H], or `plus`.
         """
+        if watch := self._binding.runner.watch:
+            watch(self._binding.layer, chosen)
         experts, levels = chosen[0].tolist(), self._levels(chosen, gates)
         if 0 in levels:
             gates = self._without_skipped(gates, levels)
@@ -70,14 +71,14 @@ class TokenExperts:
             levels = [level for level in levels if level]
         rows = self._rows(len(experts), hidden)
         if not self._compute_held(hidden, experts, levels, rows):
-            self._compute_streamed(hidden, experts, levels, rows)
+            self._compute_streamed(hidden, experts, levels, rows, slots=chosen.shape[1])
         return native.weighted_sum(rows, gates if gates.dtype == torch.float32 else gates.float(), plus)
 
     def _rows(self, count: int, like: torch.Tensor) -> torch.Tensor:
         """Room for the experts' results, bf16 [count, H]: the last call's, where as many had any."""
-        if self._room is None or len(self._room) != count:
-            self._room = like.new_empty(count, like.shape[1])
-        return self._room
+        if self._results is None or len(self._results) != count:
+            self._results = like.new_empty(count, like.shape[1])
+        return self._results
 
     def _levels(self, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
         policy, state = self._binding.runner.policy, self._binding.runner.state
@@ -111,29 +112,34 @@ class TokenExperts:
         return True
 
     def _compute_streamed(
-        self, hidden: torch.Tensor, experts: list[int], levels: list[int], rows: torch.Tensor
+        self, hidden: torch.Tensor, experts: list[int], levels: list[int], rows: torch.Tensor, *, slots: int
     ) -> None:
         runner, keys = self._binding.runner, self._keys
         # In the router's order: what weighs least is what may be left in a slower tier.
         wanted = {keys[expert]: level for expert, level in zip(experts, levels, strict=True)}
         row_of = {expert: row for row, expert in enumerate(experts)}
         with runner.source.stream(wanted) as leases:
-            look_ahead(self._binding, scored(self._binding, hidden), len(experts))
+            look_ahead(self._binding, scored(self._binding, hidden), slots)
             for lease in leases:
                 together = [lease, *leases.ready()]
                 asked = [wanted[lease.key] for lease in together]
                 parts = [self._prepared(*pair) for pair in zip(together, asked, strict=True)]
                 self._compute(hidden, parts, asked, [row_of[lease.key.expert] for lease in together], rows)
-        for level in set(levels):
-            self._hold(level)
+        if runner.source.roomy:
+            self._hold(wanted)
 
-    def _hold(self, level: int) -> None:
-        """Holds whatever the layer has resident at a level: a prompt has brought most of it."""
-        source = self._binding.runner.source
+    def _hold(self, wanted: dict[ExpertKey, int]) -> None:
+        """Holds these; the first time whatever the layer has resident, since a prompt has brought most of it.
+
+        Where planes that are there are used, only what has all it will ever get: the others may be raised yet.
+        """
+        source, settings = self._binding.runner.source, self._binding.runner.policy.settings
         if self._holds != source.holds:
             self._held, self._holds = {}, source.holds
-        for key in self._keys if source.roomy else ():
-            if (key.expert, level) not in self._held and (lease := source.hold(key, level)):
+            wanted = dict.fromkeys(self._keys, settings.levels[0]) | wanted
+        for key, level in wanted.items():
+            least = level if settings.exact else settings.levels[0]
+            if (key.expert, level) not in self._held and (lease := source.hold(key, least)):
                 self._held[key.expert, level] = self._prepared(lease, level)
 
     def _prepared(self, lease: Lease, wanted: int) -> tuple[object, int]:

@@ -37,7 +37,7 @@ class LookaheadCounts:
     hidden_bytes: int = 0
     """Read from disk, or handed to a device's copies from DRAM, before they were asked for, and then used."""
     wasted_bytes: int = 0
-    """Read or handed over ahead, and not wanted by the very next pass of the layer, or gone again by then."""
+    """Read or handed over ahead, and not wanted by the very next stream, or gone again by then."""
     hidden_s: float = 0.0
     """Seconds of transfers done before their experts were asked for, of experts then used."""
 
@@ -90,7 +90,7 @@ class TransferCounts:
     auto_off: int = 0
     """Times that mode `auto` turned the look-ahead off."""
     auto_resting: int = 0
-    """Layers passed while mode `auto` had it turned off."""
+    """Streams passed while mode `auto` had it turned off."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> what was guessed about it."""
 

@@ -44,7 +44,7 @@ class Fetcher(ExpertSource):
         workers: threads that read and copy.
         speculate: one of base.MODES.
         roomy: whether `vram` has room for every expert of the model at every level asked for, so that none is ever
-            evicted.
+            evicted. Whoever asks for higher levels than that makes another fetcher.
         judge: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 
@@ -160,10 +160,10 @@ class Fetcher(ExpertSource):
         """
         if self._stream:
             raise ValueError("a stream is open")
-        self._holds += 1
-        while self._held:
-            self._traffic.vram.release(self._held.pop())
         with deferred_interrupt():
+            self._holds += 1
+            while self._held:
+                self._traffic.vram.release(self._held.pop())
             self._speculation.end()
 
     def take_counts(self) -> TransferCounts:

@@ -44,7 +44,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
         finally:
             _held.check()
         return
-    interrupt = _held = Interrupt()
+    interrupt = Interrupt()
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def hold(number: int, frame: FrameType | None) -> None:
@@ -55,6 +55,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
     if ours:
         signal.signal(signal.SIGINT, hold)
     try:
+        _held = interrupt
         yield interrupt
     finally:
         _held = None

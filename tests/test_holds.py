@@ -104,14 +104,42 @@ def test_forgotten_experts_are_read_again(open_engine, tiny_store):
 
 
 @needs_native
-def test_a_change_of_levels_reaches_what_is_held(open_engine, tiny_store):
-    """Experts held at level 8 are computed at level 4 when that is asked, exactly, as if they had never been held."""
-    engine, fresh = open_engine(tiny_store), open_engine(tiny_store, level=4)
-    eight = decoded(engine, TOKENS)
-    engine.configure(RunSettings(levels=(4,), exact=True, readers=4))
-    four = decoded(engine, TOKENS)
-    assert torch.equal(four, decoded(fresh, TOKENS))
-    assert not torch.equal(four, eight)
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"levels": (8,)}, {"levels": (4,)}),
+        ({"levels": (8, 4), "exact": False}, {"levels": (8, 4), "exact": True}),
+        ({"levels": (8, 4), "exact": True}, {"levels": (8, 4), "exact": False}),
+    ],
+)
+def test_a_change_of_settings_reaches_what_is_held(open_engine, tiny_store, first, then):
+    """Experts held for other settings are computed as these have it: to the bit as if they had never been held."""
+    common = {"exact": True, "readers": 4, "retention": 0.5}
+    engine = open_engine(tiny_store, **common | first)
+    decoded(engine, TOKENS)
+    decoded(engine, TOKENS)
+    engine.configure(RunSettings(**common | then))
+    other = open_engine(tiny_store, **common | first)
+    decoded(other, TOKENS)
+    decoded(other, TOKENS)
+    other._source._roomy = False
+    other.configure(RunSettings(**common | then))
+    assert torch.equal(decoded(engine, TOKENS), decoded(other, TOKENS))
+    engine.take_use()
+    other.take_use()
+    assert torch.equal(decoded(engine, TOKENS), decoded(other, TOKENS))
+    assert engine.take_use() == other.take_use()
+
+
+@needs_native
+def test_what_is_raised_meanwhile_is_used(open_engine, tiny_store):
+    """Without exactness an expert first met at 4 bits and now resident at 8 is computed at 8, held or not."""
+    settings = {"levels": (8, 4), "exact": False, "retention": 0.5}
+    engine, streaming = open_engine(tiny_store, **settings), open_engine(tiny_store, **settings)
+    streaming._source._roomy = False
+    for _ in range(3):
+        assert torch.equal(decoded(engine, TOKENS), decoded(streaming, TOKENS))
+    assert engine.take_use() == streaming.take_use()
 
 
 @needs_native

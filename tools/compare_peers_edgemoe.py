@@ -12,6 +12,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,15 @@ from edgemoe.plan import MemoryPlan
 from edgemoe.settings import RunSettings
 
 
-def counting(layers: int, experts: int) -> tuple[list[list[int]], Any]:
-    """Counts [layer][expert] of what routers choose from now on, and the hook that does it."""
+def counting(layers: int, experts: int) -> tuple[list[list[int]], Callable[[int, torch.Tensor], None]]:
+    """Counts [layer][expert], and what adds to them what a layer's router chooses (Engine.watch)."""
     counts = [[0] * experts for _ in range(layers)]
 
-    def note(module: Any, given: tuple[Any, ...]) -> None:
-        if binding := getattr(module, "edgemoe", None):
-            for expert in given[1].flatten().tolist():
-                counts[binding.layer][expert] += 1
+    def note(layer: int, chosen: torch.Tensor) -> None:
+        for expert in chosen.flatten().tolist():
+            counts[layer][expert] += 1
 
-    return counts, torch.nn.modules.module.register_module_forward_pre_hook(note)
+    return counts, note
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -51,13 +51,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     plan = store.plan(
         vram_limit=request["vram_limit"], settings=settings, context=longest + request["new_tokens"]
     )
-    counts, hook = counting(store.shape.layers, store.shape.experts_per_layer)
-    if not request["popularity"]:
-        hook.remove()
-    sample = _run(store, plan, settings, request)
+    counts, note = counting(store.shape.layers, store.shape.experts_per_layer)
+    sample = _run(store, plan, settings, request, note if request["popularity"] else None)
     gc.collect()
     if request["popularity"]:
-        hook.remove()
         return {"counts": counts, "tokens": sample.tokens, "setting": settings.name}
     measured = bandwidth.measure(store, set(settings.levels))
     row = row_report(BenchRow(settings.name, settings), "cold", "given", [sample], store, plan, measured)
@@ -79,11 +76,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(store: StoreModel, plan: MemoryPlan, settings: RunSettings, request: dict[str, Any]) -> Sample:
+def _run(
+    store: StoreModel,
+    plan: MemoryPlan,
+    settings: RunSettings,
+    request: dict[str, Any],
+    note: Callable[[int, torch.Tensor], None] | None,
+) -> Sample:
     """Warm-up prompts, two tokens each, then the one that is asked for."""
     started = time.perf_counter()
     with Engine(store, plan, settings) as engine:
         load_s = time.perf_counter() - started
+        if note:
+            engine.watch(note)
         sequence = engine.new_sequence()
         for warm_up in request["warm_up"]:
             take_sample(engine, sequence, partial(list, warm_up), 2)

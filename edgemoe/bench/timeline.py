@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from cache.base import Lease
-from edgemoe.kernels.base import Activation, ExpertKernel, Part
+from edgemoe.kernels.base import Activation, ExpertKernel, Part, TokenKernel
 from prefetch.base import ExpertSource, Leases, TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
@@ -176,6 +176,35 @@ class TimedKernel:
             return self._kernel.forward(x, parts, gate)
 
 
+class TimedTokenKernel(TimedKernel):
+    """The same of a TokenKernel."""
+
+    def __init__(self, kernel: TokenKernel, timeline: Timeline) -> None:
+        super().__init__(kernel, timeline)
+        self._of_token = kernel
+
+    def takes(self, gate: Activation) -> bool:
+        """See TokenKernel."""
+        return self._of_token.takes(gate)
+
+    def prepared(self, blocks: Blocks, level: int) -> tuple[object, int]:
+        """See TokenKernel."""
+        return self._of_token.prepared(blocks, level), level
+
+    def into(self, x: torch.Tensor, experts: Sequence[Any], rows: Sequence[int], y: torch.Tensor) -> None:
+        """See TokenKernel."""
+        counts = {f"at_{level}": count for level, count in Counter(level for _, level in experts).items()}
+        with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
+            self._of_token.into(x, [expert for expert, _ in experts], rows, y)
+
+
+def timed_kernel(kernel: ExpertKernel, timeline: Timeline) -> ExpertKernel:
+    """A kernel whose calls are spans, of the same protocol."""
+    if isinstance(kernel, TokenKernel):
+        return TimedTokenKernel(kernel, timeline)
+    return TimedKernel(kernel, timeline)
+
+
 class TimedLeases(Leases):
     """Other leases; the time until the next one is there is a span on the wait lane, unless it was there already."""
 
@@ -198,6 +227,8 @@ class TimedLeases(Leases):
 
 class TimedSource(ExpertSource):
     """Another source, whose leases are timed. What the engine's thread does between two streams is dense work.
+
+    It holds nothing, so that every layer's experts are a stream and seen.
 
     `begin` and `end` frame a step: they say where the first and the last dense span of it are.
     """
@@ -237,12 +268,12 @@ class TimedSource(ExpertSource):
 
     def hold(self, key: ExpertKey, level: int) -> Lease | None:
         """See ExpertSource."""
-        return self._source.hold(key, level)
+        return None
 
     @property
     def roomy(self) -> bool:
         """See ExpertSource."""
-        return self._source.roomy
+        return False
 
     def count_held(self, levels: Sequence[int]) -> None:
         """See ExpertSource."""

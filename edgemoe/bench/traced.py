@@ -11,7 +11,7 @@ import torch
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
-from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedKernel, TimedSource, Timeline
+from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedSource, Timeline, timed_kernel
 from edgemoe.engine import Engine, StoreModel
 from edgemoe.plan import MemoryPlan
 from edgemoe.settings import RunSettings
@@ -29,7 +29,7 @@ class TimedEngine(Engine):
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, timeline: Timeline
     ) -> None:
         watched = dataclasses.replace(store, form=TimedForm(store.form, timeline))
-        super().__init__(watched, plan, settings, wrap_kernel=partial(TimedKernel, timeline=timeline))
+        super().__init__(watched, plan, settings, wrap_kernel=partial(timed_kernel, timeline=timeline))
         self._timeline = timeline
         self._watched = TimedSource(self._runner.source, timeline)
         self._runner.source = self._watched

@@ -23,7 +23,7 @@ from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout
 from storage.record import MatrixSpec, RecordGeometry
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -85,7 +85,7 @@ def library() -> Any:
         pointer,
         size,
     ]
-    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, pointer, pointer]
+    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, ctypes.c_int, pointer]
     loaded.edgemoe_weighted_sum.restype = None
     loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
     loaded.edgemoe_rms_norm.restype = None
@@ -177,9 +177,8 @@ def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, plus: torch.Tensor |
         bf16 [H], or `plus`.
     """
     out = rows.new_empty(rows.shape[1]) if plus is None else plus
-    to = out.data_ptr()
     library().edgemoe_weighted_sum(
-        rows.data_ptr(), weights.data_ptr(), *rows.shape, None if plus is None else to, to
+        rows.data_ptr(), weights.data_ptr(), *rows.shape, plus is not None, out.data_ptr()
     )
     return out
 

@@ -102,10 +102,10 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
     return 0;
 }
 
-/* to [cols] = plus + sum over `count` of weights[i] * rows [count, cols], the sum in float32 and in this order, rounded
- * before `plus` is added; bf16. plus: NULL for none, or the same as `to`. */
-AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols,
-                               const uint16_t *plus, uint16_t *to) {
+/* to [cols] = sum over `count` of weights[i] * rows [count, cols], in float32 and in this order; bf16. add: the sum,
+ * rounded, is added to what `to` has. */
+AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, int add,
+                               uint16_t *to) {
     for (int64_t k = 0; k < cols; k += 8) {
         const int64_t n = cols - k < 8 ? cols - k : 8;
         float lanes[8] = {0};
@@ -116,10 +116,11 @@ AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64
             _mm256_storeu_ps(lanes, sum);
         } else
             for (int64_t i = 0; i < count; i++)
-                for (int64_t j = 0; j < n; j++) lanes[j] = __builtin_fmaf(weights[i], from_bf16(rows[i * cols + k + j]), lanes[j]);
+                for (int64_t j = 0; j < n; j++)
+                    lanes[j] = __builtin_fmaf(weights[i], from_bf16(rows[i * cols + k + j]), lanes[j]);
         for (int64_t j = 0; j < n; j++) {
             const uint16_t sum = to_bf16(lanes[j]);
-            to[k + j] = plus ? to_bf16(from_bf16(plus[k + j]) + from_bf16(sum)) : sum;
+            to[k + j] = add ? to_bf16(from_bf16(to[k + j]) + from_bf16(sum)) : sum;
         }
     }
 }

@@ -2,10 +2,10 @@
  *
  * An expert's codes lie in layout cpu-avx2-paired (storage/layout.py): blocks of 32 rows, of every 4 columns 32 bytes
  * of base and of d4, and 32 in each half of d8. What is multiplied is an integer: activations are turned into numbers
- * with a scale per chunk of 32 or 64 columns. At level 8 they are *fine*, of 14 bits: the rounding that adds is below that of a bf16 number's
- * own. At levels 4 and 2 they are *coarse*, of 8 bits: that adds some 1/254 of a chunk's largest activation to weights
- * that are off by 9 % and more themselves (docs/decisions/0012). A chunk's sum is exact, so one token and many can go
- * different ways to it and come out the same bit for bit:
+ * with a scale per chunk of 32 or 64 columns. At level 8 they are *fine*, of 14 bits: the rounding that adds is below
+ * that of a bf16 number's own. At levels 4 and 2 they are *coarse*, of 8 bits: that adds some 1/254 of a chunk's largest
+ * activation to weights that are off by 9 % and more themselves (docs/decisions/0012). A chunk's sum is exact, so one
+ * token and many can go different ways to it and come out the same bit for bit:
  *   one token:   numbers times nibbles, straight from the planes, add up in 16 bits: fine ones in halves 128 h + l over
  *                a chunk, 16 steps * 2 products * 15 * 64 = 30720; coarse ones over half of it, 8 * 2 * 15 * 127 = 30480;
  *   more tokens: a chunk's codes are joined once, 32 rows of them in a tile of 2 KiB, and multiplied with every
