@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -24,20 +24,10 @@ from prefetch.lookahead import predict
 from storage.base import ExpertKey
 from storage.device import Device
 
+if TYPE_CHECKING:
+    from edgemoe.token_experts import TokenExperts
+
 NAME = "edgemoe"
-
-
-class OneToken(Protocol):
-    """A single token's way through a layer's experts."""
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        chosen: torch.Tensor,
-        gates: torch.Tensor,
-        plus: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See token_experts.TokenExperts."""
 
 
 @dataclass
@@ -80,7 +70,7 @@ class ExpertLayer:
     layer: int
     runner: ExpertRunner
     next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
-    of_one_token: OneToken | None = None
+    of_one_token: TokenExperts | None = None
 
 
 def experts_forward(
