@@ -212,6 +212,7 @@ class Engine:
 
     def watch(self, note: Callable[[int, torch.Tensor], None]) -> None:
         """Has `note` told of every layer and of what its router chooses, int64 [T, k], from the next step on."""
+        self._source.settle()  # what is held goes by unseen
         self._runner.watch = note
 
     def take_counts(self) -> TransferCounts:

@@ -16,7 +16,9 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
-from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
+from edgemoe.new_token import NewTokenAttention, NewTokenRouter
+from edgemoe.new_token_layers import NewTokenLayers
+from edgemoe.new_token_model import NewTokenModel
 from edgemoe.token_experts import TokenExperts
 from storage.device import Device
 from storage.errors import MissingTensor, ModelRefused
@@ -172,7 +174,7 @@ def _place_norms(model: nn.Module) -> None:
             model.set_submodule(name, norm)
 
 
-def _place_new_token(model: nn.Module) -> None:
+def _place_new_token(model: Any) -> None:
     """Puts a quicker way for new tokens before every attention module, router and layer that it fits."""
     layers: Any = model.get_submodule("model.layers")
     for layer in layers:
@@ -180,8 +182,9 @@ def _place_new_token(model: nn.Module) -> None:
             layer.self_attn = attention_module
         if router := NewTokenRouter.like(getattr(layer.mlp, "gate", None)):
             layer.mlp.gate.forward = router
-        if whole := NewTokenLayer.like(layer):
-            layer.forward = whole
+    kinds = getattr(model.config, "layer_types", None)
+    groups = NewTokenLayers.place(layers, kinds or [""] * len(layers))
+    model.of_one_token = NewTokenModel.like(model, groups)
 
 
 def _place_buffers(model: nn.Module, place: torch.device | None) -> None:

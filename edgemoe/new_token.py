@@ -1,4 +1,4 @@
-"""Sequences that go on by one token: a layer up to its experts in one call, where transformers' modules make fifty."""
+"""Sequences that go on by one token: attention and router in a call each, where transformers' modules make fifty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import nn
 
 from edgemoe.dense import DenseLinear, DenseNorm
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention, NativeLayer
+from edgemoe.kernels.native_attention import NativeAttention
+from edgemoe.kernels.native_experts import HeldExperts
+from edgemoe.kernels.native_layers import NativeLayer
 from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import SequenceKV, StepKV
 
@@ -88,62 +90,20 @@ class NewTokenAttention(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
         window: int | None,
     ) -> torch.Tensor:
-        return self._attend(projected, rotation, *_room(sequence, self.layer, window))
+        return self._attend(projected, rotation, *room(sequence, self.layer, window))
 
     def layer_with(
-        self, before: tuple[torch.Tensor, float], behind: tuple[torch.Tensor, float]
+        self,
+        before: tuple[torch.Tensor, float],
+        behind: tuple[torch.Tensor, float],
+        router: NativeRouter | None,
+        held: HeldExperts | None,
     ) -> NativeLayer:
-        """This attention with the norms, weights and epsilons, before it and behind it."""
+        """This attention with the norms, weights and epsilons, before it and behind it, and what comes then."""
         qkv, out = (
             (linear.weight.data, linear.scale, linear.bias) for linear in (self._joined, self.module.o_proj)
         )
-        return NativeLayer(self._attend, before, behind, qkv, out)
-
-
-class NewTokenLayer:
-    """Stands in the place of a decoder layer's `forward`, and hands it every step but those of a single token.
-
-    Args:
-        layer: whose attention is a NewTokenAttention: norm, attention, residual, norm, experts, residual.
-        router: of its block, where routed experts are all that this has; None: the block is called.
-    """
-
-    def __init__(self, layer: Any, router: NativeRouter | None) -> None:
-        self._forward, self._block, self._router = layer.forward, layer.mlp, router
-        self._experts: Any = layer.mlp.experts.edgemoe.of_one_token if router else None
-        before, behind = layer.input_layernorm, layer.post_attention_layernorm
-        self._up_to_experts = layer.self_attn.layer_with(
-            (before.weight.data, before.variance_epsilon), (behind.weight.data, behind.variance_epsilon)
-        )
-        self._layer = layer.self_attn.layer
-
-    @classmethod
-    def like(cls, layer: Any) -> NewTokenLayer | None:
-        """One for a layer whose parts are all of edgemoe's kernel."""
-        norms = layer.input_layernorm, layer.post_attention_layernorm
-        if not isinstance(layer.self_attn, NewTokenAttention) or any(type(n) is not DenseNorm for n in norms):
-            return None
-        router = getattr(getattr(layer.mlp, "gate", None), "forward", None)
-        if isinstance(router, NewTokenRouter) and _is_router_and_experts(layer.mlp):
-            return cls(layer, router.choose)
-        return cls(layer, None)
-
-    def __call__(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """transformers' interface of a decoder layer: bf16 [1, rows, H] -> the same; a single token's is changed."""
-        kv: StepKV = kwargs["past_key_values"]
-        if hidden_states.shape[1] > 1 or kv.state.signal:
-            passed: torch.Tensor = self._forward(hidden_states, **kwargs)
-            return passed
-        kv.state.scores = None
-        (sequence, _, _), window = kv.spans[0], kwargs.get("attention_mask")
-        hidden = hidden_states.contiguous()
-        room = _room(sequence, self._layer, None if window is None else int(window))
-        normed = self._up_to_experts(hidden, kwargs["position_embeddings"], *room)
-        if self._router:
-            self._experts(normed, *self._router(normed), hidden)
-        else:
-            hidden += self._block(normed[None])
-        return hidden
+        return NativeLayer(self._attend, before, behind, qkv, out, router, held)
 
 
 class NewTokenRouter:
@@ -199,38 +159,7 @@ def _is_softmax(said: tuple[torch.Tensor, torch.Tensor, torch.Tensor], route: Na
     return torch.allclose(weights.float(), shares, rtol=0.01)
 
 
-def _is_router_and_experts(block: Any) -> bool:
-    """Whether a block gives what its experts make of what its router chose, and nothing else: it is asked.
-
-    Of a single token; the experts are called with the token as it is.
-    """
-    if block.experts.edgemoe.of_one_token is None:
-        return False
-    both = torch.randn(2, 1, block.gate.weight.shape[1], generator=torch.Generator().manual_seed(0))
-    x, result = both.bfloat16().unbind()
-    given = []
-
-    def experts(*args: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
-        given.append([tensor.clone() for tensor in (*args, *more.values())])
-        return result
-
-    block.experts.forward = experts
-    try:
-        out = block(x[None])
-    finally:
-        del block.experts.forward
-    _, shares, best = block.gate(x)
-    want = x, best, shares
-    if len(given) != 1 or len(given[0]) != len(want) or not isinstance(out, torch.Tensor):
-        return False
-    return torch.equal(out, result[None]) and all(
-        torch.equal(*pair) for pair in zip(given[0], want, strict=True)
-    )
-
-
-def _room(
-    sequence: SequenceKV, layer: int, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+def room(sequence: SequenceKV, layer: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """A layer's keys and values, how many tokens are valid in them, and the first that a new one sees."""
     slot, past = sequence.slots[layer], sequence.length
     first = max(past + 1 - window, 0) if window else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from edgemoe.graphs import NewTokenGraph
 from edgemoe.importance import attention_kind, needs_attention
 from edgemoe.kernels import threads
 from edgemoe.kv import StepKV
+from edgemoe.new_token_model import NewTokenModel
 from edgemoe.plan import MemoryPlan
 from edgemoe.step import Step, StepState
 from prefetch.interrupts import deferred_interrupt
@@ -34,6 +36,7 @@ class Passes:
         self._place = runner.device.place if runner.device else torch.device("cpu")
         graphs = runner.policy.settings.graphs
         self._graph = NewTokenGraph(model, runner.device) if graphs and runner.device else None
+        self._quick: NewTokenModel | None = getattr(model, "of_one_token", None)
 
     def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
         """Runs a step's rows and appends them to their sequences.
@@ -58,7 +61,8 @@ class Passes:
             logits = self._forward(step, kv, all_rows=all_rows)
         if logits is None:  # out here, where no traceback keeps the first try's activations
             logits = self._once_more(step, kv, all_rows=all_rows)
-        if not bool(torch.isfinite(logits).all()):
+        # Their sum tells in a fraction of the time, but for one that is too large itself.
+        if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
             raise self._not_finite(step, state)
         kv.commit()
         return logits
@@ -77,27 +81,39 @@ class Passes:
         with taking(device, f"a step of {step.rows} tokens", least):
             return self._forward(step, kv, all_rows=all_rows)
 
-    def _forward(self, step: Step, kv: StepKV, *, all_rows: bool, watched: bool = False) -> torch.Tensor:
+    def _forward(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
         self._runner.state, device = kv.state, self._runner.device
-        if self._graph and device and step.rows == 1 and not (kv.state.signal or watched):
-            with deferred_interrupt(), torch.inference_mode(), threads.for_step():
-                return device.to_host([self._graph.run(step.segments[0].tokens[0], kv)])[0]
+        # One context for all layers: setting a signal's handler takes longer than a layer has of Python otherwise.
+        with deferred_interrupt(), torch.inference_mode(), threads.for_step():
+            logits = self._of_one_token(step, kv)
+            if logits is None:
+                logits = self._of_rows(step, kv, all_rows=all_rows)
+            return device.to_host([logits])[0] if device else logits
+
+    def _of_one_token(self, step: Step, kv: StepKV) -> torch.Tensor | None:
+        """Logits of a step that there is a quicker way for; None: there is none."""
+        if step.rows > 1 or kv.state.signal or kv.state.one_by_one:
+            return None
+        token = step.segments[0].tokens[0]
+        if self._graph:
+            return self._graph.run(token, kv)
+        return self._quick(token, kv) if self._quick and self._quick.ready else None
+
+    def _of_rows(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
         ids = torch.tensor([[t for s in step.segments for t in s.tokens]], device=self._place)
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
         last = [row + rows - 1 for _, row, rows in kv.spans]
-        # One context for all layers: setting a signal's handler takes longer than a layer has of Python otherwise.
-        with deferred_interrupt(), torch.inference_mode(), threads.for_step():
-            output = self._model(
-                input_ids=ids,
-                position_ids=positions,
-                past_key_values=kv,
-                use_cache=True,
-                logits_to_keep=torch.tensor(range(step.rows) if all_rows else last, device=self._place),
-                kv=kv,
-            )
-            logits: torch.Tensor = output.logits[0].float()
-            return device.to_host([logits])[0] if device else logits
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=kv,
+            use_cache=True,
+            logits_to_keep=torch.tensor(range(step.rows) if all_rows else last, device=self._place),
+            kv=kv,
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
 
     def _not_finite(self, step: Step, state: StepState) -> NotFinite:
         """Runs the step once more, watching every layer, to name the first that went wrong."""
@@ -114,7 +130,8 @@ class Passes:
         layers: Any = self._model.get_submodule("model.layers")
         hooks = [layer.register_forward_hook(watch(i)) for i, layer in enumerate(layers)]
         try:
-            self._forward(step, StepKV(step, state), all_rows=False, watched=True)
+            again = replace(state, passed=0, one_by_one=True)
+            self._forward(step, StepKV(step, again), all_rows=False)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -120,6 +120,13 @@ class ExpertUse:
             self.scheduled_at(wanted, 1)
             self.computed_at(used, scheduled=wanted)
 
+    def held_at(self, computed: Mapping[int, int], *, scheduled: int) -> None:
+        """Counts single tokens' experts, by the level that they were computed at; all were scheduled at one."""
+        for level, count in computed.items():
+            self.experts[level] = self.experts.get(level, 0) + count
+            self.reused += count if level > scheduled else 0
+            self.scheduled_at(scheduled, count)
+
     def __add__(self, other: ExpertUse) -> ExpertUse:
         """Both together."""
 

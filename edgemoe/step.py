@@ -60,5 +60,9 @@ class StepState:
     signal: str | None
     scores: torch.Tensor | None = None
     """float32 [rows], attention received in the layer that is running."""
+    passed: int = 0
+    """Layers that a step of a single token is through, counted from the model's first."""
+    one_by_one: bool = False
+    """Every layer is gone through when it is called, and not before."""
     between: Callable[[Callable[[StepKV], torch.Tensor]], torch.Tensor] | None = None
     """Takes what depends on the host while a step is noted (graphs), and runs it; None: no step is."""

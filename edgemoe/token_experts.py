@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from cache.base import Lease
-from edgemoe.experts import ExpertLayer, look_ahead, scored, without_skipped
+from edgemoe.experts import ExpertLayer, ExpertRunner, look_ahead, scored, without_skipped
 from edgemoe.kernels import native
 from edgemoe.kernels.base import TokenKernel
+from edgemoe.kernels.native_experts import HeldExperts, NativeExpertKernel
 from storage.base import ExpertKey
 
 
@@ -29,9 +30,11 @@ class TokenExperts:
         self._binding, self._kernel = binding, kernel
         self._keys = [ExpertKey(binding.layer, expert) for expert in range(experts)]
         self._held: dict[tuple[int, int], tuple[object, int]] = {}
-        """(expert, level wanted) -> what the kernel knows of it, and the level to compute at; good while `_holds` is
-        the source's."""
+        """(expert, level wanted) -> what the kernel knows of it, and the level to compute at."""
+        self.held = HeldExperts(kernel, experts) if isinstance(kernel, NativeExpertKernel) else None
+        """The same for C, where all experts are wanted at one level and nobody watches; None: C runs no such kernel."""
         self._holds = -1
+        """The source's, when these two were good."""
         self._results: torch.Tensor | None = None
 
     @classmethod
@@ -74,6 +77,19 @@ class TokenExperts:
             self._compute_streamed(hidden, experts, levels, rows, slots=chosen.shape[1])
         return native.weighted_sum(rows, gates if gates.dtype == torch.float32 else gates.float(), plus)
 
+    @property
+    def runner(self) -> ExpertRunner:
+        """Of its layer."""
+        return self._binding.runner
+
+    def renew(self) -> None:
+        """Forgets what is not held any more."""
+        holds = self._binding.runner.source.holds
+        if self._holds != holds:
+            self._held, self._holds = {}, holds
+            if self.held:
+                self.held.clear()
+
     def _rows(self, count: int, like: torch.Tensor) -> torch.Tensor:
         """Room for the experts' results, bf16 [count, H]: the last call's, where as many had any."""
         if self._results is None or len(self._results) != count:
@@ -101,8 +117,7 @@ class TokenExperts:
     ) -> bool:
         """Whether the source holds all of these; then they are computed."""
         runner = self._binding.runner
-        if self._holds != runner.source.holds:
-            return False
+        self.renew()
         try:
             held = [self._held[pair] for pair in zip(experts, levels, strict=True)]
         except KeyError:
@@ -134,13 +149,15 @@ class TokenExperts:
         Where planes that are there are used, only what has all it will ever get: the others may be raised yet.
         """
         source, settings = self._binding.runner.source, self._binding.runner.policy.settings
-        if self._holds != source.holds:
-            self._held, self._holds = {}, source.holds
+        self.renew()
+        if not self._held:
             wanted = dict.fromkeys(self._keys, settings.levels[0]) | wanted
         for key, level in wanted.items():
             least = level if settings.exact else settings.levels[0]
             if (key.expert, level) not in self._held and (lease := source.hold(key, least)):
-                self._held[key.expert, level] = self._prepared(lease, level)
+                prepared = self._held[key.expert, level] = self._prepared(lease, level)
+                if self.held and len(settings.levels) == 1 and not self.runner.watch:
+                    self.held.put(key.expert, prepared[0])
 
     def _prepared(self, lease: Lease, wanted: int) -> tuple[object, int]:
         """At the level wanted or, where that may be more, the resident one."""

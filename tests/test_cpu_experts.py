@@ -19,7 +19,8 @@ from edgemoe import cpu_experts as module
 from edgemoe.cpu_experts import Bench, CpuExperts, measure_pace
 from edgemoe.engine import Engine
 from edgemoe.kernels.choice import beside_device
-from edgemoe.kernels.native import LAYOUT, NativeExpertKernel, available
+from edgemoe.kernels.native import LAYOUT, available
+from edgemoe.kernels.native_experts import NativeExpertKernel
 from edgemoe.kernels.planes import PlaneExpertKernel
 from edgemoe.kernels.slabs import SlabExpertKernel
 from edgemoe.split import Pace

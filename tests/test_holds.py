@@ -12,8 +12,10 @@ from edgemoe.kernels import native
 from edgemoe.kv import SequenceKV
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
+from edgemoe.token_experts import TokenExperts
 from prefetch.fetcher import Fetcher
 from storage.base import ExpertKey
+from storage.errors import NotFinite
 
 A, B = ExpertKey(0, 0), ExpertKey(0, 1)
 TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -89,6 +91,53 @@ def test_held_or_streamed_a_token_is_the_same(open_engine, tiny_store, monkeypat
     counts = roomy.take_counts()
     assert counts.vram_hits == counts.requests == sum(counts.levels.values()) > 0
     assert roomy.take_use() == cramped.take_use()
+
+
+@needs_native
+def test_held_experts_are_passed_in_one_call(open_engine, tiny_store, monkeypatch):
+    """Once all are held no layer is stopped at; the counts say what was computed."""
+    engine = open_engine(tiny_store)
+    want = decoded(engine, TOKENS)
+    engine.take_use()
+
+    def stopped(experts, *args):
+        raise AssertionError("a layer's experts were asked for by themselves")
+
+    monkeypatch.setattr(TokenExperts, "__call__", stopped)
+    assert torch.equal(decoded(engine, TOKENS), want)
+    shape = engine.shape
+    asked = len(TOKENS) * shape.top_k * (shape.experts // shape.experts_per_layer)
+    assert engine.take_use().experts == {8: asked}
+
+
+@needs_native
+def test_whoever_watches_is_told_of_held_experts_too(open_engine, tiny_store):
+    """Every layer's choice, layer by layer, and the same answer."""
+    engine, told = open_engine(tiny_store), []
+    want = decoded(engine, TOKENS)
+    engine.watch(lambda layer, chosen: told.append((layer, chosen.tolist())))
+    assert torch.equal(decoded(engine, TOKENS), want)
+    first, told = told, []
+    engine.watch(lambda layer, chosen: told.append((layer, chosen.tolist())))
+    assert torch.equal(decoded(engine, TOKENS), want)
+    sparse = sorted({layer for layer, _ in told})
+    assert len(sparse) == engine.shape.experts // engine.shape.experts_per_layer
+    assert [layer for layer, _ in told] == sparse * len(TOKENS)
+    assert told == first
+
+
+@needs_native
+def test_a_layer_that_is_not_finite_is_found_among_held_ones(open_engine, tiny_store):
+    """Though one call takes a token through all layers, the first that went wrong is named."""
+    engine = open_engine(tiny_store)
+    want = decoded(engine, TOKENS)
+    weight = engine._model.model.layers[1].self_attn.module.o_proj.weight.data
+    whole = weight.clone()
+    weight.fill_(float("nan"))
+    with pytest.raises(NotFinite, match="layer 1's output"):
+        decoded(engine, TOKENS)
+    weight.copy_(whole)
+    assert torch.equal(decoded(engine, TOKENS), want)
 
 
 @needs_native

@@ -12,7 +12,7 @@ from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
 from edgemoe.kernels.native_attention import NativeAttention
 from edgemoe.kernels.native_router import NativeRouter
-from edgemoe.new_token import NewTokenAttention, NewTokenLayer, NewTokenRouter
+from edgemoe.new_token import NewTokenAttention, NewTokenRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint
@@ -48,7 +48,7 @@ def by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, sca
     return torch.cat(out), new_keys, value.view(kv_heads, dim)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 48), (8, 1, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 48), (14, 2, 80), (8, 1, 128)])
 @pytest.mark.parametrize("normed", ["not", "each head", "all heads"])
 @pytest.mark.parametrize(("past", "first"), [(0, 0), (1, 0), (33, 0), (33, 30), (39, 39)])
 def test_it_is_attention(heads, kv_heads, dim, normed, past, first):
@@ -80,6 +80,33 @@ def test_it_is_attention(heads, kv_heads, dim, normed, past, first):
         assert torch.equal(tensor[:, others], was[:, others])
 
 
+def test_a_head_is_the_same_with_others_or_without():
+    """Heads that share keys and values go over them together, in fours, twos and alone: not a bit differs."""
+    heads, dim, past = 7, 48, 37
+    generator = torch.Generator().manual_seed(3)
+    qkv, keys, values = (
+        torch.randn(*shape, generator=generator).bfloat16()
+        for shape in ((heads + 2, dim), (1, CONTEXT, dim), (1, CONTEXT, dim))
+    )
+    rotation = torch.ones(dim).bfloat16(), torch.zeros(dim).bfloat16()
+
+    def attended(rows):
+        attention = NativeAttention(len(rows) - 2, 1, dim, None, dim**-0.5)
+        return attention(rows.flatten(), rotation, keys, values, past, 2).view(-1, dim)
+
+    alone = [attended(qkv[[head, heads, heads + 1]]) for head in range(heads)]
+    assert torch.equal(attended(qkv), torch.cat(alone))
+
+
+def test_scores_that_are_not_numbers_are_seen():
+    """NaN in a key that a token sees is NaN in what its head gives."""
+    keys, values = (torch.ones(1, CONTEXT, 16).bfloat16() for _ in range(2))
+    keys[0, 3, 5] = float("nan")
+    rotation = torch.ones(16).bfloat16(), torch.zeros(16).bfloat16()
+    out = NativeAttention(1, 1, 16, None, 1.0)(torch.ones(48).bfloat16(), rotation, keys, values, 9, 0)
+    assert out.isnan().all()
+
+
 def test_heads_that_the_kernel_cannot_take_are_refused():
     """Vectors are of 8 numbers, in two halves."""
     with pytest.raises(ValueError, match="24"):
@@ -97,7 +124,7 @@ def store(request, tmp_path_factory):
 
 
 def decoded(store, sequences, steps=12):
-    """Logits [steps, sequences, vocabulary] of sequences that go on together; and a layer that they went through."""
+    """Logits [steps, sequences, vocabulary] of sequences that go on together; and the model that they went through."""
     model = StoreModel.open(store)
     settings = RunSettings.uniform(8)
     plan = model.plan(vram_limit=2_000_000, settings=settings, context=CONTEXT)
@@ -109,21 +136,24 @@ def decoded(store, sequences, steps=12):
         for token in range(steps):
             segments = tuple(Segment(sequence, (token + i,)) for i, sequence in enumerate(some))
             out.append(engine.step(Step(segments)))
-        layer = engine._model.model.layers[0]
-    return torch.stack(out), layer
+        assert engine._source.roomy
+        model = engine._model
+    return torch.stack(out), model
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
     """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step."""
-    quick, layer = decoded(store, sequences)
-    kinds = type(layer.self_attn), type(layer.mlp.gate.forward), type(layer.forward)
-    assert kinds == (NewTokenAttention, NewTokenRouter, NewTokenLayer)
+    quick, model = decoded(store, sequences)
+    layer = model.model.layers[0]
+    assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (NewTokenAttention, NewTokenRouter)
+    assert model.of_one_token.ready == (sequences == 1)
     monkeypatch.setattr(NewTokenAttention, "like", lambda module: None)
     monkeypatch.setattr(NewTokenRouter, "like", lambda router: None)
-    plain, layer = decoded(store, sequences)
-    kinds = type(layer.self_attn), type(layer.mlp.gate.forward), type(layer.forward)
-    assert not {NewTokenAttention, NewTokenRouter, NewTokenLayer} & set(kinds)
+    plain, model = decoded(store, sequences)
+    layer = model.model.layers[0]
+    assert not {NewTokenAttention, NewTokenRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
+    assert model.of_one_token is None
     distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
     assert distance.median() < 0.01  # a router's near-tie may tip now and then
 

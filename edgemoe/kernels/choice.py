@@ -13,7 +13,7 @@ import torch
 from edgemoe.kernels import native, slabs
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.cpu import CpuExpertKernel
-from edgemoe.kernels.native import NativeExpertKernel
+from edgemoe.kernels.native_experts import NativeExpertKernel
 from edgemoe.kernels.planes import PlaneExpertKernel
 from edgemoe.kernels.slabs import SlabExpertKernel
 from storage.base import ResidentForm

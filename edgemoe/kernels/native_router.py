@@ -34,9 +34,15 @@ class NativeRouter:
         self._router = _Router(weight.data_ptr(), *weight.shape, top_k, normalise, rounded)
         self.logits = weight.new_empty(1, weight.shape[0])
         """bf16 [1, E], of the last token."""
-        self._probabilities = torch.empty(weight.shape[0])
-        self._chosen, self._shares = torch.empty(1, top_k, dtype=torch.int64), torch.empty(1, top_k)
-        self._results = tuple(t.data_ptr() for t in (self._probabilities, self._chosen, self._shares))
+        self.chosen, self.shares = torch.empty(1, top_k, dtype=torch.int64), torch.empty(1, top_k)
+        """What the last call returned."""
+        self.top_k, self._probabilities = top_k, torch.empty(weight.shape[0])
+        self._results = tuple(t.data_ptr() for t in (self._probabilities, self.chosen, self.shares))
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Of its structure, and of where logits, probabilities, experts and their shares go. Valid as long as this."""
+        return ctypes.addressof(self._router), self.logits.data_ptr(), *self._results
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A token's experts, and their shares.
@@ -55,9 +61,9 @@ class NativeRouter:
             *self._results,
         ):
             raise MemoryError("no memory for a router's activations")
-        return self._chosen, self._shares
+        return self.chosen, self.shares
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for a token whose logits are known, bf16, E in all, contiguous."""
         native.library().edgemoe_route(ctypes.byref(self._router), logits.data_ptr(), *self._results)
-        return self._chosen, self._shares
+        return self.chosen, self.shares

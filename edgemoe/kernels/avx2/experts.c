@@ -1,6 +1,7 @@
 /* Whole experts in one call, and the sum of what they give. */
 #include <stdatomic.h>
 
+#include "experts.h"
 #include "products.h"
 
 #if defined(__x86_64__)
@@ -12,19 +13,6 @@ typedef struct {
     int64_t inner;          /* numbers that the gating gives, padded to down's columns */
     atomic_int *left;       /* [count]: blocks of the first product that are under way or to come; -1: gated */
 } experts_job;
-
-/* e^x, off by some 2^-22 of it; x is kept within what float32 holds. */
-INLINE __m256 exponential(__m256 x) {
-    x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(88.0f)), _mm256_set1_ps(-87.0f));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    /* ln 2 in two parts, the first of which times n is exact */
-    const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x));
-    __m256 y = _mm256_set1_ps(1.0f / 5040);
-    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    for (int i = 0; i < 7; i++) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(factors[i]));
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
-}
 
 /* One row of gate and up, `inner` of each -> silu(gate) up, rounded where transformers rounds; in place. */
 INLINE void gate_row(uint16_t *row, int64_t inner) {
@@ -77,9 +65,6 @@ AVX2 static void experts_task(void *argument, int64_t task) {
     }
 }
 
-/* Each expert's rows of y [.., down's rows] = down(silu(gate) up) of its rows of x [rows, up's columns], both bf16; gate
- * and up are the first and second `inner` rows of `up`. Rows of y are `outcomes` in all.
- * Returns 0, or -1 where there is no memory. */
 AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
                          int64_t count, const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes) {
     const size_t middle = (size_t)(outcomes * (up->rows + down->cols)) * sizeof(uint16_t);
@@ -102,8 +87,6 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
     return 0;
 }
 
-/* to [cols] = sum over `count` of weights[i] * rows [count, cols], in float32 and in this order; bf16. add: the sum,
- * rounded, is added to what `to` has. */
 AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, int add,
                                uint16_t *to) {
     for (int64_t k = 0; k < cols; k += 8) {

@@ -18,6 +18,9 @@ void pool_give_back(pool *p);
  * begin in their order. */
 void pool_run(pool *p, task_fn fn, void *job, int64_t tasks);
 
+/* The caller's own among them. */
+int pool_threads(const pool *p);
+
 /* For others to do what they wait for. */
 static inline void pause_for(int tries) {
     if (tries % 1024) _mm_pause();

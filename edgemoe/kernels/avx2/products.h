@@ -22,7 +22,7 @@ typedef struct {
 
 INLINE int64_t blocks_of(const matrix *m) { return (m->rows + 31) / 32; }
 
-/* Bytes that a product needs besides x and y, for so many rows of x; as native.py counts it. */
+/* Bytes that a product needs besides x and y, for so many rows of x; as native_experts.py counts it. */
 size_t product_scratch(const matrix *m, int64_t rows);
 
 /* Lays what a product needs out from `at`, which is aligned as a float is; returns where that ends, aligned again. */

@@ -1,14 +1,10 @@
 /* A token's experts: the likeliest of a softmax over the router's product. */
+#include "router.h"
+
 #include "dense.h"
 
 #if defined(__x86_64__)
 #include <math.h>
-
-typedef struct {
-    const uint16_t *weight; /* bf16 [count, cols] */
-    int64_t count, cols, k;
-    int32_t normalise, rounded; /* shares of the chosen alone; and rounded to bf16 */
-} router;
 
 /* From logits [count]: the k likeliest, the likeliest first, of a tie the first, and their shares of a softmax over all
  * or over the chosen. probabilities has room for `count`. */
@@ -29,7 +25,6 @@ AVX2 void edgemoe_route(const router *r, const uint16_t *logits, float *probabil
     }
 }
 
-/* The same for a token x [cols]; logits has room for `count`. Returns 0, or -1 where there is no memory. */
 AVX2 int edgemoe_choose(pool *p, const router *r, const uint16_t *x, uint16_t *logits, float *probabilities,
                         int64_t *chosen, float *shares) {
     if (edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, 1, logits)) return -1;

@@ -1,0 +1,17 @@
+/* A token's experts: the likeliest of a softmax over the router's product. */
+#ifndef EDGEMOE_ROUTER_H
+#define EDGEMOE_ROUTER_H
+#include "pool.h"
+
+#if defined(__x86_64__)
+typedef struct {
+    const uint16_t *weight; /* bf16 [count, cols] */
+    int64_t count, cols, k;
+    int32_t normalise, rounded; /* shares of the chosen alone; and rounded to bf16 */
+} router;
+
+/* edgemoe_route for a token x [cols]; logits has room for `count`. Returns 0, or -1 where there is no memory. */
+int edgemoe_choose(pool *p, const router *r, const uint16_t *x, uint16_t *logits, float *probabilities, int64_t *chosen,
+                   float *shares);
+#endif
+#endif
