@@ -25,7 +25,7 @@ from edgemoe.passes import Passes
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.process import peak_resident_bytes, reset_peak, resident_bytes, return_free_memory
-from edgemoe.settings import RunSettings
+from edgemoe.settings import BULK_READERS, RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.store_model import StoreModel
 from edgemoe.tiers import open_tiers
@@ -82,6 +82,7 @@ class Engine:
                 reader,
                 route=tiers.route,
                 workers=settings.readers,
+                bulk=0 if self.device else BULK_READERS,
                 speculate=settings.speculate,
                 roomy=settings.cache and plan.roomy(store.form, store.shape.experts),
             )

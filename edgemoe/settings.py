@@ -22,6 +22,10 @@ CPU_EXPERTS = ("off", "auto")
 """What beside a device the CPU computes: nothing; of the experts that are in DRAM alone, as many as pay."""
 
 
+BULK_READERS = 8
+"""Threads that read where many experts wait (docs/decisions/0015)."""
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """One way of running a model. Checked when made.
@@ -39,7 +43,7 @@ class RunSettings:
         cpu_experts: one of CPU_EXPERTS. Exact, it is the same as off: which experts the CPU computes depends on limits.
         graphs: note a new token's dense work on a device, and launch it in a few pieces.
         cache: False loads on demand: nothing is kept from one layer to the next.
-        readers: threads that read experts.
+        readers: threads that read experts; in RAM, while a prompt wants many, there are BULK_READERS.
         only_layer: schedule this layer alone and give every other the highest level, to see how sensitive it
             is; None: all.
 

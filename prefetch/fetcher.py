@@ -41,7 +41,7 @@ class Fetcher(ExpertSource):
         form: of both tiers.
         reader: of the store. Not closed by this.
         route: between the tiers; None: both are in RAM, see exclusive.ExclusiveRoute.
-        workers: threads that read and copy.
+        workers, bulk: threads that read and copy, and while much waits (workers.Workers).
         speculate: one of base.MODES.
         roomy: whether `vram` has room for every expert of the model at every level asked for, so that none is ever
             evicted. Whoever asks for higher levels than that makes another fetcher.
@@ -61,13 +61,14 @@ class Fetcher(ExpertSource):
         *,
         route: Route | None = None,
         workers: int = 4,
+        bulk: int = 0,
         speculate: str = "off",
         roomy: bool = False,
         judge: Judge | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         route = route or ExclusiveRoute(vram, dram, form)
-        self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, clock=clock)
+        self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, bulk=bulk, clock=clock)
         self._stream: LayerStream | None = None
         self._roomy, self._held, self._holds = roomy, list[Lease](), 0
         self.split: Split | None = None

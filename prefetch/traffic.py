@@ -27,7 +27,7 @@ class Traffic:
         route: between the two.
         form: of both tiers.
         reader: of the store. Not closed by this.
-        workers: threads that read and copy.
+        workers, bulk: threads that read and copy, and while much waits (workers.Workers).
         clock: seconds, never going back.
 
     Raises:
@@ -43,6 +43,7 @@ class Traffic:
         reader: PlaneReader,
         *,
         workers: int,
+        bulk: int = 0,
         clock: Callable[[], float],
     ) -> None:
         self.vram, self.dram, self.route, self.form, self.clock = vram, dram, route, form, clock
@@ -50,7 +51,7 @@ class Traffic:
         self.under_way: dict[ExpertKey, Transfer] = {}
         self._reader = reader
         self._news = threading.Event()
-        self.workers: Workers[Transfer] = Workers(workers, self._work)
+        self.workers: Workers[Transfer] = Workers(workers, self._work, bulk=bulk)
 
     def start(self, key: ExpertKey, level: int, *, ahead: bool) -> Transfer | None:
         """Queues the transfer of an expert that is not under way and not resident at `level`.

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 
+MANY = 8
+"""Waiting items that more threads are for: a prompt's layer has more, a token's no more than its experts."""
+
 
 class Workers(Generic[Item]):
     """A fixed number of threads over a queue of two classes, each in the order of submission. Thread-safe.
@@ -20,12 +23,14 @@ class Workers(Generic[Item]):
     Args:
         count: threads, 1 or more. They are daemons: a process that forgets close still ends.
         run: what is done with an item, on one of the threads. It must not raise: nobody would see it.
+        bulk: threads that there are while MANY or more items wait that are not `ahead`: a disk gives more to many at
+            a time, but few items are then done one after another, where whoever waits for the first could begin.
 
     Raises:
         ValueError: count is below 1.
     """
 
-    def __init__(self, count: int, run: Callable[[Item], None]) -> None:
+    def __init__(self, count: int, run: Callable[[Item], None], *, bulk: int = 0) -> None:
         if count < 1:
             raise ValueError(f"{count} workers: want at least 1")
         self.count = count
@@ -34,11 +39,12 @@ class Workers(Generic[Item]):
         self._lock = threading.Lock()
         self._demand: OrderedDict[Item, None] = OrderedDict()
         self._ahead: OrderedDict[Item, None] = OrderedDict()
-        # One for every item ever submitted, so a thread never waits while there is something to do. Those of
-        # withdrawn items wake a thread for nothing.
+        self._busy = 0
+        # One for every item ever submitted. Who takes one goes on until there is nothing to do for it, so that an item
+        # which it leaves to those at work is done by them; then tickets of items that are done wake it for nothing.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True) for i in range(count)
+            threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True) for i in range(max(count, bulk))
         ]
         for thread in self._threads:
             thread.start()
@@ -83,12 +89,17 @@ class Workers(Generic[Item]):
     def _run(self) -> None:
         while self._tickets.get():
             item = self._take()
-            if item is not None:
+            while item is not None:
                 self._do(item)
+                item = self._take(done=1)
 
-    def _take(self) -> Item | None:
+    def _take(self, *, done: int = 0) -> Item | None:
         with self._lock:
+            self._busy -= done
+            if self._busy >= self.count and len(self._demand) < MANY:
+                return None
             for queue in (self._demand, self._ahead):
                 if queue:
+                    self._busy += 1
                     return queue.popitem(last=False)[0]
         return None

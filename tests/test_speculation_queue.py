@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Event
+from threading import Event, Semaphore
 
 import pytest
 
-from prefetch.workers import Workers
+from prefetch.workers import MANY, Workers
 
 WAIT = 30
 
@@ -96,3 +96,37 @@ def test_many_threads_run_every_item_once() -> None:
             workers.hasten(item)
     workers.close()
     assert sorted(ran) == sorted(set(range(2000)) - withdrawn)
+
+
+def test_more_threads_only_where_much_waits() -> None:
+    """A few items are left to those at work; one more than that and another thread begins; all run once in the end."""
+    ran: list[int] = []
+    begun, declined, go = Semaphore(0), Semaphore(0), Event()
+
+    def run(item: int) -> None:
+        ran.append(item)
+        begun.release()
+        assert go.wait(WAIT)
+
+    workers: Workers[int] = Workers(1, run, bulk=3)
+    take = workers._take
+
+    def taken(*, done: int = 0) -> int | None:
+        item = take(done=done)
+        if item is None:
+            declined.release()
+        return item
+
+    workers._take = taken
+    workers.submit(0)
+    assert begun.acquire(timeout=WAIT)
+    for item in range(1, MANY):
+        workers.submit(item)
+        assert declined.acquire(timeout=WAIT)
+    assert ran == [0]
+    workers.submit(MANY)
+    assert begun.acquire(timeout=WAIT)
+    assert ran == [0, 1]
+    go.set()
+    workers.close()
+    assert sorted(ran) == list(range(MANY + 1))
