@@ -246,7 +246,7 @@ def _compute_below(
     rows[int(share.places)].copy_(row, non_blocking=True)
 
 
-BATCH_ROWS = 16
+BATCH_ROWS = 64
 """Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""
 
 

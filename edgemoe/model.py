@@ -16,7 +16,7 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
-from edgemoe.new_token import NewTokenAttention, NewTokenRouter
+from edgemoe.new_token import NewTokenAttention, SoftmaxRouter
 from edgemoe.new_token_layers import NewTokenLayers
 from edgemoe.new_token_model import NewTokenModel
 from edgemoe.token_experts import TokenExperts
@@ -180,7 +180,7 @@ def _place_new_token(model: Any) -> None:
     for layer in layers:
         if attention_module := NewTokenAttention.like(layer.self_attn):
             layer.self_attn = attention_module
-        if router := NewTokenRouter.like(getattr(layer.mlp, "gate", None)):
+        if router := SoftmaxRouter.like(getattr(layer.mlp, "gate", None)):
             layer.mlp.gate.forward = router
     kinds = getattr(model.config, "layer_types", None)
     groups = NewTokenLayers.place(layers, kinds or [""] * len(layers))

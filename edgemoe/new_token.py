@@ -106,8 +106,8 @@ class NewTokenAttention(nn.Module):
         return NativeLayer(self._attend, before, behind, qkv, out, router, held)
 
 
-class NewTokenRouter:
-    """Stands in the place of a router's `forward`, and hands it everything but a single row.
+class SoftmaxRouter:
+    """Stands in the place of a router's `forward`.
 
     Args:
         router: a softmax over `weight`'s product, of which the top k count.
@@ -115,14 +115,14 @@ class NewTokenRouter:
     """
 
     def __init__(self, router: Any, *, normalise: bool) -> None:
-        self._forward, weight = router.forward, router.weight.data
+        weight = router.weight.data
         self._dtype = router(weight[:1])[1].dtype
         self.choose = NativeRouter(
             weight, router.top_k, normalise=normalise, rounded=self._dtype == torch.bfloat16
         )
 
     @classmethod
-    def like(cls, router: Any) -> NewTokenRouter | None:
+    def like(cls, router: Any) -> SoftmaxRouter | None:
         """The same as a router with bf16 weights in RAM, if it is such a one: it is asked, about a few rows."""
         weight = getattr(router, "weight", None)
         if not native.available() or weight is None or not hasattr(router, "top_k"):
@@ -142,11 +142,8 @@ class NewTokenRouter:
 
         A single row's are valid until the next.
         """
-        if hidden.numel() > hidden.shape[-1]:
-            passed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self._forward(hidden)
-            return passed
-        chosen, shares = self.choose(hidden.contiguous())
-        return self.choose.logits, shares.to(self._dtype), chosen
+        logits, chosen, shares = self.choose(hidden.reshape(-1, hidden.shape[-1]).contiguous())
+        return logits, shares.to(self._dtype), chosen
 
 
 def _is_softmax(said: tuple[torch.Tensor, torch.Tensor, torch.Tensor], route: NativeRouter) -> bool:

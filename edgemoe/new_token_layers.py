@@ -13,7 +13,7 @@ from edgemoe.dense import DenseNorm
 from edgemoe.kernels.native_layers import NativeLayers
 from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import StepKV
-from edgemoe.new_token import NewTokenAttention, NewTokenRouter, room
+from edgemoe.new_token import NewTokenAttention, SoftmaxRouter, room
 
 
 class NewTokenLayers:
@@ -137,7 +137,7 @@ def _fits(layer: Any) -> bool:
 def _router(layer: Any) -> NativeRouter | None:
     """Of a layer's block, where routed experts are all that this has."""
     router = getattr(getattr(layer.mlp, "gate", None), "forward", None)
-    if isinstance(router, NewTokenRouter) and _is_router_and_experts(layer.mlp):
+    if isinstance(router, SoftmaxRouter) and _is_router_and_experts(layer.mlp):
         return router.choose
     return None
 

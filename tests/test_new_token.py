@@ -12,7 +12,7 @@ from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
 from edgemoe.kernels.native_attention import NativeAttention
 from edgemoe.kernels.native_router import NativeRouter
-from edgemoe.new_token import NewTokenAttention, NewTokenRouter
+from edgemoe.new_token import NewTokenAttention, SoftmaxRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint
@@ -146,13 +146,13 @@ def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
     """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step."""
     quick, model = decoded(store, sequences)
     layer = model.model.layers[0]
-    assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (NewTokenAttention, NewTokenRouter)
+    assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (NewTokenAttention, SoftmaxRouter)
     assert model.of_one_token.ready == (sequences == 1)
     monkeypatch.setattr(NewTokenAttention, "like", lambda module: None)
-    monkeypatch.setattr(NewTokenRouter, "like", lambda router: None)
+    monkeypatch.setattr(SoftmaxRouter, "like", lambda router: None)
     plain, model = decoded(store, sequences)
     layer = model.model.layers[0]
-    assert not {NewTokenAttention, NewTokenRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
+    assert not {NewTokenAttention, SoftmaxRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
     assert model.of_one_token is None
     distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
     assert distance.median() < 0.01  # a router's near-tie may tip now and then
@@ -173,15 +173,17 @@ def test_a_router_is_a_softmax_of_which_the_likeliest_count(experts, top_k, norm
     torch.testing.assert_close(shares[0].double(), want, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("tokens", [1, 70])
 @pytest.mark.parametrize("rounded", [True, False])
-def test_a_router_knows_a_tokens_logits(rounded):
-    """Torch's product of weight and token, its softmax and top k, rounded to bf16 if asked."""
+def test_a_router_knows_tokens_logits(rounded, tokens):
+    """Torch's product of weight and tokens, its softmax and top k, rounded to bf16 if asked."""
     generator = torch.Generator().manual_seed(1)
-    weight, x = (torch.randn(n, 64, generator=generator).bfloat16() for n in (20, 1))
+    weight, x = (torch.randn(n, 64, generator=generator).bfloat16() for n in (20, tokens))
     router = NativeRouter(weight, 4, normalise=False, rounded=rounded)
-    chosen, shares = router(x)
-    torch.testing.assert_close(router.logits.double(), x.double() @ weight.double().T, rtol=0.01, atol=0.02)
-    want, best = router.logits.float().softmax(-1).topk(4)
+    logits, chosen, shares = router(x)
+    torch.testing.assert_close(logits.double(), x.double() @ weight.double().T, rtol=0.01, atol=0.02)
+    want, best = logits.float().softmax(-1).sort(descending=True, stable=True)
+    want, best = want[:, :4], best[:, :4]
     assert torch.equal(chosen, best)
     torch.testing.assert_close(shares, want.bfloat16().float() if rounded else want, rtol=1e-5, atol=0)
 
@@ -211,8 +213,8 @@ class OtherRouter(torch.nn.Module):
 
 def test_another_router_keeps_its_way():
     """What is not a softmax is noticed by what it says."""
-    assert NewTokenRouter.like(OtherRouter()) is None
-    assert NewTokenRouter.like(None) is None
+    assert SoftmaxRouter.like(OtherRouter()) is None
+    assert SoftmaxRouter.like(None) is None
 
 
 def test_joined_weights_take_no_memory_of_their_own():

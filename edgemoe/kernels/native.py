@@ -18,7 +18,7 @@ import torch
 
 from storage.layout import LAYOUTS
 
-_INTERFACE = 8
+_INTERFACE = 9
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -64,7 +64,7 @@ def library() -> Any:
     loaded.edgemoe_pass.restype = size
     loaded.edgemoe_route.argtypes = [pointer] * 5
     loaded.edgemoe_route.restype = None
-    loaded.edgemoe_choose.argtypes = [pointer] * 7
+    loaded.edgemoe_choose.argtypes = [pointer, pointer, pointer, size, *[pointer] * 4]
     loaded.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
     return loaded
 

@@ -1,4 +1,4 @@
-"""A new token's router: a softmax of which the likeliest count, a call of avx2/router.c."""
+"""A router: a softmax of which the likeliest count, a call of avx2/router.c."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Router(ctypes.Structure):
 
 
 class NativeRouter:
-    """Chooses one token's experts. What it returns is its own, and valid until the next call.
+    """Chooses tokens' experts.
 
     Args:
         weight: bf16 [E, H], contiguous.
@@ -44,24 +44,26 @@ class NativeRouter:
         """Of its structure, and of where logits, probabilities, experts and their shares go. Valid as long as this."""
         return ctypes.addressof(self._router), self.logits.data_ptr(), *self._results
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token's experts, and their shares.
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens' logits, experts and their shares. A single token's are this one's own, valid until the next.
 
         Args:
-            x: bf16, H in all, contiguous.
+            x: bf16 [T, H], contiguous.
 
         Returns:
-            int64 [1, k], the likeliest first, of a tie the first; float32 [1, k].
+            bf16 [T, E]; int64 [T, k], the likeliest first, of a tie the first; float32 [T, k].
 
         Raises:
-            MemoryError: no memory for the token's numbers.
+            MemoryError: no memory for the tokens' numbers.
         """
+        tokens, own = x.shape[0], (self.logits, self.chosen, self.shares)
+        logits, chosen, shares = own if tokens == 1 else (t.new_empty(tokens, t.shape[1]) for t in own)
         if native.library().edgemoe_choose(
-            *(native.threads(), ctypes.byref(self._router), x.data_ptr(), self.logits.data_ptr()),
-            *self._results,
+            *(native.threads(), ctypes.byref(self._router), x.data_ptr(), tokens, logits.data_ptr()),
+            *(self._probabilities.data_ptr(), chosen.data_ptr(), shares.data_ptr()),
         ):
             raise MemoryError("no memory for a router's activations")
-        return self.chosen, self.shares
+        return logits, chosen, shares
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for a token whose logits are known, bf16, E in all, contiguous."""

@@ -91,7 +91,7 @@ AVX2 int64_t edgemoe_pass(pool *p, const moe_layer *layers, int64_t count, const
         const attention_shape *shape = m->up_to_experts->attention;
         if (up_to_experts(p, m, &of_layer, hidden, cosine, sine)) return -1;
         if (!m->router) return i;
-        if (edgemoe_choose(p, m->router, m->normed, m->logits, m->probabilities, m->chosen, m->shares)) return -1;
+        if (edgemoe_choose(p, m->router, m->normed, 1, m->logits, m->probabilities, m->chosen, m->shares)) return -1;
         const int added = m->held ? add_experts(p, m, room, hidden) : 0;
         if (added < 1) return added ? -1 : i;
         of_layer.keys += shape->kv_heads * kv->context * shape->dim;

@@ -25,10 +25,11 @@ AVX2 void edgemoe_route(const router *r, const uint16_t *logits, float *probabil
     }
 }
 
-AVX2 int edgemoe_choose(pool *p, const router *r, const uint16_t *x, uint16_t *logits, float *probabilities,
-                        int64_t *chosen, float *shares) {
-    if (edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, 1, logits)) return -1;
-    edgemoe_route(r, logits, probabilities, chosen, shares);
+AVX2 int edgemoe_choose(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits,
+                        float *probabilities, int64_t *chosen, float *shares) {
+    if (edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, logits)) return -1;
+    for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, shares += r->k)
+        edgemoe_route(r, logits, probabilities, chosen, shares);
     return 0;
 }
 #endif

@@ -10,8 +10,10 @@ typedef struct {
     int32_t normalise, rounded; /* shares of the chosen alone; and rounded to bf16 */
 } router;
 
-/* edgemoe_route for a token x [cols]; logits has room for `count`. Returns 0, or -1 where there is no memory. */
-int edgemoe_choose(pool *p, const router *r, const uint16_t *x, uint16_t *logits, float *probabilities, int64_t *chosen,
-                   float *shares);
+/* From tokens x [tokens, cols]: logits [tokens, count], and of each token the k likeliest, the likeliest first, of a tie
+ * the first, with their shares of a softmax over all or over the chosen, both [tokens, k]. probabilities has room for
+ * `count`. Returns 0, or -1 where there is no memory. */
+int edgemoe_choose(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits, float *probabilities,
+                   int64_t *chosen, float *shares);
 #endif
 #endif
