@@ -107,7 +107,7 @@ def _experts_forward(
     runner, policy = binding.runner, binding.runner.policy
     tokens, slots = top_k_index.shape
     if tokens == 1 and binding.of_one_token:
-        return binding.of_one_token(hidden.contiguous(), top_k_index, top_k_weights)[None]
+        return binding.of_one_token(hidden.contiguous(), top_k_index, top_k_weights)
     if runner.watch:
         runner.watch(binding.layer, top_k_index)
     seen = _seen(binding, hidden, top_k_index, top_k_weights)
@@ -221,8 +221,9 @@ def _compute(
             runner.use.scheduled_at(share.level, share.rows)
             runner.use.computed_at(level, scheduled=share.level)
         places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
-        x = hidden.expand(places.shape[0], -1) if tokens == 1 else hidden[places // slots]
-        flat[places] = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
+        x = hidden.expand(len(places), -1) if tokens == 1 else hidden.index_select(0, places // slots)
+        y = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
+        flat.index_copy_(0, places, y)
 
 
 def _compute_below(
@@ -265,8 +266,8 @@ def _apply(
 
 def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
-    if rows.shape[0] == 1 and rows.device.type == "cpu" and native.available():
-        return native.weighted_sum(rows[0], weights.float().contiguous())[None]
+    if rows.device.type == "cpu" and native.available():
+        return native.weighted_sum(rows, weights.float().contiguous())
     if rows.shape[0] == 1:
         return (weights.float() @ rows[0].float()).to(rows.dtype)
     total = rows[:, 0].float() * weights[:, :1].float()

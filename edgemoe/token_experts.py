@@ -63,7 +63,7 @@ class TokenExperts:
             plus: bf16, H in all, contiguous: the sum is added to it in place.
 
         Returns:
-            bf16 [H], or `plus`.
+            bf16 [1, H], or `plus`.
         """
         if watch := self._binding.runner.watch:
             watch(self._binding.layer, chosen)
@@ -75,7 +75,7 @@ class TokenExperts:
         rows = self._rows(len(experts), hidden)
         if not self._compute_held(hidden, experts, levels, rows):
             self._compute_streamed(hidden, experts, levels, rows, slots=chosen.shape[1])
-        return native.weighted_sum(rows, gates if gates.dtype == torch.float32 else gates.float(), plus)
+        return native.weighted_sum(rows[None], gates.float(), plus)
 
     @property
     def runner(self) -> ExpertRunner:

@@ -44,7 +44,8 @@ class Workers(Generic[Item]):
         # which it leaves to those at work is done by them; then tickets of items that are done wake it for nothing.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True) for i in range(max(count, bulk))
+            threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True)
+            for i in range(max(count, bulk))
         ]
         for thread in self._threads:
             thread.start()

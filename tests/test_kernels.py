@@ -161,13 +161,14 @@ def test_a_tokens_experts_are_left_where_they_belong(way, expert):
 @needs_native
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (8, 2048), (6, 100)])
 def test_a_weighted_sum_is_one(rows, columns):
-    """Within bf16's rounding of the sum in float64; and added in place as torch adds the two in bf16."""
-    y = torch.randn(rows, columns).bfloat16()
-    weights = torch.rand(rows)
-    want = weights.double() @ y.double()
+    """Each token's within bf16's rounding of the sum in float64; and added in place as torch adds the two in bf16."""
+    tokens = 3
+    y = torch.randn(tokens, rows, columns).bfloat16()
+    weights = torch.rand(tokens, rows)
+    want = torch.einsum("tr,trc->tc", weights.double(), y.double())
     alone = native.weighted_sum(y, weights)
     torch.testing.assert_close(alone.double(), want, rtol=0.005, atol=1e-5)
-    plus = torch.randn(1, 1, columns).bfloat16()
+    plus = torch.randn(1, tokens, columns).bfloat16()
     added = plus + alone
     assert native.weighted_sum(y, weights, plus) is plus
     assert torch.equal(plus, added)

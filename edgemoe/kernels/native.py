@@ -18,7 +18,7 @@ import torch
 
 from storage.layout import LAYOUTS
 
-_INTERFACE = 9
+_INTERFACE = 10
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -55,7 +55,7 @@ def library() -> Any:
         pointer,
         size,
     ]
-    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, ctypes.c_int, pointer]
+    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, size, ctypes.c_int, pointer]
     loaded.edgemoe_weighted_sum.restype = None
     loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
     loaded.edgemoe_rms_norm.restype = None
@@ -137,17 +137,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum over k of weights [k] * rows [k, H], in float32 and in this order.
+    """Sum over k of weights [T, k] * rows [T, k, H], in float32 and in this order.
 
     Args:
-        rows: bf16 [k, H], contiguous.
-        weights: float32, k in all, contiguous.
-        plus: bf16, H in all, contiguous: the sum, rounded, is added to it in place.
+        rows: bf16 [T, k, H], contiguous.
+        weights: float32, T k in all, contiguous.
+        plus: bf16, T H in all, contiguous: the sums, rounded, are added to it in place.
 
     Returns:
-        bf16 [H], or `plus`.
+        bf16 [T, H], or `plus`.
     """
-    out = rows.new_empty(rows.shape[1]) if plus is None else plus
+    out = rows.new_empty(rows.shape[0], rows.shape[2]) if plus is None else plus
     library().edgemoe_weighted_sum(
         rows.data_ptr(), weights.data_ptr(), *rows.shape, plus is not None, out.data_ptr()
     )

@@ -73,7 +73,7 @@ AVX2 static int add_experts(pool *p, const moe_layer *m, const expert_room *room
         e->y = slot;
     }
     if (edgemoe_experts(p, room->up, room->down, room->inner, room->together, k, m->normed, 1, room->rows, k)) return -1;
-    edgemoe_weighted_sum(room->rows, m->shares, k, size, 1, hidden);
+    edgemoe_weighted_sum(room->rows, m->shares, 1, k, size, 1, hidden);
     for (int64_t slot = 0; slot < k; slot++) room->computed[room->together[slot].level]++;
     return 1;
 }

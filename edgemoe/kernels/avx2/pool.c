@@ -103,7 +103,7 @@ int pool_threads(const pool *p) { return p->threads; }
 
 void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_9(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_10(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -136,5 +136,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_9(void) { return 0; }
+int edgemoe_supported_10(void) { return 0; }
 #endif
