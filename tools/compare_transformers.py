@@ -81,9 +81,15 @@ def reference_answers(
     tokens: int,
     dtype: str = "bfloat16",
     level: int | None = None,
+    attention: str | None = None,
 ) -> list[str]:
-    """transformers' own greedy answers; with `level`, what it answers with its experts' weights rounded to that."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    """transformers' own greedy answers.
+
+    With `level`, what it answers with its experts' weights rounded to that; with `attention`, by this one of its
+    implementations instead of its default.
+    """
+    chosen = {"attn_implementation": attention} if attention else {}
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), **chosen).eval()
     if level:
         round_experts(model, level)
     answers = []
@@ -170,6 +176,11 @@ def main() -> int:
         action="store_true",
         help="also: how many answers transformers itself gives with its experts' weights at --exact's level",
     )
+    parser.add_argument(
+        "--eager-reference",
+        action="store_true",
+        help="also: how many answers transformers itself gives with its eager attention, all else the same",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -191,6 +202,11 @@ def main() -> int:
             given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, given.exact
         )
         cost["same_by_transformers"] = sum(a == b for a, b in zip(wanted, rounded, strict=True))
+    if given.eager_reference:
+        eager = reference_answers(
+            given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, attention="eager"
+        )
+        cost["same_by_eager_attention"] = sum(a == b for a, b in zip(wanted, eager, strict=True))
     if given.json:
         print(json.dumps({"exact": given.exact, "prompts": len(prompts), "same": same, **cost}))
     else:
