@@ -16,9 +16,10 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
-from edgemoe.new_token import NewTokenAttention, SoftmaxRouter
+from edgemoe.new_token import NewTokenAttention
 from edgemoe.new_token_layers import NewTokenLayers
 from edgemoe.new_token_model import NewTokenModel
+from edgemoe.router import SoftmaxRouter
 from edgemoe.token_experts import TokenExperts
 from storage.device import Device
 from storage.errors import MissingTensor, ModelRefused

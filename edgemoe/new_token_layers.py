@@ -13,7 +13,8 @@ from edgemoe.dense import DenseNorm
 from edgemoe.kernels.native_layers import NativeLayers
 from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import StepKV
-from edgemoe.new_token import NewTokenAttention, SoftmaxRouter, room
+from edgemoe.new_token import NewTokenAttention, room
+from edgemoe.router import SoftmaxRouter
 
 
 class NewTokenLayers:

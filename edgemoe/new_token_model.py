@@ -13,7 +13,7 @@ from edgemoe.new_token_layers import NewTokenLayers
 
 
 class NewTokenModel:
-    """What a plain model's `forward` does, without the tenth of a token's time that it takes around the layers.
+    """What a plain model's `forward` does, without what it spends around the layers.
 
     Args:
         model: embedding, layers, norm and head (Family.plain_attention).

@@ -12,7 +12,8 @@ from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
 from edgemoe.kernels.native_attention import NativeAttention
 from edgemoe.kernels.native_router import NativeRouter
-from edgemoe.new_token import NewTokenAttention, SoftmaxRouter
+from edgemoe.new_token import NewTokenAttention
+from edgemoe.router import SoftmaxRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.stores import convert_checkpoint

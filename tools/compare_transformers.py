@@ -144,8 +144,8 @@ def edgemoe_answers(
     return answers, cost
 
 
-def main() -> int:
-    """Runs the comparison."""
+def options() -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -183,36 +183,50 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def prompts_of(given: argparse.Namespace, tokenizer: Any) -> list[str]:
+    """What both sides are asked."""
+    if given.prompt_file:
+        lines: list[str] = given.prompt_file.read_text().splitlines()
+        return lines[: given.prompts]
+    if given.own_prompts:
+        return own_prompts(given.checkpoint, tokenizer, given.prompts, given.seed)
+    return task_prompts(given.prompts, given.seed)
+
+
+def main() -> int:
+    """Runs the comparison."""
+    given = options()
     store = StoreModel.open(resolve_store(given.store or given.checkpoint))
     tokenizer = load_tokenizer(store.directory)
-    if given.prompt_file:
-        prompts = given.prompt_file.read_text().splitlines()[: given.prompts]
-    elif given.own_prompts:
-        prompts = own_prompts(given.checkpoint, tokenizer, given.prompts, given.seed)
-    else:
-        prompts = task_prompts(given.prompts, given.seed)
-    wanted = reference_answers(given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype)
+    prompts = prompts_of(given, tokenizer)
+
+    def reference(**changed: Any) -> list[str]:
+        return reference_answers(
+            given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, **changed
+        )
+
+    wanted = reference()
+
+    def same_as(answers: list[str]) -> int:
+        return sum(a == b for a, b in zip(wanted, answers, strict=True))
+
     got, cost = edgemoe_answers(
         store, tokenizer, prompts, given.new_tokens, exact=given.exact, over_minimum=given.limit_over_minimum
     )
-    same = sum(a == b for a, b in zip(wanted, got, strict=True))
+    same = same_as(got)
     if given.rounded_reference:
-        rounded = reference_answers(
-            given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, given.exact
-        )
-        cost["same_by_transformers"] = sum(a == b for a, b in zip(wanted, rounded, strict=True))
+        cost["same_by_transformers"] = same_as(reference(level=given.exact))
     if given.eager_reference:
-        eager = reference_answers(
-            given.checkpoint, tokenizer, prompts, given.new_tokens, given.reference_dtype, attention="eager"
-        )
-        cost["same_by_eager_attention"] = sum(a == b for a, b in zip(wanted, eager, strict=True))
+        cost["same_by_eager_attention"] = same_as(reference(attention="eager"))
     if given.json:
         print(json.dumps({"exact": given.exact, "prompts": len(prompts), "same": same, **cost}))
     else:
-        for prompt, reference, answer in zip(prompts, wanted, got, strict=True):
-            if reference != answer:
-                print(f"{prompt}\n  transformers: {reference!r}\n  edgemoe:      {answer!r}")
+        for prompt, wants, answer in zip(prompts, wanted, got, strict=True):
+            if wants != answer:
+                print(f"{prompt}\n  transformers: {wants!r}\n  edgemoe:      {answer!r}")
         print(f"{same} of {len(prompts)} answers are the same text at exact {given.exact}; {cost}")
     return 0 if same >= given.at_least * len(prompts) else 1
 
