@@ -12,7 +12,7 @@ What always holds, and `check_integrity` verifies:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -119,6 +119,19 @@ class Tier(ABC):
         Gives up whole blocks and changes none, so it stops at ResidentForm.demoted. Without effect on an
         expert that is not resident above `level`.
         """
+
+    @abstractmethod
+    def room(self, level: int) -> int:
+        """How many more experts, whole at `level`, find room without an eviction. 0 for what is no level."""
+
+    @abstractmethod
+    def go_first(self, keys: Sequence[ExpertKey]) -> None:
+        """Those of `keys` that are resident are evicted before all others, the first of them first, and before those of
+        earlier calls; each until it is acquired, all until `all_alike`."""
+
+    @abstractmethod
+    def all_alike(self) -> None:
+        """Ends what go_first did."""
 
     @abstractmethod
     def resident(self) -> dict[ExpertKey, int]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from cache.arena import in_ram
 from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
@@ -88,6 +89,8 @@ class PlaneTier(Tier):
         self._whole = any(policy.whole for policy in self._policies.values())
         self._victims_kinds = kinds[::-1] if self._whole else kinds
         self._resident: dict[ExpertKey, _Version] = {}
+        self._first: dict[ExpertKey, None] = {}
+        """Residents that are evicted before all others, the last of them first."""
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
         self._lock = threading.Lock()
@@ -97,6 +100,27 @@ class PlaneTier(Tier):
         with self._lock:
             version = self._resident.get(key)
             return version.level if version else 0
+
+    def room(self, level: int) -> int:
+        """See Tier."""
+        with self._lock:
+            names = self._names.get(level, ())
+            if not names or not set(names) <= set(self._blocks.kinds):
+                return 0
+            return min(map(self._blocks.available, names))
+
+    def go_first(self, keys: Sequence[ExpertKey]) -> None:
+        """See Tier."""
+        with self._lock:
+            for key in reversed(keys):
+                if key in self._resident:
+                    self._first.pop(key, None)
+                    self._first[key] = None
+
+    def all_alike(self) -> None:
+        """See Tier."""
+        with self._lock:
+            self._first.clear()
 
     def resident(self) -> dict[ExpertKey, int]:
         """See Tier."""
@@ -114,6 +138,7 @@ class PlaneTier(Tier):
             version = self._resident.get(key)
             if version is None:
                 return None
+            self._first.pop(key, None)
             for kind in version.indices:
                 self._policies[kind].used(key)
             return self._lease(version) if version.level >= level else None
@@ -209,6 +234,7 @@ class PlaneTier(Tier):
             for kind, policy in self._policies.items():
                 holders = [key for key, version in self._resident.items() if kind in version.indices]
                 assert sorted(policy.candidates()) == sorted(holders)
+            assert self._first.keys() <= self._resident.keys()
             assert all(key == version.key for key, version in self._resident.items())
 
     # What follows is called with the lock held.
@@ -241,9 +267,12 @@ class PlaneTier(Tier):
 
     def _first_to_lose(self, kind: str, key: ExpertKey) -> _Version | None:
         """The first candidate, other than `key`, whose block of a kind comes free when it loses it."""
-        for candidate in self._policies[kind].candidates():
+        for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
             version = self._resident[candidate]
-            if not version.pins and candidate != key and self._blocks.sole(kind, version.indices[kind]):
+            index = version.indices.get(kind)
+            if index is None or version.pins or candidate == key:
+                continue
+            if self._blocks.sole(kind, index):
                 return version
         return None
 
@@ -264,6 +293,8 @@ class PlaneTier(Tier):
         old = self._resident.pop(key, None)
         if version:
             self._resident[key] = version
+        else:
+            self._first.pop(key, None)
         if not old:
             return
         for kind in old.indices:

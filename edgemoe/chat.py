@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 from edgemoe.answering import Chat
 from edgemoe.commands import COMPLETIONS, run_command
 from edgemoe.conversation import Conversation
 from edgemoe.engine import Engine
+from edgemoe.filling import filling
 from edgemoe.interrupts import InterruptedTwice, counting_interrupts
 from edgemoe.terminal import Turn, open_turns
 from storage.errors import ContextExceeded, UserError
@@ -32,7 +34,8 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
     turns = open_turns(COMPLETIONS)
     while True:
         try:
-            turn = turns.read()
+            with filling(engine) if interactive else nullcontext():
+                turn = turns.read()
             if turn.text.strip():
                 _take(chat, turn, forgiving=interactive)
         except EOFError:

@@ -31,7 +31,8 @@ from edgemoe.store_model import StoreModel
 from edgemoe.tiers import open_tiers
 from prefetch.base import TransferCounts
 from prefetch.fetcher import Fetcher
-from storage.base import ResidentForm
+from prefetch.filling import fill
+from storage.base import ExpertKey, ResidentForm
 from storage.errors import UserError
 from storage.reader import RecordReader
 
@@ -61,6 +62,9 @@ class Engine:
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device
+        layers = store.manifest.layers.items()
+        everybody = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
+        self._experts = sorted(everybody, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
         self._reserve(store.form)
@@ -192,6 +196,20 @@ class Engine:
         for start in range(0, len(tokens), PREFILL_ROWS):
             logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))
         return logits[0]
+
+    def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Reads experts into the fastest tier's free room, as many of every layer.
+
+        Evicts nobody. An expert that cannot be read ends it without an error; whoever asks for that one gets it.
+        Drops the counters. On any thread, while no other uses the engine (filling.filling).
+
+        Args:
+            go_on: False ends it, within some 0.1 s.
+        """
+        settings = self.settings
+        if settings.cache:
+            levels = [level for level in settings.levels if level]
+            fill(self._source, self.vram, self._experts, levels, go_on)
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""

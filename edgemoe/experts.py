@@ -123,7 +123,8 @@ def _experts_forward(
         ExpertKey(binding.layer, expert): max(share.level for share in parts)
         for expert, parts in shares.items()
     }
-    with runner.source.stream(wanted) as leases:
+    passing = len(wanted) > PASSING * policy.experts
+    with runner.source.stream(wanted, passing=passing) as leases:
         look_ahead(binding, seen.ahead if runner.device else scored(binding, hidden), slots)
         for lease in leases:
             together = [lease, *leases.ready()]
@@ -246,6 +247,10 @@ def _compute_below(
     row = runner.below.forward(hidden, [part], module._apply_gate)[0]
     rows[int(share.places)].copy_(row, non_blocking=True)
 
+
+PASSING = 0.5
+"""Share of a layer's experts beyond which a prompt goes through all layers' in turn: what is read for one layer then
+makes room for the next, and what is resident for later ones stays (docs/decisions/0016)."""
 
 BATCH_ROWS = 64
 """Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""

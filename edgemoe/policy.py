@@ -23,7 +23,7 @@ class LevelPolicy:
     """
 
     def __init__(self, settings: RunSettings, layers: int, experts: int) -> None:
-        self.settings, self._layers, self._experts = settings, layers, experts
+        self.settings, self.experts, self._layers = settings, experts, layers
         self.uniform: int | None = settings.levels[0] if len(settings.levels) == 1 else None
         """The one level of everything, or None."""
 
@@ -57,12 +57,12 @@ class LevelPolicy:
             relative = weights / weights.mean(dim=1, keepdim=True)
             return self._scheduled(layer, weights, relative.square())
         importance = expert_importance(
-            settings.importance, top_k_index, top_k_weights, scores, settings.heavy_hitters, self._experts
+            settings.importance, top_k_index, top_k_weights, scores, settings.heavy_hitters, self.experts
         )
-        active = torch.zeros(self._experts, dtype=torch.bool)
+        active = torch.zeros(self.experts, dtype=torch.bool)
         active[top_k_index.reshape(-1)] = True
         among = importance[active].unsqueeze(0)
-        by_expert = torch.zeros(self._experts, dtype=torch.int64)
+        by_expert = torch.zeros(self.experts, dtype=torch.int64)
         by_expert[active] = self._scheduled(layer, among, among / among.mean())[0]
         return by_expert[top_k_index]
 

@@ -156,7 +156,9 @@ class ExpertSource(ABC):
     """Brings experts into the fastest tier and hands them out. Used by one engine thread."""
 
     @abstractmethod
-    def stream(self, wanted: Mapping[ExpertKey, int]) -> AbstractContextManager[Leases]:
+    def stream(
+        self, wanted: Mapping[ExpertKey, int], *, passing: bool = False
+    ) -> AbstractContextManager[Leases]:
         """The experts of `wanted` (key -> level, level > 0), each exactly once, in the order they get ready.
 
         A lease is valid until the next one is asked for (ready() does not ask) or the context ends; leases
@@ -167,6 +169,11 @@ class ExpertSource(ABC):
 
         What was read ahead and is wanted is used, whole or half-way; what is not wanted and has not begun
         is cancelled.
+
+        Args:
+            wanted: see above.
+            passing: whether more such streams will come, which say nothing of who is wanted again: what has to be
+                brought is evicted before all others, once the context ends and until a stream that is not.
 
         Raises:
             DamagedData: when a read fails; every other transfer of the call is waited for first.

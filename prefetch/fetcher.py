@@ -94,7 +94,7 @@ class Fetcher(ExpertSource):
         return self._speculation.on
 
     @contextmanager
-    def stream(self, wanted: Mapping[ExpertKey, int]) -> Iterator[Leases]:
+    def stream(self, wanted: Mapping[ExpertKey, int], *, passing: bool = False) -> Iterator[Leases]:
         """See ExpertSource.
 
         An error that is met only while the context is being left early is not raised: nobody waits for
@@ -113,6 +113,8 @@ class Fetcher(ExpertSource):
                 self._traffic, self._speculation, wanted, interrupt, self.split
             )
             try:
+                if not passing:
+                    self._traffic.vram.all_alike()
                 stream.begin()
                 yield stream
             except BaseException:
@@ -122,6 +124,8 @@ class Fetcher(ExpertSource):
             finally:
                 self._stream = None
                 stream.finish()
+                if passing:
+                    self._traffic.vram.go_first(stream.brought)
 
     def speculate(self, predicted: Mapping[ExpertKey, int]) -> None:
         """See ExpertSource. Without effect unless `looks_ahead`."""

@@ -106,15 +106,21 @@ class Speculation:
             return True
         return False
 
-    def resolve(self, wanted: Mapping[ExpertKey, int]) -> None:
-        """The router has spoken. Ends the guess: all that is left of it is under way, wanted or begun."""
+    def resolve(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
+        """The router has spoken. Ends the guess: all that is left of it is under way, wanted or begun.
+
+        Returns:
+            what is wanted and has come on it, whole.
+        """
         asked = self._traffic.clock()
         self._compare(wanted)
         for transfer in [t for t in self._flying.values() if t.done]:
             self.land(transfer)
+        used = []
         for key, transfer in self._landed.items():
             if key in wanted and self._held(key) >= min(wanted[key], transfer.reservation.level):
                 self._count_used(transfer, asked)
+                used += [key] if transfer.reservation.held is None else []
             else:
                 self._count_wasted(transfer)
         for transfer in list(self._flying.values()):
@@ -125,6 +131,7 @@ class Speculation:
                 self.withdraw(transfer)
         self._forget()
         self._tell_judge()
+        return used
 
     def settle(self, transfer: Transfer) -> Lease | None:
         """Ends a transfer of ours that is done, as Traffic.settle, and counts what it was good for."""

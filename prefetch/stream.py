@@ -46,10 +46,12 @@ class LayerStream(Leases):
         self._below: deque[Lease] = deque()
         self._current_below: Lease | None = None
         self._stopped = False
+        self.brought: list[ExpertKey] = []
+        """Those of `wanted` of which nothing was resident before somebody guessed or asked."""
 
     def begin(self) -> None:
         """Pins every hit, so that no miss evicts one, takes over what is on its way, and starts the misses."""
-        self._speculation.resolve(self._wanted)
+        self.brought = self._speculation.resolve(self._wanted)
         counts = self._traffic.counts
         counts.ask(list(self._wanted.values()))
         for key in sorted(self._wanted):
@@ -59,6 +61,7 @@ class LayerStream(Leases):
                 (self._arrived if lease.arriving else self._hits).append(lease)
             elif not self._take_over(key, level):
                 self._missing.append(key)
+        self.brought += [key for key in (*self._missing, *self._awaited) if not self._vram.level_of(key)]
         counts.vram_hits += len(self._hits) + len(self._arrived)
         self._leave_below()
         # What is there in part goes first: a whole expert's transfer might evict it meanwhile.

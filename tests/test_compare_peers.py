@@ -25,6 +25,9 @@ from compare_peers_report import as_table, reached, run_of, summarize
 from compare_peers_run import Outcome, prove_enforced, require_in_force, run_child
 from limited import Controller, LimitError, Usage, find_controller
 
+from edgemoe.engine import Engine, StoreModel
+from storage.errors import UserError
+
 TOOL = Path(compare_peers.__file__)
 DOUBLE = Path(__file__).parent / "peer_double.py"
 MIB = 1 << 20
@@ -228,6 +231,34 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert comparison.popularity["peer"] == [[20]]
     # 8 tokens of prompt and two decoded ones that are fed again, two experts each.
     assert [sum(layer) for layer in comparison.popularity["exact 4"]] == [20, 20]
+
+
+def test_only_a_row_that_says_so_begins_empty(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row once; 4-empty does not have the engine fill its room."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    residents: list[int] = []
+    fill = Engine.fill
+
+    def counted(engine: Engine) -> None:
+        fill(engine)
+        residents.append(len(engine.vram.resident()))
+
+    monkeypatch.setattr(Engine, "fill", counted)
+    for row in ("4", "4-empty"):
+        program = edgemoe_program(row, store)
+        request = {"model": str(program.model), "settings": program.settings, "fill": program.fill}
+        request |= {
+            "vram_limit": None,
+            "threads": 1,
+            "new_tokens": 3,
+            "prompt": list(range(8)),
+            "warm_up": [],
+        }
+        assert len(compare_peers_edgemoe.answer(request | {"popularity": False})["tokens"]) == 3
+    assert residents == [StoreModel.open(store).shape.experts]
+    assert edgemoe_program("4-empty", store).name == "exact 4, empty at first"
+    with pytest.raises(UserError, match="-full is not known"):
+        edgemoe_program("4-full", store)
 
 
 def test_ratios_are_of_means() -> None:

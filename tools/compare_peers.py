@@ -7,8 +7,9 @@
 Every answer is a process of its own in a fresh memory cgroup, page cache counted and dropped before (limited.py), on
 --threads threads. Both sides get the same token ids, a different prompt each round: conversations of the demo's tasks
 or a text, by the demo model's tokenizer, so that ids repeat as a text's do. Decoding is greedy and no token ends it.
-Under a limit the runs are cold: times begin when the model is open, with no expert read (edgemoe) or with what mapping
-the file left in memory (llama.cpp). Without one they are warm: a prompt of random tokens and the prompt itself come
+Under a limit the runs are cold: times begin when the model is open, with what mapping the file left in memory
+(llama.cpp) or with what loading filled free room with, as a chat does (edgemoe; a row 4-empty does not). `load s` is
+what came before. Without one they are warm: a prompt of random tokens and the prompt itself come
 first, so that all is resident. llama.cpp maps its model; its weight repacking is off under a limit. edgemoe gets the
 limit less --beside, what its process takes beside its own --vram-limit.
 
@@ -99,7 +100,7 @@ class Comparison:
         }
         own = None if limit is None else limit - self.options.beside
         if program.settings is not None:
-            return request | {"settings": program.settings, "vram_limit": own}
+            return request | {"settings": program.settings, "fill": program.fill, "vram_limit": own}
         return request | {"memory": own}
 
     def run(self, program: Program, case: Case, number: int) -> None:

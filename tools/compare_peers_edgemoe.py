@@ -1,8 +1,8 @@
 """edgemoe as a child of tools/compare_peers.py: the protocol of compare_peers_run, one prompt.
 
 The request's model is a store; `settings` are those of edgemoe.options.run_settings (exact, or levels and retention);
-`vram_limit` in bytes, or null for everything resident. The answer's `row` is a row of `edgemoe bench`'s report, with
-bandwidths probed once the engine is closed.
+`vram_limit` in bytes, or null for everything resident; `fill`: whether loading ends with Engine.fill. The answer's
+`row` is a row of `edgemoe bench`'s report, with bandwidths probed once the engine is closed.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def _run(
     """Warm-up prompts, two tokens each, then the one that is asked for."""
     started = time.perf_counter()
     with Engine(store, plan, settings) as engine:
+        if request["fill"]:
+            engine.fill()
         load_s = time.perf_counter() - started
         if note:
             engine.watch(note)

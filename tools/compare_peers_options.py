@@ -50,7 +50,8 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
         "--settings",
         type=_list_of(str),
         default=["4", "4/2", "4/0"],
-        help="edgemoe's rows: one level is exact, several are at retention 0.75; default: 4,4/2,4/0",
+        help="edgemoe's rows: one level is exact, several are at retention 0.75; with -empty behind them room is not "
+        "filled before the prompt; default: 4,4/2,4/0",
     )
 
 

@@ -25,21 +25,30 @@ class Program:
         command: starts its child.
         model: its file or directory.
         settings: of edgemoe; None: a peer.
+        fill: whether edgemoe's free room is filled before the prompt comes (Engine.fill).
     """
 
     name: str
     command: tuple[str, ...]
     model: Path
     settings: dict[str, Any] | None = None
+    fill: bool = True
 
 
-def edgemoe_program(levels: str, store: Path) -> Program:
-    """edgemoe at levels such as 4 (then exact) or 4/2."""
+def edgemoe_program(row: str, store: Path) -> Program:
+    """edgemoe at levels such as 4 (then exact) or 4/2; behind them -empty where no room is to be filled."""
+    levels, _, empty = row.partition("-")
+    if empty not in ("", "empty"):
+        raise UserError(
+            f"the row {row} was wanted", f"-{empty} is not known", "Levels stand alone or before -empty"
+        )
     chosen: dict[str, Any] = (
         {"exact": int(levels)} if levels.isdigit() else {"levels": levels, "retention": PAPER_RETENTION}
     )
     name = run_settings(8, **chosen).name
-    return Program(name, (sys.executable, str(HERE / "compare_peers_edgemoe.py")), store, chosen)
+    name += ", empty at first" if empty else ""
+    command = (sys.executable, str(HERE / "compare_peers_edgemoe.py"))
+    return Program(name, command, store, chosen, fill=not empty)
 
 
 def peer_program(options: argparse.Namespace) -> Program:

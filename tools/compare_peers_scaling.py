@@ -107,6 +107,7 @@ def measure(controller: Controller, stores: Sequence[StoreModel], options: argpa
                 "threads": options.threads,
                 "popularity": False,
                 "settings": program.settings,
+                "fill": program.fill,
                 "vram_limit": own,
             }
             outcome = run_child(controller, limit, program.command, request, keep_cache=options.keep_cache)

@@ -89,7 +89,7 @@ def _ssd(reader: RecordReader, store: StoreModel, level: int) -> float:
         with mmap.mmap(-1, size) as buffer:
             view = memoryview(buffer)
             for index in share:
-                if time.perf_counter() - start > PROBE_SECONDS:
+                if done and time.perf_counter() - start > PROBE_SECONDS:
                     break
                 done += reader.read(keys[index], Plane.BASE, last, [view])
             view.release()

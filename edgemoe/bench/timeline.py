@@ -246,13 +246,13 @@ class TimedSource(ExpertSource):
         self._timeline.add(COMPUTE, "dense", self._since)
 
     @contextmanager
-    def stream(self, wanted: Mapping[ExpertKey, int]) -> Iterator[Leases]:
+    def stream(self, wanted: Mapping[ExpertKey, int], *, passing: bool = False) -> Iterator[Leases]:
         """See ExpertSource."""
         self.end()
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._source.stream(wanted) as leases:
+            with self._source.stream(wanted, passing=passing) as leases:
                 yield TimedLeases(leases, self._timeline, name)
         finally:
             self.begin()
