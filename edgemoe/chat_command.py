@@ -83,8 +83,9 @@ def chat_command(
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
-    While it waits at a terminal, experts are read into free room. A turn /help lists the commands of a chat, among them /set levels 4/2. Ctrl-C cancels an answer and drops its
-    turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D exits.
+    A turn /help lists the commands of a chat, among them /set levels 4/2. While it waits for you, experts are read into
+    free room. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D
+    exits.
     """
     choose = partial(
         run_settings,

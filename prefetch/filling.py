@@ -36,9 +36,11 @@ def fill(
     Raises:
         ValueError: the fetcher is closed, or a stream of it is open.
     """
+    rest = [key for key in keys if not tier.level_of(key)]
+    if not rest or not any(map(tier.room, levels)):
+        return
     fetcher.settle()
     mode, fetcher.mode = fetcher.mode, "off"  # no verdict on guesses that nobody made
-    rest = [key for key in keys if not tier.level_of(key)]
     filled: list[ExpertKey] = []
     try:
         for level in levels:
