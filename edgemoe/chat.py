@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 
 from edgemoe.answering import Chat
 from edgemoe.commands import COMPLETIONS, run_command
@@ -11,7 +10,7 @@ from edgemoe.conversation import Conversation
 from edgemoe.engine import Engine
 from edgemoe.filling import filling
 from edgemoe.interrupts import InterruptedTwice, counting_interrupts
-from edgemoe.terminal import Turn, open_turns
+from edgemoe.terminal import Turn, TurnSource, open_turns
 from storage.errors import ContextExceeded, UserError
 
 
@@ -34,12 +33,25 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
     turns = open_turns(COMPLETIONS)
     while True:
         try:
-            with filling(engine) if interactive else nullcontext():
-                turn = turns.read()
-            if turn.text.strip():
+            turn = _from_person(chat, turns) if interactive else turns.read()
+            if turn and turn.text.strip():
                 _take(chat, turn, forgiving=interactive)
         except EOFError:
             return
+
+
+def _from_person(chat: Chat, turns: TurnSource) -> Turn | None:
+    """The next turn, with experts read into free room until it comes; None: Ctrl-C came just behind it."""
+    turn: Turn | None = None
+    try:
+        with filling(chat.engine):
+            turn = turns.read()
+    except KeyboardInterrupt:
+        if turn is None:
+            raise
+        chat.say("\n(cancelled; the turn is dropped)")
+        return None
+    return turn
 
 
 def _take(chat: Chat, turn: Turn, *, forgiving: bool) -> None:

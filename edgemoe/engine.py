@@ -38,6 +38,9 @@ from storage.reader import RecordReader
 
 __all__ = ["Engine", "StoreModel"]
 
+FILL_BYTES = 1 << 26
+"""Of experts read together into free room: enough for every reader, and no long wait for whoever asks meanwhile."""
+
 
 class Engine:
     """A model under limits. Used by one thread; `close` it, or use it as a context manager.
@@ -67,6 +70,7 @@ class Engine:
         self._experts = sorted(everybody, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
+        self._form = store.form
         self._reserve(store.form)
         if self.device:
             self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
@@ -200,16 +204,17 @@ class Engine:
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
         """Reads experts into the fastest tier's free room, as many of every layer.
 
-        Evicts nobody. An expert that cannot be read ends it without an error; whoever asks for that one gets it.
-        Drops the counters. On any thread, while no other uses the engine (filling.filling).
+        Evicts nobody from it. An expert that cannot be read ends it without an error; whoever asks for that one gets
+        it. Drops the counters. On any thread, while no other uses the engine (filling.filling).
 
         Args:
-            go_on: False ends it, within some 0.1 s.
+            go_on: False ends it with what is being read by then, some 0.1 s.
         """
         settings = self.settings
         if settings.cache:
             levels = [level for level in settings.levels if level]
-            fill(self._source, self.vram, self._experts, levels, go_on)
+            together = max(FILL_BYTES // self._form.bytes_at(levels[0]), 1)
+            fill(self._source, self.vram, self._experts, levels, together, go_on)
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""

@@ -123,7 +123,7 @@ def _experts_forward(
         ExpertKey(binding.layer, expert): max(share.level for share in parts)
         for expert, parts in shares.items()
     }
-    passing = len(wanted) > PASSING * policy.experts
+    passing = not runner.state.decode and len(wanted) > PASSING * policy.experts
     with runner.source.stream(wanted, passing=passing) as leases:
         look_ahead(binding, seen.ahead if runner.device else scored(binding, hidden), slots)
         for lease in leases:

@@ -9,18 +9,16 @@ from prefetch.fetcher import Fetcher
 from storage.base import ExpertKey
 from storage.errors import DamagedData
 
-TOGETHER = 32
-"""Experts a stream: enough for every reader, few enough that whoever wants to end it waits for some 0.1 s."""
-
 
 def fill(
     fetcher: Fetcher,
     tier: Tier,
     keys: Iterable[ExpertKey],
     levels: Sequence[int],
+    together: int,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Reads experts that are not resident into room that is free, and evicts nobody.
+    """Reads experts that are not resident into room that is free, and evicts nobody from it.
 
     A prompt behind it takes room from those that it has not asked for, of the last layers first.
     At the first of `levels` while there is room at it, then at the next. An expert that cannot be read ends it:
@@ -31,28 +29,34 @@ def fill(
         tier: that tier.
         keys: the first wanted first.
         levels: the highest first.
-        go_on: asked before every TOGETHER experts.
+        together: experts a stream, 1 or more.
+        go_on: asked before every stream and after every expert; False ends it with what is being read by then.
 
     Raises:
         ValueError: the fetcher is closed, or a stream of it is open.
+        RuntimeError: a device refused a copy.
     """
     rest = [key for key in keys if not tier.level_of(key)]
     if not rest or not any(map(tier.room, levels)):
         return
     fetcher.settle()
-    mode, fetcher.mode = fetcher.mode, "off"  # no verdict on guesses that nobody made
-    filled: list[ExpertKey] = []
+    mode, split = fetcher.mode, fetcher.split
+    fetcher.mode, fetcher.split = (
+        "off",
+        None,
+    )  # no verdict on guesses that nobody made; nobody computes what stays below
+    tried: list[ExpertKey] = []
     try:
         for level in levels:
-            while go_on() and (now := rest[: min(TOGETHER, tier.room(level))]):
-                with fetcher.stream(dict.fromkeys(now, level)) as leases:
-                    for _ in leases:
-                        leases.ready()
-                filled += now
+            while go_on() and (now := rest[: min(together, tier.room(level))]):
+                tried += now
                 del rest[: len(now)]
+                with fetcher.stream(dict.fromkeys(now, level), passing=True) as leases:
+                    while go_on() and next(leases, None):
+                        leases.ready()
     except DamagedData:
         pass
     finally:
-        tier.go_first(sorted(filled, reverse=True))
+        tier.go_first(sorted(tried, reverse=True))
         fetcher.take_counts()
-        fetcher.mode = mode
+        fetcher.mode, fetcher.split = mode, split

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +18,11 @@ from fetch_rig import Rig, broken, rigs
 from terminals import Terminal
 from toys import MERGED, SLICED, disk_bytes
 
-from edgemoe.chat import run_chat
+from edgemoe.chat import _from_person, run_chat
 from edgemoe.conversation import Conversation
 from edgemoe.filling import filling
 from edgemoe.generate import Sampling
-from prefetch import filling as module
+from edgemoe.terminal import Turn
 from prefetch.filling import fill
 from prefetch.judge import Judge
 from storage.base import ExpertKey
@@ -35,11 +38,10 @@ def engines(tiny_store, monkeypatch):
     yield from engines_on(tiny_store, monkeypatch)
 
 
-def test_the_first_layers_come_as_far_as_there_is_room(rig: type[Rig], monkeypatch) -> None:
+def test_the_first_layers_come_as_far_as_there_is_room(rig: type[Rig]) -> None:
     """Also across several streams; not one byte more is read, and the counters start anew."""
-    monkeypatch.setattr(module, "TOGETHER", 2)
     r = rig(SLICED, 5)
-    fill(r.fetcher, r.vram, KEYS, [4])
+    fill(r.fetcher, r.vram, KEYS, [4], 2)
     assert r.vram.resident() == dict.fromkeys(KEYS[:5], 4)
     assert r.reader.bytes == 5 * disk_bytes(0, 4)
     assert r.fetcher.take_counts().requests == 0
@@ -51,7 +53,7 @@ def test_room_that_the_highest_level_leaves_goes_to_the_next(rig: type[Rig]) -> 
     r = rig(SLICED, 4)
     r.vram._blocks.take("d4")  # as if the tier had fewer
     r.vram._blocks.take("d4")
-    fill(r.fetcher, r.vram, KEYS, [4, 2])
+    fill(r.fetcher, r.vram, KEYS, [4, 2], 2)
     assert r.vram.resident() == dict.fromkeys(KEYS[:2], 4) | dict.fromkeys(KEYS[2:4], 2)
 
 
@@ -59,10 +61,10 @@ def test_nobody_is_evicted_or_read_again(rig: type[Rig]) -> None:
     """What is resident stays, at whatever level; a full tier is left alone."""
     r = rig(MERGED, 3)
     r.fetch({KEYS[5]: 8, KEYS[0]: 2})
-    fill(r.fetcher, r.vram, KEYS, [4])
+    fill(r.fetcher, r.vram, KEYS, [4], 2)
     assert r.vram.resident() == {KEYS[5]: 8, KEYS[0]: 2, KEYS[1]: 4}
     read = r.reader.bytes
-    fill(r.fetcher, r.vram, KEYS, [4])
+    fill(r.fetcher, r.vram, KEYS, [4], 2)
     assert r.reader.bytes == read
     r.whole()
 
@@ -71,7 +73,7 @@ def test_a_prompt_takes_room_from_the_last_layers(rig: type[Rig]) -> None:
     """And not from those that it has asked for, nor from an expert that was used before any of them came."""
     r = rig(SLICED, 4)
     r.fetch({KEYS[2]: 4})
-    fill(r.fetcher, r.vram, [KEYS[0], KEYS[3], KEYS[4]], [4])
+    fill(r.fetcher, r.vram, [KEYS[0], KEYS[3], KEYS[4]], [4], 2)
     with r.fetcher.stream({KEYS[0]: 4, KEYS[1]: 4}, passing=True) as leases:
         assert [lease.key for lease in leases] == [KEYS[0], KEYS[1]]
     assert r.vram.resident().keys() == {KEYS[0], KEYS[1], KEYS[2], KEYS[3]}
@@ -115,32 +117,69 @@ def test_a_guess_that_came_true_passes_too(rig: type[Rig]) -> None:
     assert r.vram.resident().keys() == {KEYS[5], KEYS[0], KEYS[2]}
 
 
-def test_it_ends_when_it_is_told(rig: type[Rig], monkeypatch) -> None:
-    """Between two streams."""
-    monkeypatch.setattr(module, "TOGETHER", 2)
-    r = rig(SLICED, 6)
-    answers = iter([True, False])
-    fill(r.fetcher, r.vram, KEYS, [4], lambda: next(answers))
-    assert r.vram.resident() == dict.fromkeys(KEYS[:2], 4)
+def test_it_ends_when_it_is_told(rig: type[Rig]) -> None:
+    """Within a stream: what is being read comes, nothing else is begun."""
+    r = rig(SLICED, 6, workers=1)
+    answers = iter([True, True])  # before the stream, before its first expert
+    fill(r.fetcher, r.vram, KEYS, [4], 6, lambda: next(answers, False))
+    assert KEYS[0] in r.vram.resident()
+    assert len(r.vram.resident()) < 6
     r.whole()
+
+
+def test_a_second_filling_leaves_the_first_ones_marks(rig: type[Rig]) -> None:
+    """An expert that was used outlives what either has brought."""
+    r = rig(SLICED, 5)
+    r.fetch({KEYS[2]: 4})
+    for _ in range(2):
+        answers = iter([True, True, True])
+        fill(r.fetcher, r.vram, KEYS, [4], 2, lambda answers=answers: next(answers, False))
+    assert len(r.vram.resident()) == 5
+    assert len(r.vram._first) == 4
+    with r.fetcher.stream({KEYS[5]: 4}, passing=True) as leases:
+        assert [lease.key for lease in leases] == [KEYS[5]]
+    assert KEYS[2] in r.vram.resident()
+
+
+def test_what_came_beside_a_damaged_one_goes_first_too(rig: type[Rig]) -> None:
+    """Nobody has asked for it either."""
+    r = rig(SLICED, 6, workers=1)
+    r.reader.errors[KEYS[1]] = broken(KEYS[1])
+    fill(r.fetcher, r.vram, KEYS, [4], 3)
+    assert r.vram.resident().keys() == r.vram._first.keys() != set()
+
+
+def test_what_would_stay_below_comes_up(engines) -> None:
+    """A split that was left over from a token is not asked while room is filled, and is there again afterwards."""
+    engine = engines(DoubleDevice(seed=1), None, 16)
+    engine.fill()
+    for key in list(engine.vram.resident()):
+        engine.vram.drop(key)
+
+    def split(levels):
+        return len(levels)
+
+    engine._source.split = split
+    engine.fill()
+    assert len(engine.vram.resident()) == engine.shape.experts
+    assert engine._source.split is split
 
 
 def test_an_expert_that_cannot_be_read_is_somebody_elses_error(rig: type[Rig]) -> None:
     """It ends there without one; the tier is whole, and whoever asks for the expert is told."""
     r = rig(SLICED, 6)
     r.reader.errors[KEYS[1]] = broken(KEYS[1])
-    fill(r.fetcher, r.vram, KEYS, [4])
+    fill(r.fetcher, r.vram, KEYS, [4], 2)
     assert KEYS[1] not in r.vram.resident()
     r.whole()
     with pytest.raises(type(broken(KEYS[1]))):
         r.fetch({KEYS[1]: 4})
 
 
-def test_the_look_ahead_is_not_judged_by_it(rig: type[Rig], monkeypatch) -> None:
+def test_the_look_ahead_is_not_judged_by_it(rig: type[Rig]) -> None:
     """Streams without guesses would have mode auto rest."""
-    monkeypatch.setattr(module, "TOGETHER", 1)
     r = rig(SLICED, 6, speculate="auto", judge=Judge(window=2))
-    fill(r.fetcher, r.vram, KEYS, [4])
+    fill(r.fetcher, r.vram, KEYS, [4], 2)
     assert len(r.vram.resident()) == 6
     assert r.fetcher.mode == "auto"
     assert r.fetcher.looks_ahead
@@ -201,23 +240,76 @@ def test_the_engine_fills_while_somebody_waits(engines) -> None:
     assert engine.take_counts().ssd_bytes == 0
 
 
-def test_who_leaves_does_not_wait_for_all_of_it(engines, monkeypatch) -> None:
-    """An error, Ctrl-C among them, ends the filling behind the stream that is under way."""
-    monkeypatch.setattr(module, "TOGETHER", 1)
-    engine = engines(None)
-    begun, stream = threading.Event(), engine._source.stream
+def slowed(engine, begun: threading.Event, patch: pytest.MonkeyPatch) -> None:
+    """Has every read take 0.1 s more."""
+    reader = engine._source._traffic._reader
+    read = reader.read
 
-    def slow(wanted):
+    def slow(*arguments):
         begun.set()
-        time.sleep(0.2)
-        return stream(wanted)
+        time.sleep(0.1)
+        return read(*arguments)
 
-    monkeypatch.setattr(engine._source, "stream", slow)
-    with suppress(KeyboardInterrupt), filling(engine):
+    patch.setattr(reader, "read", slow)
+
+
+def test_who_leaves_does_not_wait_for_all_of_it(engines, monkeypatch) -> None:
+    """An error ends the filling behind the reads that are under way."""
+    engine, begun = engines(None), threading.Event()
+    slowed(engine, begun, monkeypatch)
+    with suppress(ZeroDivisionError), filling(engine):
         assert begun.wait(60)
-        raise KeyboardInterrupt
-    assert len(engine.vram.resident()) <= 2
+        raise ZeroDivisionError
+    assert len(engine.vram.resident()) < engine.shape.experts
     engine.vram.check_integrity()
+
+
+def test_ctrl_c_while_the_filling_ends(engines, monkeypatch) -> None:
+    """It is raised, behind the end of the filling: the engine can be closed then."""
+    engine, begun = engines(None), threading.Event()
+    slowed(engine, begun, monkeypatch)
+    killer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with filling(engine):
+            assert begun.wait(60)
+            killer.start()
+        time.sleep(10)
+    assert "filling" not in [thread.name for thread in threading.enumerate()]
+    engine._source.settle()
+    engine.vram.check_integrity()
+
+
+def test_a_turn_is_dropped_by_ctrl_c_behind_it(engines, monkeypatch, capsys) -> None:
+    """Read already, not yet asked: the chat goes on; at an empty prompt it ends."""
+    chat = SimpleNamespace(engine=engines(None), say=print)
+
+    @contextmanager
+    def interrupted(engine):
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgemoe.chat.filling", interrupted)
+    assert _from_person(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
+    assert "dropped" in capsys.readouterr().out
+
+    def empty():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _from_person(chat, SimpleNamespace(read=empty))
+
+
+def test_what_goes_wrong_is_logged(engines, monkeypatch, caplog) -> None:
+    """And the waiting goes on."""
+    engine = engines(None)
+
+    def fail(go_on):
+        raise RuntimeError("a device refused a copy")
+
+    monkeypatch.setattr(engine, "fill", fail)
+    with filling(engine):
+        pass
+    assert "refused a copy" in caplog.text
 
 
 def test_a_chat_fills_at_a_terminal(tiny_store, tmp_path) -> None:
