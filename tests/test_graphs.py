@@ -156,7 +156,7 @@ def test_a_step_that_fails_while_it_is_noted(open_on, monkeypatch):
     rows = [engine.prefill(sequence, PROMPT), token(engine, sequence, DECODED[0])]
     with monkeypatch.context() as patch:
 
-        def damaged(*_: object, passing: bool) -> None:
+        def damaged(*_: object, passing: bool = False) -> None:
             raise ChecksumMismatch("an expert was wanted", "other bytes", "Convert again")
 
         patch.setattr(engine._source, "stream", damaged)

@@ -82,7 +82,7 @@ def test_held_or_streamed_a_token_is_the_same(open_engine, tiny_store, monkeypat
     cramped.take_use()
     want = decoded(cramped, TOKENS)
 
-    def opened(fetcher, wanted):
+    def opened(fetcher, wanted, passing=False):
         raise AssertionError(f"a stream of {wanted}")
 
     with monkeypatch.context() as patch:
