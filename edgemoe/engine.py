@@ -43,7 +43,7 @@ FILL_BYTES = 1 << 26
 
 
 class Engine:
-    """A model under limits. Used by one thread; `close` it, or use it as a context manager.
+    """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
     Args:
         store: an opened store.

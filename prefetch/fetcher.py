@@ -110,11 +110,9 @@ class Fetcher(ExpertSource):
             raise ValueError("the fetcher is closed")
         with deferred_interrupt() as interrupt:
             stream = self._stream = LayerStream(
-                self._traffic, self._speculation, wanted, interrupt, self.split
+                self._traffic, self._speculation, wanted, interrupt, self.split, passing=passing
             )
             try:
-                if not passing:
-                    self._traffic.vram.all_alike()
                 stream.begin()
                 yield stream
             except BaseException:
@@ -124,8 +122,6 @@ class Fetcher(ExpertSource):
             finally:
                 self._stream = None
                 stream.finish()
-                if passing:
-                    self._traffic.vram.go_first(stream.brought)
 
     def speculate(self, predicted: Mapping[ExpertKey, int]) -> None:
         """See ExpertSource. Without effect unless `looks_ahead`."""

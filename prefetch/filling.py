@@ -41,10 +41,8 @@ def fill(
         return
     fetcher.settle()
     mode, split = fetcher.mode, fetcher.split
-    fetcher.mode, fetcher.split = (
-        "off",
-        None,
-    )  # no verdict on guesses that nobody made; nobody computes what stays below
+    fetcher.mode = "off"  # no verdict on guesses that nobody made
+    fetcher.split = None  # nobody computes what would stay below
     tried: list[ExpertKey] = []
     try:
         for level in levels:

@@ -24,6 +24,7 @@ class LayerStream(Leases):
         wanted: as ExpertSource.stream.
         interrupt: checked before every lease.
         split: which experts are handed out in the slower tier; None: none.
+        passing: as ExpertSource.stream.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class LayerStream(Leases):
         wanted: Mapping[ExpertKey, int],
         interrupt: Interrupt,
         split: Split | None = None,
+        *,
+        passing: bool = False,
     ) -> None:
         self._traffic, self._speculation = traffic, speculation
         self._vram = traffic.vram
@@ -46,12 +49,15 @@ class LayerStream(Leases):
         self._below: deque[Lease] = deque()
         self._current_below: Lease | None = None
         self._stopped = False
-        self.brought: list[ExpertKey] = []
-        """Those of `wanted` of which nothing was resident before somebody guessed or asked."""
+        self._passing = passing
+        self._brought: list[ExpertKey] = []
+        """Where it is passing, those of `wanted` of which nothing was resident before somebody guessed or asked."""
 
     def begin(self) -> None:
         """Pins every hit, so that no miss evicts one, takes over what is on its way, and starts the misses."""
-        self.brought = self._speculation.resolve(self._wanted)
+        came = self._speculation.resolve(self._wanted)
+        if not self._passing:
+            self._vram.all_alike()
         counts = self._traffic.counts
         counts.ask(list(self._wanted.values()))
         for key in sorted(self._wanted):
@@ -61,7 +67,9 @@ class LayerStream(Leases):
                 (self._arrived if lease.arriving else self._hits).append(lease)
             elif not self._take_over(key, level):
                 self._missing.append(key)
-        self.brought += [key for key in (*self._missing, *self._awaited) if not self._vram.level_of(key)]
+        if self._passing:
+            asked = [key for key in (*self._missing, *self._awaited) if not self._vram.level_of(key)]
+            self._brought = came + asked
         counts.vram_hits += len(self._hits) + len(self._arrived)
         self._leave_below()
         # What is there in part goes first: a whole expert's transfer might evict it meanwhile.
@@ -115,6 +123,7 @@ class LayerStream(Leases):
             lease = self._settle(self._traffic.next_done((transfer,)))
             if lease:
                 self._vram.release(lease)
+        self._vram.go_first(self._brought)
 
     def _leave_below(self) -> None:
         """Takes from what is missing what stays in the slower tier: some of what only has to be moved, and whole.

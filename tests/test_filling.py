@@ -120,10 +120,19 @@ def test_a_guess_that_came_true_passes_too(rig: type[Rig]) -> None:
 def test_it_ends_when_it_is_told(rig: type[Rig]) -> None:
     """Within a stream: what is being read comes, nothing else is begun."""
     r = rig(SLICED, 6, workers=1)
-    answers = iter([True, True])  # before the stream, before its first expert
-    fill(r.fetcher, r.vram, KEYS, [4], 6, lambda: next(answers, False))
-    assert KEYS[0] in r.vram.resident()
-    assert len(r.vram.resident()) < 6
+    begun, gate = r.reader.hold(KEYS[1])
+    told = []
+
+    def go_on():
+        if len(told) == 2:  # before the stream, before its first expert, and now
+            assert begun.wait(30)
+            threading.Timer(0.2, gate.set).start()
+            return False
+        told.append(True)
+        return True
+
+    fill(r.fetcher, r.vram, KEYS, [4], 6, go_on)
+    assert r.vram.resident().keys() == set(KEYS[:2])
     r.whole()
 
 
@@ -265,17 +274,30 @@ def test_who_leaves_does_not_wait_for_all_of_it(engines, monkeypatch) -> None:
 
 
 def test_ctrl_c_while_the_filling_ends(engines, monkeypatch) -> None:
-    """It is raised, behind the end of the filling: the engine can be closed then."""
-    engine, begun = engines(None), threading.Event()
-    slowed(engine, begun, monkeypatch)
-    killer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    """It is raised behind the end of the filling, whose read goes on for a while: the engine can be closed then."""
+    engine, begun, gate = engines(None), threading.Event(), threading.Event()
+    read = engine._source._traffic._reader.read
+
+    def held(*arguments):
+        begun.set()
+        assert gate.wait(60)
+        return read(*arguments)
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        gate.set()
+
+    def wait_and_leave():
         with filling(engine):
             assert begun.wait(60)
-            killer.start()
-        time.sleep(10)
-    assert "filling" not in [thread.name for thread in threading.enumerate()]
-    engine._source.settle()
+            threading.Thread(target=interrupt).start()
+
+    monkeypatch.setattr(engine._source._traffic._reader, "read", held)
+    with pytest.raises(KeyboardInterrupt):
+        wait_and_leave()
+    assert gate.is_set()
+    engine._source.settle()  # no stream is open
     engine.vram.check_integrity()
 
 

@@ -44,13 +44,14 @@ def order(r: DeviceRig, wanted: dict[ExpertKey, int]) -> list[list[tuple[ExpertK
 
 
 def test_the_last_stay_and_come_alone(rig):
-    """What is moved is launched first; what stays counts as found in DRAM, and no byte of it is copied."""
+    """Whatever copies are done by then; what stays counts as found in DRAM, and no byte of it is copied."""
     r = rig()
     r.fetcher.split = lambda levels: len(levels) // 2
-    assert order(r, {C: 4, A: 2, D: 4, B: 4}) == [
-        [(A, "double"), (C, "double")],
-        [(D, "cpu")],
-        [(B, "cpu")],
+    came = order(r, {C: 4, A: 2, D: 4, B: 4})
+    assert [group for group in came if "cpu" in dict(group).values()] == [[(D, "cpu")], [(B, "cpu")]]
+    assert sorted(one for group in came for one in group if one[1] == "double") == [
+        (A, "double"),
+        (C, "double"),
     ]
     counts = r.fetcher.take_counts()
     assert (counts.dram_hits, counts.left_below, counts.vram_hits, counts.ssd_bytes) == (4, 2, 0, 0)

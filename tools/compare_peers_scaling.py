@@ -3,9 +3,9 @@
     synthesize.py --like qwen3-30b-a3b --layers 16 --vocab 32000 --max-level 4 --dense-bits 8 w16      (32 and 48 too)
     compare_peers_scaling.py w16 w32 w48 --ratio 0.5 --rounds 3 --json scaling.json --plot scaling.png
 
-Every answer is a process of its own in a memory cgroup, as in compare_peers.py: exact level 4, cold, the same prompt
-for every store in a round, a different store first each round. --vram-limit is --ratio of what everything resident
-takes; the cgroup's limit is that and --beside more, which does not grow with the model.
+Every answer is a process of its own in a memory cgroup, as in compare_peers.py: exact level 4, cold and filled, the
+same prompt for every store in a round, a different store first each round. --vram-limit is --ratio of what everything
+resident takes; the cgroup's limit is that and --beside more, which does not grow with the model.
 """
 
 from __future__ import annotations
