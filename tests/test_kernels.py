@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -51,6 +52,15 @@ def as_read(x: torch.Tensor, way: Compute, level: int, group: int) -> torch.Tens
     chunks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % chunk)).view(len(x), -1, chunk)
     step = chunks.abs().amax(-1, keepdim=True) / 127
     return ((chunks / step.clamp_min(1e-30)).round() * step).view(len(x), -1)[:, : x.shape[1]]
+
+
+@pytest.fixture(params=[True, False], ids=["vnni", "avx2"])
+def vnni(request) -> Iterator[None]:
+    """Products with AVX-512 VNNI and without."""
+    if native.use_vnni(request.param) != request.param:
+        pytest.skip("the processor has no AVX-512 VNNI")
+    yield
+    native.use_vnni(True)
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -175,6 +185,7 @@ def test_a_weighted_sum_is_one(rows, columns):
 
 
 @needs_native
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_token_is_the_same_alone_and_among_others(level):
     """One token goes another way than many: not a bit of its result may show it, whatever the shape."""
@@ -190,7 +201,7 @@ def test_a_token_is_the_same_alone_and_among_others(level):
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
         x = (torch.randn(70, geometry.matrices[0].cols, generator=generator) * 10).bfloat16()
         alone = torch.cat([run(WAYS["native"], geometry, row[None], blocks, level, level) for row in x])
-        for tokens in (2, 3, 4, 5, 6, 64, 65, 70):
+        for tokens in (2, 3, 4, 5, 6, 15, 64, 65, 70):
             got = run(WAYS["native"], geometry, x[:tokens], blocks, level, level)
             assert torch.equal(got, alone[:tokens]), (up, group, tokens)
 
@@ -212,6 +223,7 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
 
 
 @needs_native
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [8, 16, 40, 160])
 def test_groups_and_a_last_block_of_16_rows(group, rows):
@@ -226,7 +238,7 @@ def test_groups_and_a_last_block_of_16_rows(group, rows):
     for level in (8, 4, 2):
         blocks = blocks_for(form, level)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
-        for tokens in (1, 5):
+        for tokens in (1, 5, 11):
             x = torch.randn(tokens, 512, generator=generator).bfloat16()
             want = reference(WAYS["native"], geometry, record, x, level)
             got = run(WAYS["native"], geometry, x, blocks, level, level)
@@ -260,6 +272,7 @@ def test_what_is_not_finite_stays_so(way, expert, bad, tokens):
 
 
 @needs_native
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_so_in_dense_products(bad):
     """The same of dense weights in 8 and 16 bits."""
@@ -272,8 +285,9 @@ def test_what_is_not_finite_stays_so_in_dense_products(bad):
 
 
 @needs_native
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
-@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("tokens", [1, 5, 12])
 def test_dense_products(shape, tokens):
     """Both kinds of dense weight against a product in double precision, of every size."""
     generator = torch.Generator().manual_seed(shape[0])
@@ -288,6 +302,7 @@ def test_dense_products(shape, tokens):
 
 
 @needs_native
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("shape", [(64, 2048), (33, 304), (5, 100), (64, 17)])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bits):

@@ -144,7 +144,8 @@ def decoded(store, sequences, steps=12):
 
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
-    """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step."""
+    """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step; and for
+    torch's attention in bf16 on a processor that has it."""
     quick, model = decoded(store, sequences)
     layer = model.model.layers[0]
     assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (NewTokenAttention, SoftmaxRouter)
@@ -156,7 +157,7 @@ def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
     assert not {NewTokenAttention, SoftmaxRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
     assert model.of_one_token is None
     distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
-    assert distance.median() < 0.01  # a router's near-tie may tip now and then
+    assert distance.median() < 0.015  # a router's near-tie may tip now and then
 
 
 @pytest.mark.parametrize("normalise", [True, False])

@@ -4,13 +4,15 @@
 
 Prints, by kernel, level and tokens at one expert, the median and best time of an expert in microseconds. As many
 experts share a call as do while a model runs, and there are more than any cache holds: their bytes come from memory.
+Where the processor has AVX-512 VNNI, edgemoe's own kernel is timed without it as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from counts import positive
 
 from edgemoe.experts import BATCH_ROWS
+from edgemoe.kernels import native
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.choice import Compute, ways
 from storage.base import Blocks
@@ -69,6 +72,18 @@ def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: 
     return sorted(found[1:])  # the first warms up
 
 
+def names(way: Compute) -> Iterator[str]:
+    """Of the ways in which a kernel can run here; each is the one in use when its name comes."""
+    if way.name != "native":
+        yield way.name
+        return
+    if native.use_vnni(True):
+        yield f"{way.name}, VNNI"
+    native.use_vnni(False)
+    yield f"{way.name}, AVX2"
+    native.use_vnni(True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -82,11 +97,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for way in ways():
         experts = random_experts(way, given.experts)
-        for level in given.levels:
-            for tokens in given.tokens:
+        for name in names(way):
+            for level, tokens in product(given.levels, given.tokens):
                 found = times(way, experts, level, tokens, given.rounds)
                 row = f"{1e6 * found[len(found) // 2]:.0f} | {1e6 * found[0]:.0f}"
-                print(f"| {way.name} | {level} | {tokens} | {row} |", flush=True)
+                print(f"| {name} | {level} | {tokens} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* Products with dense weights of 8 or 16 bits, and norms. */
 #include "dense.h"
+#include "vnni.h"
 
 #if defined(__x86_64__)
 typedef struct {
@@ -11,7 +12,7 @@ typedef struct {
     uint16_t *y;
 } dense_job;
 
-enum { DENSE_ROWS = 32, DENSE_CHUNK = 256, DENSE_TOKENS = 64 };
+enum { DENSE_ROWS = 32, DENSE_TOKENS = 64 };
 
 /* Round to nearest without a call: exact for |x| < 2^22. */
 INLINE int32_t nearest(float x) {
@@ -123,8 +124,10 @@ INLINE void int8_products_of(const dense_job *job, int64_t row, int64_t rows, in
     const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
     const int8_t *w = (const int8_t *)job->weight + row * cols;
     const int16_t *x = (const int16_t *)job->x + t * cols;
-    float out[2][4];
-    if (rows == 2) int8_tile(w, x, job->x_scale + t * chunks, cols, chunks, out);
+    float out[4][4];
+    if (rows == 4) int8_tile_vnni(w, x, job->x_scale + t * chunks, cols, chunks, out);
+    else if (rows == 2) int8_tile(w, x, job->x_scale + t * chunks, cols, chunks, out);
+    else if (use_vnni && cols % 16 == 0) out[0][0] = int8_row_vnni(w, x, job->x_scale + t * chunks, cols);
     else out[0][0] = int8_row(w, x, job->x_scale + t * chunks, cols);
     for (int64_t i = 0; i < rows; i++) {
         const float scale = from_bf16(job->row_scale[row + i]);
@@ -145,12 +148,12 @@ AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
     const int64_t from = task * DENSE_ROWS;
     const int64_t end = from + DENSE_ROWS < job->rows ? from + DENSE_ROWS : job->rows;
-    /* What goes four tokens, and of int8 two rows, at a time. */
-    const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4;
-    const int64_t rows = job->row_scale ? from + (end - from) / 2 * 2 : end;
+    /* What goes four tokens, and of int8 two or four rows, at a time. */
+    const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, together = !job->row_scale ? 1 : use_vnni ? 4 : 2;
+    const int64_t rows = from + (end - from) / together * together;
     for (int64_t t = 0; t < tokens; t += 4)
-        for (int64_t row = from; row < rows; row += job->row_scale ? 2 : 1)
-            if (job->row_scale) int8_products_of(job, row, 2, t, 4);
+        for (int64_t row = from; row < rows; row += together)
+            if (job->row_scale) int8_products_of(job, row, together, t, 4);
             else bf16_products_of(job, row, t, 4);
     for (int64_t row = from; row < end; row++)
         for (int64_t t = row < rows ? tokens : 0; t < job->tokens; t++)

@@ -4,6 +4,8 @@
 #include "pool.h"
 
 #if defined(__x86_64__)
+enum { DENSE_CHUNK = 256 }; /* columns that have a scale of their own in activations of 16 bits */
+
 /* y [tokens, rows] = x [tokens, cols] W^T, x and y bf16; W is int8 with a scale per row, or bf16 where
  * row_scale is NULL. Returns 0, or -1 where there is no memory. */
 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,

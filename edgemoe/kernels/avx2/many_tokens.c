@@ -1,12 +1,12 @@
 /* Several tokens through quantized rows: a chunk's codes are joined once for all of them. */
-#include "planes.h"
+#include "vnni.h"
 
 #if defined(__x86_64__)
 enum { SIDE_BY_SIDE = 4 }; /* tokens that registers have room for */
 
 /* The codes of 32 rows of a chunk. For fine numbers two columns of a row side by side: 0 and 2, 1 and 3, 4 and 6, ...;
  * for coarse ones four: 0 2 1 3, 4 6 5 7, ... */
-enum { TILE = CHUNK * 32, OF_ROWS = 32 };
+enum { TILE = CHUNK * 32 };
 
 /* 8 rows' columns 0 and 2 in the lower half of v, 1 and 3 in the upper one -> 0 2 1 3 of each row. */
 INLINE __m256i four_of_a_row(__m256i v) {
@@ -116,8 +116,8 @@ INLINE void tile_products(const uint8_t *tile, const int8_t *x, int64_t chunk, i
 
 AVX2 void rows_of_tokens(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
                          const float *scale, const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
-    _Alignas(32) uint8_t tile[TILE];
-    _Alignas(32) float total[TOKENS * OF_ROWS];
+    _Alignas(64) uint8_t tile[TILE];
+    _Alignas(64) float total[TOKENS * OF_ROWS];
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
     const int64_t rows = m->rows - block * 32 < 32 ? 16 : 32, at = m->codes_at + block * m->cols * 8;
     memset(total, 0, sizeof *total * (size_t)(tokens * OF_ROWS));
@@ -125,6 +125,12 @@ AVX2 void rows_of_tokens(const matrix *m, const expert *e, int64_t block, int64_
         if (rows == 32) join_32(m, e, at + c * chunk * 8, chunk / 4, tile);
         else join_16(m, e, at + c * chunk * 4, chunk / 4, tile);
         const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
+        if (use_vnni) {
+            const int64_t first = c * stride;
+            chunk_vnni(tile, pairs, rows, e->level, chunk, x + width_at(e->level) * first * chunk, scale + first, sum + first,
+                       tokens, total);
+            continue;
+        }
         for (int64_t r = 0; r < rows; r += 16) {
             const uint8_t *half = tile + r * (e->level == 8 ? 2 : 4);
             affine both[2];

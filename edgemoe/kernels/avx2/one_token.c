@@ -1,5 +1,5 @@
 /* One token through quantized rows, straight from the planes. */
-#include "planes.h"
+#include "vnni.h"
 
 #if defined(__x86_64__)
 /* The columns of 4 numbers that `unpacked` has in each half. */
@@ -83,6 +83,10 @@ INLINE void code_sums(const matrix *m, const expert *e, int64_t at, const int8_t
 
 AVX2 void rows_of_one_token(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
                             const float *scale, const float *sum, int64_t stride, uint16_t *y) {
+    if (use_vnni) {
+        rows_of_one_token_vnni(m, e, block, chunk, x, scale, sum, stride, y);
+        return;
+    }
     const float unit = e->level == 8 ? 1 / 16.0f : 1, zero = zero_of(e->level);
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
     const int64_t at = m->codes_at + block * m->cols * 8, width = width_at(e->level);

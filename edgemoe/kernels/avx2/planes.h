@@ -86,7 +86,7 @@ enum form {
 void rows_of_one_token(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                        const float *sum, int64_t stride, uint16_t *y);
 
-enum { TOKENS = 64 }; /* most that one pass over weights serves */
+enum { TOKENS = 64, OF_ROWS = 32 }; /* most that one pass over weights serves, and how many of its rows */
 
 /* The same of up to TOKENS tokens: 32 rows, or the matrix's last 16. */
 void rows_of_tokens(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,

@@ -3,7 +3,7 @@
  * Loaded with ctypes (native.py); no Python.h, so that a C compiler is all that building it takes. Where these files
  * cannot be compiled, or the processor has no AVX2, torch's operators do the same work (cpu.py).
  */
-#include "pool.h"
+#include "vnni.h"
 
 #if defined(__x86_64__)
 #include <pthread.h>
@@ -103,7 +103,14 @@ int pool_threads(const pool *p) { return p->threads; }
 
 void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_10(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_11(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+int use_vnni = 0;
+
+int edgemoe_vnni(int use) {
+    return use_vnni = use && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -136,5 +143,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_10(void) { return 0; }
+int edgemoe_supported_11(void) { return 0; }
 #endif
