@@ -224,7 +224,7 @@ def _compute(
         places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
         x = hidden.expand(len(places), -1) if tokens == 1 else hidden.index_select(0, places // slots)
         y = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
-        flat.index_copy_(0, places, y)
+        _in_words(flat).index_copy_(0, places, _in_words(y))
 
 
 def _compute_below(
@@ -248,11 +248,16 @@ def _compute_below(
     rows[int(share.places)].copy_(row, non_blocking=True)
 
 
+def _in_words(rows: torch.Tensor) -> torch.Tensor:
+    """The same bytes as int64 where rows are of whole ones: torch copies rows to indices number by number."""
+    return rows.view(torch.int64) if rows.shape[1] * rows.element_size() % 8 == 0 else rows
+
+
 PASSING = 0.5
 """Share of a layer's experts beyond which a prompt goes through all layers' in turn: what is read for one layer then
 makes room for the next, and what is resident for later ones stays (docs/decisions/0016)."""
 
-BATCH_ROWS = 64
+BATCH_ROWS = 256
 """Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""
 
 

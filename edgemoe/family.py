@@ -36,7 +36,7 @@ class Family:
         unused: patterns of tensors that are no part of the model.
         predicts_ahead: whether layers for multi-token prediction follow the model's own.
         kv: config -> what a sequence keeps.
-        plain_attention: whether every self_attn is what new_token.NewTokenAttention says, and nothing else.
+        plain_attention: whether every self_attn is what plain_attention.PlainAttention says, and nothing else.
     """
 
     model_type: str

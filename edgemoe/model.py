@@ -16,9 +16,9 @@ from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
-from edgemoe.new_token import NewTokenAttention
 from edgemoe.new_token_layers import NewTokenLayers
 from edgemoe.new_token_model import NewTokenModel
+from edgemoe.plain_attention import PlainAttention
 from edgemoe.router import SoftmaxRouter
 from edgemoe.token_experts import TokenExperts
 from storage.device import Device
@@ -67,7 +67,7 @@ def build_model(model: Any, dense: Path, runner: ExpertRunner, device: Device | 
     _bind_linear_attention(model)
     _place_norms(model)
     if family.plain_attention:
-        _place_new_token(model)
+        _place_quick_ways(model)
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -175,11 +175,11 @@ def _place_norms(model: nn.Module) -> None:
             model.set_submodule(name, norm)
 
 
-def _place_new_token(model: Any) -> None:
-    """Puts a quicker way for new tokens before every attention module, router and layer that it fits."""
+def _place_quick_ways(model: Any) -> None:
+    """Puts a quicker way before every attention module and router, and for new tokens every layer, that it fits."""
     layers: Any = model.get_submodule("model.layers")
     for layer in layers:
-        if attention_module := NewTokenAttention.like(layer.self_attn):
+        if attention_module := PlainAttention.like(layer.self_attn):
             layer.self_attn = attention_module
         if router := SoftmaxRouter.like(getattr(layer.mlp, "gate", None)):
             layer.mlp.gate.forward = router

@@ -13,7 +13,7 @@ from edgemoe.dense import DenseNorm
 from edgemoe.kernels.native_layers import NativeLayers
 from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import StepKV
-from edgemoe.new_token import NewTokenAttention, room
+from edgemoe.plain_attention import PlainAttention, room
 from edgemoe.router import SoftmaxRouter
 
 
@@ -23,7 +23,7 @@ class NewTokenLayers:
     The first of them that is called takes the token through all, the others pass it on.
 
     Args:
-        layers: norm, attention, residual, norm, experts, residual; each one's attention is a NewTokenAttention, and
+        layers: norm, attention, residual, norm, experts, residual; each one's attention is a PlainAttention, and
             they get one mask and one rotation.
     """
 
@@ -132,7 +132,7 @@ class NewTokenLayers:
 
 def _fits(layer: Any) -> bool:
     norms = layer.input_layernorm, layer.post_attention_layernorm
-    return isinstance(layer.self_attn, NewTokenAttention) and all(type(norm) is DenseNorm for norm in norms)
+    return isinstance(layer.self_attn, PlainAttention) and all(type(norm) is DenseNorm for norm in norms)
 
 
 def _router(layer: Any) -> NativeRouter | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_equations import by_the_equations
 from family_models import SMALL, VOCABULARY, random_model, save
 
 from edgemoe.dense import DenseLinear
@@ -12,7 +13,7 @@ from edgemoe.families import FAMILIES
 from edgemoe.kernels import native
 from edgemoe.kernels.native_attention import NativeAttention
 from edgemoe.kernels.native_router import NativeRouter
-from edgemoe.new_token import NewTokenAttention
+from edgemoe.plain_attention import PlainAttention
 from edgemoe.router import SoftmaxRouter
 from edgemoe.settings import RunSettings
 from edgemoe.step import Segment, Step
@@ -22,31 +23,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel
 
 CONTEXT = 40
 PLAIN = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-
-
-def by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, scaling):
-    """Float64, a head and a token at a time; returns the sums, and the key and value of the new token."""
-    kv_heads, _, dim = keys.shape
-    cosine, sine = (table.double() for table in rotation)
-    query, key, value = qkv.double().split([heads * dim, kv_heads * dim, kv_heads * dim])
-    if norms:
-        query, key = (
-            torch.cat([p / (p.square().mean() + e).sqrt() * w.double() for p in part.split(w.numel())])
-            for part, (w, e) in zip((query, key), norms, strict=True)
-        )
-
-    def rotated(head):
-        low, high = head.split(dim // 2)
-        return head * cosine + torch.cat((-high, low)) * sine
-
-    new_keys = torch.stack([rotated(head) for head in key.split(dim)])
-    out = []
-    for number, head in enumerate(query.split(dim)):
-        of = number // (heads // kv_heads)
-        seen = torch.cat((keys[of, first:past].double(), new_keys[of : of + 1]))
-        summed = torch.cat((values[of, first:past].double(), value.split(dim)[of][None]))
-        out.append((seen @ rotated(head) * scaling).softmax(0) @ summed)
-    return torch.cat(out), new_keys, value.view(kv_heads, dim)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 48), (14, 2, 80), (8, 1, 128)])
@@ -144,17 +120,19 @@ def decoded(store, sequences, steps=12):
 
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_the_quick_way_and_the_modules_agree(store, monkeypatch, sequences):
-    """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step; and for
-    torch's attention in bf16 on a processor that has it."""
+    """The same logits but for the order of additions, of one sequence and of two of unequal lengths in one step.
+
+    On a processor with bf16 instructions torch's attention rounds more.
+    """
     quick, model = decoded(store, sequences)
     layer = model.model.layers[0]
-    assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (NewTokenAttention, SoftmaxRouter)
+    assert (type(layer.self_attn), type(layer.mlp.gate.forward)) == (PlainAttention, SoftmaxRouter)
     assert model.of_one_token.ready == (sequences == 1)
-    monkeypatch.setattr(NewTokenAttention, "like", lambda module: None)
+    monkeypatch.setattr(PlainAttention, "like", lambda module: None)
     monkeypatch.setattr(SoftmaxRouter, "like", lambda router: None)
     plain, model = decoded(store, sequences)
     layer = model.model.layers[0]
-    assert not {NewTokenAttention, SoftmaxRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
+    assert not {PlainAttention, SoftmaxRouter} & {type(layer.self_attn), type(layer.mlp.gate.forward)}
     assert model.of_one_token is None
     distance = (quick - plain).norm(dim=-1) / plain.norm(dim=-1)
     assert distance.median() < 0.015  # a router's near-tie may tip now and then

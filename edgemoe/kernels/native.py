@@ -18,7 +18,7 @@ import torch
 
 from storage.layout import LAYOUTS
 
-_INTERFACE = 11
+_INTERFACE = 12
 """Goes up with every change of a function or structure of the C files: a library built before is left alone."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -60,6 +60,7 @@ def library() -> Any:
     loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
     loaded.edgemoe_rms_norm.restype = None
     loaded.edgemoe_attention.argtypes = [pointer] * 7
+    loaded.edgemoe_attention_rows.argtypes = [pointer, pointer, pointer, size, size, *[pointer] * 4]
     loaded.edgemoe_pass.argtypes = [pointer, pointer, size, *[pointer] * 5]
     loaded.edgemoe_pass.restype = size
     loaded.edgemoe_route.argtypes = [pointer] * 5

@@ -1,4 +1,4 @@
-"""A new token's attention, a call of avx2/attention.c."""
+"""Attention of one token, a call of avx2/attention.c, and of many, one of avx2/attention_rows.c."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import ctypes
 import torch
 
 from edgemoe.kernels import native
+
+MOST_SHARING = 128
+"""Heads that may share keys and values (`PANELS` times `LANES`)."""
 
 
 class _Shape(ctypes.Structure):
@@ -30,7 +33,7 @@ class TokenKV(ctypes.Structure):
 
 
 class NativeAttention:
-    """Causal grouped-query attention with rotated halves, of one token after those in a KV.
+    """Causal grouped-query attention with rotated halves, of the tokens after those in a KV.
 
     Args:
         heads, kv_heads: of queries, and of keys and values; the one is a multiple of the other.
@@ -94,6 +97,45 @@ class NativeAttention:
         if native.library().edgemoe_attention(
             *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), qkv.data_ptr()),
             *(cosine.data_ptr(), sine.data_ptr(), out.data_ptr()),
+        ):
+            raise MemoryError("no memory for attention's scores")
+        return out
+
+    def rows(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        past: int,
+        window: int | None,
+    ) -> torch.Tensor:
+        """The same of R consecutive tokens. A token's result does not depend on which come with it.
+
+        Args:
+            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous. Overwritten.
+            rotation: cosine and sine for each token's position, bf16 [R, dim] each, contiguous.
+            keys, values: the layer's, as above; written from `past` on.
+            past: tokens that are valid in them.
+            window: how many of the latest tokens each sees, itself included; None: all.
+
+        Returns:
+            bf16 [R, heads * dim].
+
+        Raises:
+            MemoryError: no memory for scores.
+            ValueError: a rotation of another size; more than MOST_SHARING heads to one of keys.
+        """
+        if self._shape.heads > MOST_SHARING * self._shape.kv_heads:
+            raise ValueError(
+                f"{self._shape.heads} heads share {self._shape.kv_heads}: {MOST_SHARING} may share one"
+            )
+        cosine, sine = self.checked((rotation[0][0], rotation[1][0]))
+        out = qkv.new_empty(len(qkv), self._heads * self._dim)
+        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, 0)
+        if native.library().edgemoe_attention_rows(
+            *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), len(qkv), window or 0),
+            *(qkv.data_ptr(), cosine.data_ptr(), sine.data_ptr(), out.data_ptr()),
         ):
             raise MemoryError("no memory for attention's scores")
         return out

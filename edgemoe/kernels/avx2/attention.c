@@ -56,8 +56,8 @@ AVX2 static void part_task(void *argument, int64_t task) {
     attend(&some);
 }
 
-AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
-                           const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
+AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
+                            const uint16_t *sine) {
     const int64_t dim = shape->dim, queries = shape->heads * dim, keys = shape->kv_heads * dim;
     uint16_t *key = qkv + queries, *value = key + keys;
     norm(qkv, queries, shape->q_norm, shape->q_norm_size, shape->q_epsilon);
@@ -69,6 +69,12 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
         memcpy(kv->keys + to, key + head * dim, (size_t)dim * 2);
         memcpy(kv->values + to, value + head * dim, (size_t)dim * 2);
     }
+}
+
+AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
+                           const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
+    const int64_t dim = shape->dim, queries = shape->heads * dim;
+    attention_prepare(shape, kv, qkv, cosine, sine);
     const int64_t stride = (kv->past + 1 - kv->first + 7) / 8 * 8;
     float *full = pool_take(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
     if (!full) return -1;

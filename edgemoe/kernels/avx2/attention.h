@@ -23,5 +23,15 @@ typedef struct {
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
                       const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
+
+/* The same of `rows` consecutive tokens, of which kv->past says where the first goes and `window` how many of the latest
+ * each sees, 0: all; kv->first is not looked at. qkv, cosine, sine and out have a row for each. At most 128 heads may
+ * share one of keys. */
+int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
+                           uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
+
+/* A token's norms and rotation, in place; its key and value into the KV. */
+void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
+                       const uint16_t *sine);
 #endif
 #endif

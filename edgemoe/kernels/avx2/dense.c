@@ -7,12 +7,13 @@ typedef struct {
     const void *weight;
     const uint16_t *row_scale; /* bf16, of int8 rows; NULL: the weight is bf16 */
     int64_t rows, cols, tokens;
-    const void *x;          /* int16 of quantize_dense, or float */
-    const float *x_scale;
+    const uint16_t *from;
+    void *x; /* the same as int16 of quantize_dense, or as float */
+    float *x_scale;
     uint16_t *y;
 } dense_job;
 
-enum { DENSE_ROWS = 32, DENSE_TOKENS = 64 };
+enum { DENSE_ROWS = 32, DENSE_TOKENS = 64, PREPARED = 8 }; /* rows of a task; tokens of a pass, and of a task before it */
 
 /* Round to nearest without a call: exact for |x| < 2^22. */
 INLINE int32_t nearest(float x) {
@@ -30,6 +31,14 @@ AVX2 static void quantize_dense(const uint16_t *x, int64_t cols, int16_t *q, flo
         *scale++ = largest / 32767;
         for (int64_t i = from; i < end; i++) q[i] = (int16_t)nearest(from_bf16(x[i]) * inverse);
     }
+}
+
+AVX2 static void prepare_task(void *argument, int64_t task) {
+    const dense_job *job = argument;
+    const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
+    for (int64_t t = task * PREPARED; t < (task + 1) * PREPARED && t < job->tokens; t++)
+        if (job->row_scale) quantize_dense(job->from + t * cols, cols, (int16_t *)job->x + t * cols, job->x_scale + t * chunks);
+        else for (int64_t i = 0; i < cols; i++) ((float *)job->x)[t * cols + i] = from_bf16(job->from[t * cols + i]);
 }
 
 INLINE __m256i int8_products(const int8_t *w, const int16_t *x) {
@@ -169,10 +178,9 @@ AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_
     void *q = scale + most * chunks;
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = tokens < most ? tokens : most;
-        for (int64_t t = 0; t < now; t++)
-            if (row_scale) quantize_dense(x + t * cols, cols, (int16_t *)q + t * cols, scale + t * chunks);
-            else for (int64_t i = 0; i < cols; i++) ((float *)q)[t * cols + i] = from_bf16(x[t * cols + i]);
-        dense_job job = {weight, row_scale, rows, cols, now, q, scale, y};
+        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y};
+        if (now > PREPARED) pool_run(p, prepare_task, &job, (now + PREPARED - 1) / PREPARED);
+        else prepare_task(&job, 0);
         pool_run(p, dense_task, &job, (rows + DENSE_ROWS - 1) / DENSE_ROWS);
     }
     pool_give_back(p);

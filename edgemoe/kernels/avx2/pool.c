@@ -103,7 +103,7 @@ int pool_threads(const pool *p) { return p->threads; }
 
 void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_11(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_12(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 int use_vnni = 0;
 
@@ -143,5 +143,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_11(void) { return 0; }
+int edgemoe_supported_12(void) { return 0; }
 #endif

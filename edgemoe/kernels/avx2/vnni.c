@@ -264,4 +264,23 @@ VNNI void chunk_vnni(const uint8_t *tile, const uint8_t *pairs, int64_t rows, in
     else if (rows == 32) all(tile, pairs, 2, level, chunk, x, scale, sum, tokens, total);
     else all(tile, pairs, 1, level, chunk, x, scale, sum, tokens, total);
 }
+
+VNNI void float_tile_512(const float *a, int64_t a_row, int64_t a_deep, const float *b, int64_t depth, const float *factor,
+                         float *c) {
+    __m512 sum[OUTER][2];
+    for (int i = 0; i < OUTER; i++)
+        for (int h = 0; h < 2; h++)
+            sum[i][h] = factor ? _mm512_mul_ps(_mm512_loadu_ps(c + i * LANES + 16 * h), _mm512_loadu_ps(factor + 16 * h))
+                               : _mm512_setzero_ps();
+    for (int64_t k = 0; k < depth; k++, a += a_deep, b += LANES) {
+        const __m512 low = _mm512_loadu_ps(b), high = _mm512_loadu_ps(b + 16);
+        for (int i = 0; i < OUTER; i++) {
+            const __m512 x = _mm512_set1_ps(a[i * a_row]);
+            sum[i][0] = _mm512_fmadd_ps(x, low, sum[i][0]);
+            sum[i][1] = _mm512_fmadd_ps(x, high, sum[i][1]);
+        }
+    }
+    for (int i = 0; i < OUTER; i++)
+        for (int h = 0; h < 2; h++) _mm512_storeu_ps(c + i * LANES + 16 * h, sum[i][h]);
+}
 #endif

@@ -21,5 +21,11 @@ void rows_of_one_token_vnni(const matrix *m, const expert *e, int64_t block, int
  * scales and centres in `pairs`, the tokens' totals OF_ROWS apart. */
 void chunk_vnni(const uint8_t *tile, const uint8_t *pairs, int64_t rows, int64_t level, int64_t chunk, const int8_t *x,
                 const float *scale, const float *sum, int64_t tokens, float *total);
+
+/* c [OUTER, LANES] = c factor + a b, float32: a[row * a_row + k * a_deep], b [depth, LANES], a factor for each lane.
+ * Without factors c is only written. The same order of sums as in attention_rows.c. */
+enum { OUTER = 8, LANES = 32 };
+void float_tile_512(const float *a, int64_t a_row, int64_t a_deep, const float *b, int64_t depth, const float *factor,
+                    float *c);
 #endif
 #endif

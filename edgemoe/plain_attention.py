@@ -1,4 +1,4 @@
-"""Sequences that go on by one token: attention in a call, where transformers' modules make some thirty."""
+"""Plain attention of a sequence's latest tokens in a call, where transformers' modules make some thirty."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import nn
 
 from edgemoe.dense import DenseLinear, DenseNorm
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import NativeAttention
+from edgemoe.kernels.native_attention import MOST_SHARING, NativeAttention
 from edgemoe.kernels.native_experts import HeldExperts
 from edgemoe.kernels.native_layers import NativeLayer
 from edgemoe.kernels.native_router import NativeRouter
 from edgemoe.kv import SequenceKV, StepKV
 
 
-class NewTokenAttention(nn.Module):
-    """Stands in the place of an attention module, and hands it every step but those of one token a sequence.
+class PlainAttention(nn.Module):
+    """Stands in the place of an attention module, and hands it only steps whose attention somebody wants to know.
 
     Args:
         module: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm, halves rotated, and causal
@@ -37,7 +37,7 @@ class NewTokenAttention(nn.Module):
         self._attend = NativeAttention(heads, kv_heads, dim, norms, module.scaling)
 
     @classmethod
-    def like(cls, module: Any) -> NewTokenAttention | None:
+    def like(cls, module: Any) -> PlainAttention | None:
         """One for a plain attention module in RAM, where edgemoe's kernel runs and takes its sizes."""
         linears = [getattr(module, f"{name}_proj") for name in "qkvo"]
         norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
@@ -46,6 +46,8 @@ class NewTokenAttention(nn.Module):
         if not native.available() or not known or linears[0].weight.device.type != "cpu":
             return None
         if module.head_dim % 16 or getattr(module.config, "clip_qkv", None) is not None:
+            return None
+        if linears[0].out_features > MOST_SHARING * linears[1].out_features:
             return None
         return cls(module)
 
@@ -63,7 +65,7 @@ class NewTokenAttention(nn.Module):
         """
         kv = past_key_values
         assert kv is not None
-        if kv.state.signal or any(rows > 1 for _, _, rows in kv.spans):
+        if kv.state.signal:
             out: tuple[torch.Tensor, None] = self.module(
                 hidden_states,
                 position_embeddings=position_embeddings,
@@ -76,21 +78,24 @@ class NewTokenAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask)
         cosine, sine = position_embeddings
         projected = self._joined(hidden_states[0])
-        rows = [
-            self._row(sequence, projected[row], (cosine[0, row], sine[0, row]), window)
-            for sequence, row, _ in kv.spans
+        parts = [
+            self._attended(sequence, projected[row:end], (cosine[0, row:end], sine[0, row:end]), window)
+            for sequence, row, end in ((sequence, row, row + rows) for sequence, row, rows in kv.spans)
         ]
-        attended = rows[0][None, None] if len(rows) == 1 else torch.stack(rows)[None]
-        return self.module.o_proj(attended), None
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.module.o_proj(attended[None]), None
 
-    def _row(
+    def _attended(
         self,
         sequence: SequenceKV,
         projected: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         window: int | None,
     ) -> torch.Tensor:
-        return self._attend(projected, rotation, *room(sequence, self.layer, window))
+        keys, values, past, first = room(sequence, self.layer, window)
+        if len(projected) > 1:
+            return self._attend.rows(projected, rotation, keys, values, past, window)
+        return self._attend(projected[0], (rotation[0][0], rotation[1][0]), keys, values, past, first)[None]
 
     def layer_with(
         self,
