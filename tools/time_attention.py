@@ -2,7 +2,7 @@
 
     python tools/time_attention.py [--tokens 64 512 2048] [--rounds 9]
 
-Prints the median and best time of a layer in milliseconds. With edgemoe are norms, rotation and writing the KV; torch has
+Prints the median and best time of a layer in milliseconds. Norms, rotation and the KV are in edgemoe's; torch's is
 scaled_dot_product_attention alone, in the dtype that edgemoe.attention would give it here.
 """
 

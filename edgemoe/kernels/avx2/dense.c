@@ -11,9 +11,11 @@ typedef struct {
     void *x; /* the same as int16 of quantize_dense, or as float */
     float *x_scale;
     uint16_t *y;
+    int64_t part; /* rows of a task */
 } dense_job;
 
-enum { DENSE_ROWS = 32, DENSE_TOKENS = 64, PREPARED = 8 }; /* rows of a task; tokens of a pass, and of a task before it */
+/* Rows of a task, and how many times as many of a single token; tokens of a pass, and of a task before it. */
+enum { DENSE_ROWS = 32, MOST_PARTS = 4, DENSE_TOKENS = 64, PREPARED = 8 };
 
 /* Round to nearest without a call: exact for |x| < 2^22. */
 INLINE int32_t nearest(float x) {
@@ -155,8 +157,7 @@ INLINE void bf16_products_of(const dense_job *job, int64_t row, int64_t t, int64
 
 AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t from = task * DENSE_ROWS;
-    const int64_t end = from + DENSE_ROWS < job->rows ? from + DENSE_ROWS : job->rows;
+    const int64_t from = task * job->part, end = from + job->part < job->rows ? from + job->part : job->rows;
     /* What goes four tokens, and of int8 two or four rows, at a time. */
     const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, together = !job->row_scale ? 1 : use_vnni ? 4 : 2;
     const int64_t rows = from + (end - from) / together * together;
@@ -176,12 +177,13 @@ AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_
     float *scale = pool_take(p, (size_t)most * 4 * (size_t)(chunks + cols));
     if (!scale) return -1;
     void *q = scale + most * chunks;
+    const int64_t part = DENSE_ROWS * pool_together(p, rows / DENSE_ROWS, tokens == 1 ? MOST_PARTS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = tokens < most ? tokens : most;
-        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y};
+        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y, part};
         if (now > PREPARED) pool_run(p, prepare_task, &job, (now + PREPARED - 1) / PREPARED);
         else prepare_task(&job, 0);
-        pool_run(p, dense_task, &job, (rows + DENSE_ROWS - 1) / DENSE_ROWS);
+        pool_run(p, dense_task, &job, (rows + part - 1) / part);
     }
     pool_give_back(p);
     return 0;

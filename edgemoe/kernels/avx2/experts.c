@@ -6,12 +6,12 @@
 
 #if defined(__x86_64__)
 /* Both products of several experts, and silu(gate) up between them, without a wait for all threads in between: an
- * expert's second product comes behind the next one's first. Whoever ends the last block of a first product computes
- * the gating; a block of the second waits for that, and never for a task behind it. */
+ * expert's second product comes behind the next one's first. Whoever ends the last task of a first product computes
+ * the gating; one of the second waits for that, and never for a task behind it. */
 typedef struct {
     product up, down;
     int64_t inner;          /* numbers that the gating gives, padded to down's columns */
-    atomic_int *left;       /* [count]: blocks of the first product that are under way or to come; -1: gated */
+    atomic_int *left;       /* [count]: tasks of the first product that are under way or to come; -1: gated */
 } experts_job;
 
 /* One row of gate and up, `inner` of each -> silu(gate) up, rounded where transformers rounds; in place. */
@@ -42,23 +42,23 @@ INLINE void gate_expert(const experts_job *job, const expert *e) {
 
 AVX2 static void experts_task(void *argument, int64_t task) {
     experts_job *job = argument;
-    const int64_t up = blocks_of(job->up.m), both = up + blocks_of(job->down.m);
+    const int64_t up = tasks_of(&job->up), both = up + tasks_of(&job->down);
     /* up of 0, then always up of the next and down of this one. */
-    int64_t number = task < up ? 0 : (task - up) / both, block = task < up ? task : (task - up) % both, second = 0;
+    int64_t number = task < up ? 0 : (task - up) / both, part = task < up ? task : (task - up) % both, second = 0;
     if (task >= up) {
         const int64_t of_next = number + 1 < job->up.count ? up : 0;
-        second = block >= of_next;
-        if (second) block -= of_next;
+        second = part >= of_next;
+        if (second) part -= of_next;
         else number++;
     }
     const expert *e = job->up.experts + number;
     atomic_int *left = job->left + number;
     if (second) {
         for (int i = 1; atomic_load(left) >= 0; i++) pause_for(i);
-        product_block(&job->down, e, block);
+        product_of_task(&job->down, e, part);
         return;
     }
-    product_block(&job->up, e, block);
+    product_of_task(&job->up, e, part);
     if (atomic_fetch_sub(left, 1) == 1) {
         gate_expert(job, e);
         atomic_store(left, -1);
@@ -76,13 +76,14 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
         .down = {.m = down, .experts = experts, .count = count, .rows = outcomes, .inner = 1, .y = y},
         .inner = inner,
     };
+    job.up.together = job.down.together = product_together(p, count * (blocks_of(up) + blocks_of(down)));
     scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
     job.left = (atomic_int *)scratch;
-    for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)blocks_of(up));
+    for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)tasks_of(&job.up));
     job.up.y = (uint16_t *)(job.left + count);
     job.down.x = job.up.y + outcomes * up->rows;
     product_quantize_all(p, &job.up);
-    pool_run(p, experts_task, &job, count * (blocks_of(up) + blocks_of(down)));
+    pool_run(p, experts_task, &job, count * (tasks_of(&job.up) + tasks_of(&job.down)));
     pool_give_back(p);
     return 0;
 }

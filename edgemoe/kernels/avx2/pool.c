@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+enum { TASKS = 8 }; /* that a thread has at least, where there is more than so much to do */
+
 struct pool {
     int threads; /* the caller's own among them */
     int stop;
@@ -100,6 +102,12 @@ void *pool_take(pool *p, size_t bytes) {
 }
 
 int pool_threads(const pool *p) { return p->threads; }
+
+int64_t pool_together(const pool *p, int64_t units, int64_t most) {
+    int64_t together = 1;
+    while (together < most && units >= 2 * together * TASKS * p->threads) together *= 2;
+    return together;
+}
 
 void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
 

@@ -21,6 +21,10 @@ void pool_run(pool *p, task_fn fn, void *job, int64_t tasks);
 /* The caller's own among them. */
 int pool_threads(const pool *p);
 
+/* How many of `units` a task is best made of, 1, 2, 4 .. `most`: memory gives more in long runs, and of short tasks
+ * threads end together. */
+int64_t pool_together(const pool *p, int64_t units, int64_t most);
+
 /* For others to do what they wait for. */
 static inline void pause_for(int tries) {
     if (tries % 1024) _mm_pause();

@@ -2,6 +2,8 @@
 #include "products.h"
 
 #if defined(__x86_64__)
+enum { MOST_BLOCKS = 16 }; /* of a task */
+
 enum { FINE = 8191, COARSE = 127 }; /* largest numbers; FINE is |128 h + l|, with |h| <= 64 and -64 <= l <= 63 */
 
 /* 8 bf16 numbers times `by`, each rounded to the nearest integer. */
@@ -94,7 +96,8 @@ void product_quantize_all(pool *p, product *job) {
     pool_run(p, quantize_task, job, (job->rows + QUANTIZED_TOGETHER - 1) / QUANTIZED_TOGETHER);
 }
 
-AVX2 void product_block(const product *job, const expert *e, int64_t block) {
+/* 32 rows of y, or a matrix's last 16. */
+AVX2 static void product_block(const product *job, const expert *e, int64_t block) {
     const matrix *m = job->m;
     const numbers *n = e->level == 8 ? &job->fine : &job->coarse;
     for (int64_t t = 0; t < e->tokens; t += TOKENS) {
@@ -106,9 +109,16 @@ AVX2 void product_block(const product *job, const expert *e, int64_t block) {
     }
 }
 
+int64_t product_together(const pool *p, int64_t blocks) { return pool_together(p, blocks, MOST_BLOCKS); }
+
+AVX2 void product_of_task(const product *job, const expert *e, int64_t task) {
+    const int64_t from = task * job->together, blocks = blocks_of(job->m);
+    for (int64_t block = from; block < from + job->together && block < blocks; block++) product_block(job, e, block);
+}
+
 AVX2 static void product_task(void *argument, int64_t task) {
     const product *job = argument;
-    product_block(job, job->experts + task / blocks_of(job->m), task % blocks_of(job->m));
+    product_of_task(job, job->experts + task / tasks_of(job), task % tasks_of(job));
 }
 
 /* Each expert's rows of y [.., rows] = its matrix times its rows of x [rows, cols], both bf16.
@@ -120,7 +130,8 @@ AVX2 int edgemoe_expert_product(pool *p, const matrix *m, const expert *experts,
     product job = {.m = m, .experts = experts, .count = count, .rows = rows, .x = x, .y = y};
     product_prepare(&job, scratch);
     product_quantize_all(p, &job);
-    pool_run(p, product_task, &job, count * blocks_of(m));
+    job.together = product_together(p, count * blocks_of(m));
+    pool_run(p, product_task, &job, count * tasks_of(&job));
     pool_give_back(p);
     return 0;
 }

@@ -13,6 +13,7 @@ typedef struct {
     const matrix *m;
     const expert *experts;
     int64_t count, chunk, rows; /* experts; of x in all */
+    int64_t together;           /* blocks of a task */
     int inner;                  /* x is what the experts' first matrix gave: its rows lie as those of y do */
     const uint16_t *x;
     uint8_t *forms;             /* [rows]: the forms wanted of each */
@@ -21,6 +22,9 @@ typedef struct {
 } product;
 
 INLINE int64_t blocks_of(const matrix *m) { return (m->rows + 31) / 32; }
+
+/* Of one expert. */
+INLINE int64_t tasks_of(const product *job) { return (blocks_of(job->m) + job->together - 1) / job->together; }
 
 /* Bytes that a product needs besides x and y, for so many rows of x; as native_experts.py counts it. */
 size_t product_scratch(const matrix *m, int64_t rows);
@@ -34,7 +38,10 @@ void product_quantize(const product *job, int64_t row);
 /* Every row of x, on all threads of the pool. */
 void product_quantize_all(pool *p, product *job);
 
-/* 32 rows of y, or a matrix's last 16, of an expert's tokens. */
-void product_block(const product *job, const expert *e, int64_t block);
+/* Blocks that a task of a product is best made of, where a call has so many in all. */
+int64_t product_together(const pool *p, int64_t blocks);
+
+/* A task's rows of y, for all of an expert's tokens. */
+void product_of_task(const product *job, const expert *e, int64_t task);
 #endif
 #endif
