@@ -9,6 +9,7 @@ publishes and hands out leases; `kernels.native` computes from each.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -100,6 +101,9 @@ class Engine:
                 dense = store.directory / "dense.safetensors"
                 self._model = build_model(model, dense, self._runner, self.device)
                 self._passes = Passes(self._model, self._runner, plan)
+            gc.collect()
+            gc.freeze()  # a collection that goes through a program's and a model's objects takes longer than a token
+            opened.callback(gc.unfreeze)
             self._opened = opened.pop_all()
 
     def _reserve(self, form: ResidentForm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,13 @@ def test_only_an_engine_that_is_not_exact_uses_better_planes(open_engine, prompt
     four = decoded(open_engine(store, level=4), tokens)[-1]
     assert not torch.equal(best, four)
     assert torch.equal(got, four if exact else best)
+
+
+def test_no_token_waits_for_a_look_through_everything(open_engine, store):
+    """While an engine is open a collection leaves out what was there; behind it, that counts again."""
+    engine = open_engine(store)
+    there = gc.get_freeze_count()
+    assert there > len(gc.get_objects())
+    engine.close()
+    assert gc.get_freeze_count() == 0
+    assert len(gc.get_objects()) > there / 2

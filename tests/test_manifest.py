@@ -232,7 +232,13 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 junk = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.builds(list) | st.builds(dict)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.builds(list)
+    | st.builds(dict)
 )
 
 

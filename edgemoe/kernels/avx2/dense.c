@@ -11,7 +11,7 @@ typedef struct {
     void *x; /* the same as int16 of quantize_dense, or as float */
     float *x_scale;
     uint16_t *y;
-    int64_t part; /* rows of a task */
+    int64_t part, threads; /* rows of a task; that there are */
 } dense_job;
 
 /* Rows of a task, and how many times as many of a single token; tokens of a pass, and of a task before it. */
@@ -157,7 +157,8 @@ INLINE void bf16_products_of(const dense_job *job, int64_t row, int64_t t, int64
 
 AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t from = task * job->part, end = from + job->part < job->rows ? from + job->part : job->rows;
+    const int64_t place = in_runs(task, (job->rows + job->part - 1) / job->part, job->threads);
+    const int64_t from = place * job->part, end = from + job->part < job->rows ? from + job->part : job->rows;
     /* What goes four tokens, and of int8 two or four rows, at a time. */
     const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, together = !job->row_scale ? 1 : use_vnni ? 4 : 2;
     const int64_t rows = from + (end - from) / together * together;
@@ -180,7 +181,7 @@ AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_
     const int64_t part = DENSE_ROWS * pool_together(p, rows / DENSE_ROWS, tokens == 1 ? MOST_PARTS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = tokens < most ? tokens : most;
-        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y, part};
+        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y, part, pool_threads(p)};
         if (now > PREPARED) pool_run(p, prepare_task, &job, (now + PREPARED - 1) / PREPARED);
         else prepare_task(&job, 0);
         pool_run(p, dense_task, &job, (rows + part - 1) / part);

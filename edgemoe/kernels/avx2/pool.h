@@ -25,6 +25,12 @@ int pool_threads(const pool *p);
  * threads end together. */
 int64_t pool_together(const pool *p, int64_t units, int64_t most);
 
+/* The task's place among `tasks`, all of which are taken, when threads that take turns are each to go through neighbours. */
+static inline int64_t in_runs(int64_t task, int64_t tasks, int64_t threads) {
+    const int64_t run = tasks / threads;
+    return task < run * threads ? task % threads * run + task / threads : task;
+}
+
 /* For others to do what they wait for. */
 static inline void pause_for(int tries) {
     if (tries % 1024) _mm_pause();
