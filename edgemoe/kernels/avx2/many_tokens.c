@@ -124,7 +124,8 @@ AVX2 void rows_of_tokens(const matrix *m, const expert *e, int64_t block, int64_
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         if (rows == 32) join_32(m, e, at + c * chunk * 8, chunk / 4, tile);
         else join_16(m, e, at + c * chunk * 4, chunk / 4, tile);
-        const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
+        const uint8_t *pairs = pairs_of(m, e, block, c, chunk);
+        ask_for_pairs(m, e, block, c, chunk);
         if (use_vnni) {
             const int64_t first = c * stride;
             chunk_vnni(tile, pairs, rows, e->level, chunk, x + width_at(e->level) * first * chunk, scale + first, sum + first,

@@ -94,9 +94,8 @@ AVX2 void rows_of_one_token(const matrix *m, const expert *e, int64_t block, int
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         __m256i codes[4];
         code_sums(m, e, at + c * chunk * 8, x + width * c * chunk * stride, chunk / 4, codes);
-        const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
-        prefetch(pairs + 2 * m->rows * 4); /* two groups on, in another page */
-        prefetch(pairs + 2 * m->rows * 4 + 64);
+        const uint8_t *pairs = pairs_of(m, e, block, c, chunk);
+        ask_for_pairs(m, e, block, c, chunk);
         const __m256 by = _mm256_set1_ps(unit * scale[c * stride]), all = _mm256_set1_ps(sum[c * stride]);
         const __m256 shift = _mm256_set1_ps(zero * sum[c * stride]);
         for (int r = 0; r < 4; r++) {

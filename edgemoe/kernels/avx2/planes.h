@@ -75,6 +75,21 @@ INLINE int64_t width_at(int64_t level) { return level == 8 ? 2 : 1; }
 
 enum { CHUNK = 64, COARSE_STEPS = 8 }; /* most columns of a chunk; 4 columns at a time, what 16 bits have room for */
 
+/* The scales and centres of a chunk of 32 rows, 4 bytes a row. */
+INLINE const uint8_t *pairs_of(const matrix *m, const expert *e, int64_t block, int64_t c, int64_t chunk) {
+    return e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
+}
+
+enum { CHUNKS_AHEAD = 8 };
+
+/* Asks memory for those some chunks on, each of which is in another page; behind a block's last are the next one's. */
+INLINE void ask_for_pairs(const matrix *m, const expert *e, int64_t block, int64_t c, int64_t chunk) {
+    const int64_t chunks = m->cols / chunk, then = c + CHUNKS_AHEAD, next = then >= chunks;
+    const uint8_t *pairs = pairs_of(m, e, block + next, next ? then - chunks : then, chunk);
+    prefetch(pairs);
+    prefetch(pairs + 64);
+}
+
 /* How a row's numbers lie, in the order that products want: of 4 columns 0 2 1 3. */
 enum form {
     HALVES = 1, /* fine, for one token: per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3 */

@@ -174,9 +174,8 @@ INLINE_VNNI void rows_of(int64_t level, const matrix *m, const expert *e, int64_
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         __m512i codes[2];
         code_sums_512(level, m, e, at + c * chunk * 8, x + width * c * chunk * stride, chunk / 4, codes);
-        const uint8_t *pairs = e->parameters + m->parameters_at + (c * chunk / m->group * m->rows + block * 32) * 4;
-        prefetch(pairs + 2 * m->rows * 4); /* two groups on, in another page */
-        prefetch(pairs + 2 * m->rows * 4 + 64);
+        const uint8_t *pairs = pairs_of(m, e, block, c, chunk);
+        ask_for_pairs(m, e, block, c, chunk);
         const __m512 by = _mm512_set1_ps(unit * scale[c * stride]), all = _mm512_set1_ps(sum[c * stride]);
         const __m512 shift = _mm512_set1_ps(zero * sum[c * stride]);
         for (int h = 0; h < 2; h++) {
