@@ -134,7 +134,8 @@ def test_times_follow_from_the_samples(report):
 
 def test_bytes_and_the_bound_follow_from_the_counts(report):
     """Every miss is one expert read; the bound is what those bytes take at the bandwidths beside it."""
-    for row in report(3)["rows"]:
+    whole = report(3)
+    for row in whole["rows"]:
         counts = [sample["decode"]["counts"] for sample in row["samples"]]
         requests, steps = sum(c["requests"] for c in counts), RUNS * (NEW_TOKENS - 1)
         assert requests == steps * 2 * 2
@@ -142,6 +143,10 @@ def test_bytes_and_the_bound_follow_from_the_counts(report):
         assert sum(c["ssd_bytes"] for c in counts) == misses * EXPERT_BYTES
         assert row["hit_rate"]["vram"] == pytest.approx(1 - misses / requests)
         per_token, bandwidth = row["bytes_per_token"], row["bandwidth"]
+        rates = [rate for probe in whole["environment"]["bandwidth_probes"] for rate in probe["ssd"].values()]
+        rates += [s["prefill"]["counts"]["ssd_bytes"] / s["prefill_s"] for s in row["samples"]]
+        rates += [s["decode"]["counts"]["ssd_bytes"] / sum(s["itl_s"]) for s in row["samples"]]
+        assert bandwidth["ssd"] == pytest.approx(max(rates))
         assert per_token["ssd"] == pytest.approx(misses * EXPERT_BYTES / steps)
         experts = 2 * 2 * EXPERT_BYTES
         dense = per_token["vram"] - experts
