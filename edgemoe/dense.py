@@ -7,8 +7,9 @@ faster in float32, converted a slice of the weight at a time.
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -78,6 +79,26 @@ def load_dense(path: Path, device: Device | None = None) -> dict[str, torch.Tens
                 tensor = own.view(tensor.dtype).view(tensor.shape)
             out[name] = tensor
     return out
+
+
+def in_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Has the system put what is large of tensors in RAM into huge pages, in place, as far as it can (Linux 6.1).
+
+    A token reads all of it: from pages of 4 KiB memory gives less.
+    """
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is None:
+        return
+    for start, size in {(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors}:
+        first, end = -(-start // _HUGE) * _HUGE, (start + size) // _HUGE * _HUGE
+        if first < end:
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
+
+
+_HUGE = 1 << 21
+"""Bytes of a huge page where they are smallest; where they are larger nothing happens."""
+
+_MADV_COLLAPSE = 25
 
 
 def _aligned(size: int) -> int:

@@ -25,7 +25,13 @@ from edgemoe.model import build_model, skeleton
 from edgemoe.passes import Passes
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.policy import ExpertUse, LevelPolicy
-from edgemoe.process import peak_resident_bytes, reset_peak, resident_bytes, return_free_memory
+from edgemoe.process import (
+    out_of_collections,
+    peak_resident_bytes,
+    reset_peak,
+    resident_bytes,
+    return_free_memory,
+)
 from edgemoe.settings import BULK_READERS, RunSettings
 from edgemoe.step import Segment, Step
 from edgemoe.store_model import StoreModel
@@ -46,6 +52,8 @@ FILL_BYTES = 1 << 26
 class Engine:
     """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
+    While one is open, Python's garbage collector leaves out all that was there (process.out_of_collections).
+
     Args:
         store: an opened store.
         plan: made from it and `settings`; every byte of it is reserved here before anything is loaded.
@@ -62,6 +70,7 @@ class Engine:
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
     ) -> None:
         model = skeleton(store.directory)
+        gc.collect()  # an engine of before may be in a circle still: what it held is not this one's
         return_free_memory()
         reset_peak()
         self.resident_before = resident_bytes()
@@ -101,9 +110,7 @@ class Engine:
                 dense = store.directory / "dense.safetensors"
                 self._model = build_model(model, dense, self._runner, self.device)
                 self._passes = Passes(self._model, self._runner, plan)
-            gc.collect()
-            gc.freeze()  # a collection that goes through a program's and a model's objects takes longer than a token
-            opened.callback(gc.unfreeze)
+            opened.enter_context(out_of_collections())
             self._opened = opened.pop_all()
 
     def _reserve(self, form: ResidentForm) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe import attention, experts
-from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, load_dense
+from edgemoe.dense import DenseEmbedding, DenseLinear, DenseNorm, in_huge_pages, load_dense
 from edgemoe.experts import ExpertLayer, ExpertRunner
 from edgemoe.families import known_family
 from edgemoe.linear_attention import PerSequence
@@ -68,6 +68,8 @@ def build_model(model: Any, dense: Path, runner: ExpertRunner, device: Device | 
     _place_norms(model)
     if family.plain_attention:
         _place_quick_ways(model)
+    if device is None:
+        in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]
 
 

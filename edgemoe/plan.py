@@ -9,6 +9,7 @@ import torch
 
 from edgemoe.blocks import divide, share_at
 from edgemoe.dense import SLICE_BYTES
+from edgemoe.experts import BATCH_ROWS
 from edgemoe.importance import QUERY_BLOCK
 from edgemoe.kernels.choice import beside_device, compute
 from edgemoe.kv_shape import KVShape
@@ -160,8 +161,10 @@ def workspace_bytes(
     converted = min(SLICE_BYTES, 4 * shape.hidden * max(widest, shape.vocab))
     product = converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
     expert_rows = rows * shape.top_k * shape.hidden * 2 + rows * shape.hidden * 4 * 3
-    # On a CPU a call of the kernel has at most one expert with many rows, elsewhere all of the layer's.
-    together = rows * (1 if torch.device(place).type == "cpu" else shape.top_k)
+    # On a CPU a call of the kernel has one expert, or several of BATCH_ROWS in all; elsewhere all of the layer's.
+    together = rows * shape.top_k
+    if torch.device(place).type == "cpu":
+        together = max(rows, min(BATCH_ROWS, together))
     one_call = together * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     experts = expert_rows + one_call + compute(place).kernel.scratch_bytes(geometry)
     logits = shape.vocab * 4 * 4

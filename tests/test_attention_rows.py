@@ -87,8 +87,10 @@ def test_a_token_is_the_same_in_any_portion(heads, kv_heads, dim, window):
     for cuts in ((5, 200), (64, 66, 200), (67, 131, 150, 200)):
         assert all(map(torch.equal, prompt.attended(3, cuts, window), whole))
     native.use_vnni(False)
-    without = prompt.attended(3, (90, 200), window)
-    native.use_vnni(True)
+    try:
+        without = prompt.attended(3, (90, 200), window)
+    finally:
+        native.use_vnni(True)
     assert all(map(torch.equal, without, whole))
 
 
@@ -100,6 +102,15 @@ def test_scores_that_are_not_numbers_are_seen():
     assert out.view(40, 4, 16)[:, 2:].isnan().all()
     assert not out.view(40, 4, 16)[:, :2].isnan().any()
     assert not prompt.attended(112, (140,), 40)[0].isnan().any()
+
+
+@pytest.mark.parametrize("rotation", [torch.zeros(3, 16), torch.zeros(2, 8), torch.zeros(16, 2).T])
+def test_a_rotation_of_other_rows_is_refused(rotation):
+    """One for each token, of a head's size, in one piece: C would read past it."""
+    kv, table = torch.zeros(1, 4, 16).bfloat16(), rotation.bfloat16()
+    attention = NativeAttention(1, 1, 16, None, 1.0)
+    with pytest.raises(ValueError, match="a rotation of"):
+        attention.rows(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
 
 
 def test_more_heads_than_it_has_room_for_are_refused():

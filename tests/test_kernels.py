@@ -316,6 +316,56 @@ def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bi
         assert torch.equal(native.dense_product(x[:tokens], *weight), alone[:tokens])
 
 
+DENSE_SHAPES = [(4100, 64), (96, 304), (33, 100), (64, 17)]
+
+
+def all_products(seed: int) -> list[torch.Tensor]:
+    """What edgemoe's kernel gives of experts at every level and of dense weights, for one token and for many."""
+    generator, out = torch.Generator().manual_seed(seed), []
+    for (up, down), level in product(SHAPES, (8, 4, 2)):
+        geometry = RecordGeometry((MatrixSpec.of("gate_up", *up), MatrixSpec.of("down", *down)), 8)
+        weights = [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
+        form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
+        blocks, record = blocks_for(form, level), encode(geometry, native.LAYOUT, weights)
+        form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
+        kernel = WAYS["native"].kernel(geometry, native.LAYOUT)
+        for rows, gating in product((1, 11, 70), (KNOWN, gate)):
+            x = torch.randn(4 * rows, up[1], generator=generator).bfloat16()
+            out.append(kernel.forward(x, [Part(blocks, level, level, rows)] * 4, gating))
+    for shape, tokens in product(DENSE_SHAPES, (1, 5, 12)):
+        codes, scales = quantize_rows(torch.randn(shape, generator=generator))
+        x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
+        out += [native.dense_product(x, codes, scales), native.dense_product(x, codes.bfloat16(), None)]
+    return out
+
+
+@needs_native
+def test_no_bit_depends_on_the_instructions():
+    """AVX-512 VNNI gives what AVX2 gives."""
+    if not native.use_vnni(True):
+        pytest.skip("the processor has no AVX-512 VNNI")
+    quick = all_products(1)
+    native.use_vnni(False)
+    try:
+        plain = all_products(1)
+    finally:
+        native.use_vnni(True)
+    assert all(map(torch.equal, quick, plain))
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 3, 20])
+def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):
+    """Tasks are longer for fewer threads, and lie otherwise: every row is there, the same for any number."""
+    want, library = all_products(2), native.library()
+    pool = library.edgemoe_open(threads)
+    monkeypatch.setattr(native, "threads", lambda: pool)
+    try:
+        assert all(map(torch.equal, all_products(2), want))
+    finally:
+        library.edgemoe_close(pool)
+
+
 @needs_native
 @pytest.mark.parametrize("size", [128, 100, 2048])
 def test_norms_are_transformers_own(size):

@@ -4,7 +4,7 @@ bound = dense / BW_vram + max(experts / BW_vram, copied / BW_dram, read / BW_ssd
 
 Dense weights are computed before a layer's experts are known, so their time comes on top; the tiers work at the
 same time, so the slowest of them counts. Bytes are those that were moved, cache hits taken off. The disk's
-bandwidth is the best of probes and of what prompts and tokens read in their time. What is read ahead is read beside
+bandwidth is the best of probes and of what prompts read in their time. What is read ahead is read beside
 the dense weights too: with prefetch, less than this is possible, if only by the dense weights' time.
 """
 

@@ -142,19 +142,16 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
     }
 
 
-def disk_rates(sample: Sample) -> tuple[float, float]:
-    """Bytes a second that the disk gave in a prompt and in the tokens behind it: what it gave it can give."""
-    return (
-        sample.prefill.counts.ssd_bytes / sample.prefill_s,
-        sample.decode.counts.ssd_bytes / sum(sample.itl_s),
-    )
+def disk_rate(sample: Sample) -> float:
+    """Bytes a second that the disk gave for a prompt: what it gave it can give."""
+    return sample.prefill.counts.ssd_bytes / sample.prefill_s
 
 
 def _bound_report(
     decode: Phase, samples: Sequence[Sample], store: StoreModel, rates: dict[str, float]
 ) -> dict[str, Any]:
     """Bytes moved, the bandwidths beside them, and what share of the time they account for."""
-    rates = rates | {"ssd": max(rates["ssd"], *(rate for sample in samples for rate in disk_rates(sample)))}
+    rates = rates | {"ssd": max(rates["ssd"], *map(disk_rate, samples))}
     per_token = _expert_bytes(decode, sum(s.steps for s in samples), store)
     dense = store.dense_bytes_per_token
     bound = bound_of(dense, per_token, rates)

@@ -72,9 +72,9 @@ def library() -> Any:
 
 
 def use_vnni(use: bool) -> bool:
-    """Whether products may go through AVX-512 VNNI, as they do from the start where the processor has it.
+    """Whether products and a prompt's attention may use AVX-512, as they do from the start where there is VNNI.
 
-    The results are the same, bit for bit. Not to be called while a product is computed.
+    The results are the same, bit for bit. Not to be called while something is computed.
 
     Returns:
         whether they do now.

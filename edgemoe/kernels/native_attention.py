@@ -110,7 +110,7 @@ class NativeAttention:
         past: int,
         window: int | None,
     ) -> torch.Tensor:
-        """The same of R consecutive tokens. A token's result does not depend on which come with it.
+        """The same of R consecutive tokens. What a token gets does not depend on which others come, if all is finite.
 
         Args:
             qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous. Overwritten.
@@ -130,7 +130,12 @@ class NativeAttention:
             raise ValueError(
                 f"{self._shape.heads} heads share {self._shape.kv_heads}: {MOST_SHARING} may share one"
             )
-        cosine, sine = self.checked((rotation[0][0], rotation[1][0]))
+        cosine, sine = rotation
+        for table in rotation:
+            if table.shape != (len(qkv), self._dim) or not table.is_contiguous():
+                raise ValueError(
+                    f"a rotation of {tuple(table.shape)}: wanted {len(qkv)} rows, and heads have {self._dim}"
+                )
         out = qkv.new_empty(len(qkv), self._heads * self._dim)
         kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, 0)
         if native.library().edgemoe_attention_rows(

@@ -9,7 +9,8 @@
  *   one token:   numbers times nibbles, straight from the planes, add up in 16 bits: fine ones in halves 128 h + l over
  *                a chunk, 16 steps * 2 products * 15 * 64 = 30720; coarse ones over half of it, 8 * 2 * 15 * 127 = 30480;
  *   more tokens: a chunk's codes are joined once, 32 rows of them in a tile of 2 KiB, and multiplied with every
- *                token: fine ones in 16 bits each, coarse ones in 8, added up as above.
+ *                token: fine ones in 16 bits each, coarse ones in 8, added up as above;
+ *   vnni.c:      both, added up in 32 bits.
  */
 #ifndef EDGEMOE_PLANES_H
 #define EDGEMOE_PLANES_H
