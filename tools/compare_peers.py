@@ -10,8 +10,8 @@ or a text, by the demo model's tokenizer, so that ids repeat as a text's do. Dec
 Under a limit the runs are cold: times begin when the model is open, with what mapping the file left in memory
 (llama.cpp) or with what loading filled free room with, as a chat does (edgemoe; a row 4-empty does not). `load s` is
 what came before. Without one they are warm: a prompt of random tokens and the prompt itself come
-first, so that all is resident. llama.cpp maps its model; its weight repacking is off under a limit. edgemoe gets the
-limit less --beside, what its process takes beside its own --vram-limit.
+first, for ten seconds, so that all is resident. llama.cpp maps its model; its weight repacking is off under a
+limit. edgemoe gets the limit less --beside, what its process takes beside its own --vram-limit.
 
 Nothing is measured unless the kernel enforces the limit: first a process that takes too much must die, and every run
 reads back its limit and whether it is inside. A run that fails or is killed for memory is told and the others go on.
@@ -46,6 +46,10 @@ from edgemoe.options import DEMO, run_settings
 from edgemoe.outputs import require_folders, require_plot
 from edgemoe.sizes import format_size
 from storage.errors import EdgemoeError, UserError
+
+WARM_UP_SECONDS = 10
+"""Least that a warm run is warmed up for: a machine's host may give cores that have just become busy less of its
+memory's rate, and who loads or answers sooner is not to be measured sooner."""
 
 WARM_UP_TOKENS = 512
 """Random tokens before a warm run: enough for nearly every expert of W1 to be asked for."""
@@ -93,6 +97,7 @@ class Comparison:
             "prompt": prompt,
             "new_tokens": self.options.new_tokens,
             "warm_up": [] if limit is not None or popularity else [warm_up, prompt],
+            "warm_up_s": WARM_UP_SECONDS,
             "threads": self.options.threads,
             "capped": limit is not None,
             "popularity": popularity,

@@ -16,6 +16,7 @@ from typing import Any
 import accelerate
 import torch
 import transformers
+from compare_peers_warm_up import warm_ups
 
 
 def load(request: dict[str, Any], folder: str) -> Any:
@@ -75,7 +76,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             counts, _ = counting(model)
             _, tokens = generate(model, request["prompt"], request["new_tokens"])
             return {"counts": counts, "tokens": tokens}
-        for warm_up in request["warm_up"]:
+        for warm_up in warm_ups(request):
             generate(model, warm_up, 2)
         times, tokens = generate(model, request["prompt"], request["new_tokens"])
     return {

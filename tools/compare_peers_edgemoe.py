@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from compare_peers_warm_up import warm_ups
 
 from edgemoe import __version__
 from edgemoe.bench import bandwidth
@@ -92,7 +93,7 @@ def _run(
         if note:
             engine.watch(note)
         sequence = engine.new_sequence()
-        for warm_up in request["warm_up"]:
+        for warm_up in warm_ups(request):
             take_sample(engine, sequence, partial(list, warm_up), 2)
         return take_sample(
             engine, sequence, partial(list, request["prompt"]), request["new_tokens"], load_s=load_s

@@ -17,6 +17,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from compare_peers_warm_up import warm_ups
 
 TOP_K_NAME = re.compile(rb"ffn_moe_topk-(\d+)")
 """What llama.cpp calls the tensor of a layer's chosen experts, int32 [experts used, tokens]."""
@@ -135,7 +136,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     context = open_context(model, request, counts)
     load_s = time.perf_counter() - started
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    for warm_up in request["warm_up"]:
+    for warm_up in warm_ups(request):
         generate(context, vocabulary, warm_up, 2)
     times, tokens = generate(context, vocabulary, request["prompt"], request["new_tokens"])
     if counts:

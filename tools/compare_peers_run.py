@@ -3,8 +3,8 @@
 The program is a child that speaks a small protocol: it reads one JSON object from stdin, the request, and writes one
 as the last line of stdout, the answer.
 
-    request: model, prompt (token ids), new_tokens, warm_up (prompts to answer before, untimed), threads, capped,
-             popularity (count instead of measuring), and what only one program understands
+    request: model, prompt (token ids), new_tokens, warm_up (prompts to answer before, untimed, for warm_up_s
+             seconds), threads, capped, popularity (count instead of measuring), and what only one program understands
     answer:  load_s, token_times (seconds since the prompt was handed over, one a token), tokens (ids), versions,
              and what only one program has; with popularity: counts, [layer][expert] -> times chosen
 
