@@ -9,7 +9,6 @@ publishes and hands out leases; `kernels.native` computes from each.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -26,7 +25,7 @@ from edgemoe.passes import Passes
 from edgemoe.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.policy import ExpertUse, LevelPolicy
 from edgemoe.process import (
-    out_of_collections,
+    freeze_what_is_there,
     peak_resident_bytes,
     reset_peak,
     resident_bytes,
@@ -52,7 +51,7 @@ FILL_BYTES = 1 << 26
 class Engine:
     """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
-    While one is open, Python's garbage collector leaves out all that was there (process.out_of_collections).
+    From the first one on Python's garbage collector leaves out what was there before it (process.freeze_what_is_there).
 
     Args:
         store: an opened store.
@@ -69,8 +68,8 @@ class Engine:
         *,
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
     ) -> None:
+        freeze_what_is_there()  # nothing of an engine's own: that is to go when it does
         model = skeleton(store.directory)
-        gc.collect()  # an engine of before may be in a circle still: what it held is not this one's
         return_free_memory()
         reset_peak()
         self.resident_before = resident_bytes()
@@ -110,7 +109,6 @@ class Engine:
                 dense = store.directory / "dense.safetensors"
                 self._model = build_model(model, dense, self._runner, self.device)
                 self._passes = Passes(self._model, self._runner, plan)
-            opened.enter_context(out_of_collections())
             self._opened = opened.pop_all()
 
     def _reserve(self, form: ResidentForm) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from edgemoe.dense import DenseLinear, DenseNorm
 from edgemoe.kernels import native
-from edgemoe.kernels.native_attention import MOST_SHARING, NativeAttention
+from edgemoe.kernels.native_attention import MOST_SHARING, NativeAttention, first_seen
 from edgemoe.kernels.native_experts import HeldExperts
 from edgemoe.kernels.native_layers import NativeLayer
 from edgemoe.kernels.native_router import NativeRouter
@@ -78,24 +78,15 @@ class PlainAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask)
         cosine, sine = position_embeddings
         projected = self._joined(hidden_states[0])
-        parts = [
-            self._attended(sequence, projected[row:end], (cosine[0, row:end], sine[0, row:end]), window)
-            for sequence, row, end in ((sequence, row, row + rows) for sequence, row, rows in kv.spans)
-        ]
+        parts = []
+        for sequence, row, rows in kv.spans:
+            part = slice(row, row + rows)
+            keys, values, past, _ = room(sequence, self.layer, window)
+            parts.append(
+                self._attend(projected[part], (cosine[0, part], sine[0, part]), keys, values, past, window)
+            )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.module.o_proj(attended[None]), None
-
-    def _attended(
-        self,
-        sequence: SequenceKV,
-        projected: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        window: int | None,
-    ) -> torch.Tensor:
-        keys, values, past, first = room(sequence, self.layer, window)
-        if len(projected) > 1:
-            return self._attend.rows(projected, rotation, keys, values, past, window)
-        return self._attend(projected[0], (rotation[0][0], rotation[1][0]), keys, values, past, first)[None]
 
     def layer_with(
         self,
@@ -113,6 +104,5 @@ class PlainAttention(nn.Module):
 
 def room(sequence: SequenceKV, layer: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """A layer's keys and values, how many tokens are valid in them, and the first that a new one sees."""
-    slot, past = sequence.slots[layer], sequence.length
-    first = max(past + 1 - window, 0) if window else 0
-    return *sequence.slices[slot], past, first
+    past = sequence.length
+    return *sequence.slices[sequence.slots[layer]], past, first_seen(past, window)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -61,27 +61,14 @@ _LARGE = 8 << 20
 """Bytes from which a block is mapped by itself: dense weights are, a prompt's activations mostly are not."""
 
 
-@contextmanager
-def out_of_collections() -> Iterator[None]:
-    """Keeps every object of the process that there is from Python's garbage collector, until the last of these ends.
+@cache
+def freeze_what_is_there() -> None:
+    """Keeps all objects that there are, mostly what imports have made, from Python's garbage collector. Once.
 
-    Looking through a program's and a model's takes it longer than a token. What becomes garbage meanwhile and refers
-    to itself is collected only then.
+    They stay as long as the process, and looking through them takes longer than a token.
     """
-    global _keeping, _thaw
-    if not _keeping:
-        _thaw = not gc.get_freeze_count()  # who has frozen something before goes without
+    gc.collect()
     gc.freeze()
-    _keeping += 1
-    try:
-        yield
-    finally:
-        _keeping -= 1
-        if not _keeping and _thaw:
-            gc.unfreeze()
-
-
-_keeping, _thaw = 0, True
 
 
 def disk_read_bytes() -> int | None:

@@ -47,9 +47,7 @@ class Prompt:
         keys, values, out = self.keys.clone(), self.values.clone(), []
         for start, end in zip((past, *cuts), cuts, strict=False):
             rotation = self.rotation[0][start:end], self.rotation[1][start:end]
-            out.append(
-                self.attention.rows(self.qkv[start:end].clone(), rotation, keys, values, start, window)
-            )
+            out.append(self.attention(self.qkv[start:end].clone(), rotation, keys, values, start, window))
         return torch.cat(out), keys, values
 
 
@@ -110,13 +108,10 @@ def test_a_rotation_of_other_rows_is_refused(rotation):
     kv, table = torch.zeros(1, 4, 16).bfloat16(), rotation.bfloat16()
     attention = NativeAttention(1, 1, 16, None, 1.0)
     with pytest.raises(ValueError, match="a rotation of"):
-        attention.rows(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
+        attention(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
 
 
 def test_more_heads_than_it_has_room_for_are_refused():
     """Queries that share keys go together, so many at most."""
-    attention = NativeAttention(MOST_SHARING + 1, 1, 16, None, 1.0)
-    nothing = torch.zeros(2, (MOST_SHARING + 3) * 16).bfloat16()
-    kv, rotation = torch.zeros(1, 4, 16).bfloat16(), torch.zeros(2, 16).bfloat16()
     with pytest.raises(ValueError, match="may share one"):
-        attention.rows(nothing, (rotation, rotation), kv, kv, 0, None)
+        NativeAttention(MOST_SHARING + 1, 1, 16, None, 1.0)

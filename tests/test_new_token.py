@@ -46,9 +46,9 @@ def test_it_is_attention(heads, kv_heads, dim, normed, past, first):
     )
     before = keys.clone(), values.clone()
     expected, key, value = by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, dim**-0.5)
-    out = NativeAttention(heads, kv_heads, dim, norms, dim**-0.5)(
-        qkv.clone(), rotation, keys, values, past, first
-    )
+    attention = NativeAttention(heads, kv_heads, dim, norms, dim**-0.5)
+    tables = rotation[0][None], rotation[1][None]
+    (out,) = attention(qkv.clone()[None], tables, keys, values, past, past + 1 - first)
     torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.03)
     torch.testing.assert_close(keys[:, past].double(), key, atol=0.03, rtol=0.02)
     assert torch.equal(values[:, past].double(), value)
@@ -65,11 +65,11 @@ def test_a_head_is_the_same_with_others_or_without():
         torch.randn(*shape, generator=generator).bfloat16()
         for shape in ((heads + 2, dim), (1, CONTEXT, dim), (1, CONTEXT, dim))
     )
-    rotation = torch.ones(dim).bfloat16(), torch.zeros(dim).bfloat16()
+    rotation = torch.ones(1, dim).bfloat16(), torch.zeros(1, dim).bfloat16()
 
     def attended(rows):
         attention = NativeAttention(len(rows) - 2, 1, dim, None, dim**-0.5)
-        return attention(rows.flatten(), rotation, keys, values, past, 2).view(-1, dim)
+        return attention(rows.view(1, -1), rotation, keys, values, past, past - 1).view(-1, dim)
 
     alone = [attended(qkv[[head, heads, heads + 1]]) for head in range(heads)]
     assert torch.equal(attended(qkv), torch.cat(alone))
@@ -79,8 +79,8 @@ def test_scores_that_are_not_numbers_are_seen():
     """NaN in a key that a token sees is NaN in what its head gives."""
     keys, values = (torch.ones(1, CONTEXT, 16).bfloat16() for _ in range(2))
     keys[0, 3, 5] = float("nan")
-    rotation = torch.ones(16).bfloat16(), torch.zeros(16).bfloat16()
-    out = NativeAttention(1, 1, 16, None, 1.0)(torch.ones(48).bfloat16(), rotation, keys, values, 9, 0)
+    rotation = torch.ones(1, 16).bfloat16(), torch.zeros(1, 16).bfloat16()
+    out = NativeAttention(1, 1, 16, None, 1.0)(torch.ones(1, 48).bfloat16(), rotation, keys, values, 9, None)
     assert out.isnan().all()
 
 

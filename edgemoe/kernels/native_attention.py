@@ -43,7 +43,7 @@ class NativeAttention:
         scaling: factor on the scores.
 
     Raises:
-        ValueError: heads of another size.
+        ValueError: heads of another size, or more than MOST_SHARING to one of keys.
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class NativeAttention:
     ) -> None:
         if dim % 16:
             raise ValueError(f"heads of {dim}: the kernel wants a multiple of 16")
+        if heads > MOST_SHARING * kv_heads:
+            raise ValueError(f"{heads} heads share {kv_heads}: {MOST_SHARING} may share one")
         self._heads, self._dim = heads, dim
         self._kept = norms  # the structure below has bare addresses of their weights
         (q, q_epsilon), (k, k_epsilon) = norms or ((None, 0.0), (None, 0.0))
@@ -73,49 +75,16 @@ class NativeAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         past: int,
-        first: int,
-    ) -> torch.Tensor:
-        """Norms, rotates, writes key and value into the KV, attends.
-
-        Args:
-            qkv: bf16 [(heads + 2 * kv_heads) * dim], contiguous; what the three projections gave. Overwritten.
-            rotation: cosine and sine for the token's position, bf16, dim in all each, contiguous.
-            keys, values: the layer's, bf16 [kv_heads, context, dim], contiguous; written at `past`.
-            past: tokens that are valid in them.
-            first: the first of them that this token sees.
-
-        Returns:
-            bf16 [heads * dim].
-
-        Raises:
-            MemoryError: no memory for scores.
-            ValueError: a rotation of another size, as of a config that rotates a part of each head.
-        """
-        cosine, sine = self.checked(rotation)
-        out = qkv.new_empty(self._heads * self._dim)
-        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
-        if native.library().edgemoe_attention(
-            *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), qkv.data_ptr()),
-            *(cosine.data_ptr(), sine.data_ptr(), out.data_ptr()),
-        ):
-            raise MemoryError("no memory for attention's scores")
-        return out
-
-    def rows(
-        self,
-        qkv: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        past: int,
         window: int | None,
     ) -> torch.Tensor:
-        """The same of R consecutive tokens. What a token gets does not depend on which others come, if all is finite.
+        """Norms, rotates, writes keys and values into the KV, attends.
+
+        What a token gets does not depend on which others come, if they are two or more and all is finite.
 
         Args:
-            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous. Overwritten.
+            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous; what the three projections gave. Overwritten.
             rotation: cosine and sine for each token's position, bf16 [R, dim] each, contiguous.
-            keys, values: the layer's, as above; written from `past` on.
+            keys, values: the layer's, bf16 [kv_heads, context, dim], contiguous; written from `past` on.
             past: tokens that are valid in them.
             window: how many of the latest tokens each sees, itself included; None: all.
 
@@ -124,23 +93,23 @@ class NativeAttention:
 
         Raises:
             MemoryError: no memory for scores.
-            ValueError: a rotation of another size; more than MOST_SHARING heads to one of keys.
+            ValueError: a rotation of another size, as of a config that rotates a part of each head.
         """
-        if self._shape.heads > MOST_SHARING * self._shape.kv_heads:
-            raise ValueError(
-                f"{self._shape.heads} heads share {self._shape.kv_heads}: {MOST_SHARING} may share one"
-            )
-        cosine, sine = rotation
+        rows = len(qkv)
         for table in rotation:
-            if table.shape != (len(qkv), self._dim) or not table.is_contiguous():
+            if table.shape != (rows, self._dim) or not table.is_contiguous():
                 raise ValueError(
-                    f"a rotation of {tuple(table.shape)}: wanted {len(qkv)} rows, and heads have {self._dim}"
+                    f"a rotation of {tuple(table.shape)}: wanted {rows} rows, and heads have {self._dim}"
                 )
-        out = qkv.new_empty(len(qkv), self._heads * self._dim)
-        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, 0)
-        if native.library().edgemoe_attention_rows(
-            *(native.threads(), ctypes.byref(self._shape), ctypes.byref(kv), len(qkv), window or 0),
-            *(qkv.data_ptr(), cosine.data_ptr(), sine.data_ptr(), out.data_ptr()),
+        out = qkv.new_empty(rows, self._heads * self._dim)
+        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first_seen(past, window))
+        common = native.threads(), ctypes.byref(self._shape), ctypes.byref(kv)
+        addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
+        library = native.library()
+        if (
+            library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
+            if rows > 1
+            else library.edgemoe_attention(*common, *addresses)
         ):
             raise MemoryError("no memory for attention's scores")
         return out
@@ -159,3 +128,8 @@ class NativeAttention:
         if rotation[0].numel() != self._dim:
             raise ValueError(f"a rotation of {rotation[0].numel()} numbers: heads have {self._dim}")
         return rotation
+
+
+def first_seen(past: int, window: int | None) -> int:
+    """The first token that one behind `past` others sees."""
+    return max(past + 1 - window, 0) if window else 0
