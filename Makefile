@@ -16,7 +16,7 @@ TORCH := torch==2.13.0
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
-KERNELS := $(wildcard edgemoe/kernels/avx2/*.[ch])
+KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
 .PHONY: chat test check install
 

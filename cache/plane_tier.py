@@ -17,7 +17,7 @@ from itertools import chain
 
 from cache.arena import in_ram
 from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
-from cache.blocks import Indices, SharedBlocks
+from cache.block_refs import Indices, SharedBlocks
 from cache.free_list import Arenas
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
 from storage.device import Event

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from edgemoe.bench.command import EXAMPLES as BENCH_EXAMPLES
-from edgemoe.bench.command import bench_command
-from edgemoe.chat_command import EXAMPLES as CHAT_EXAMPLES
-from edgemoe.chat_command import chat_command
-from edgemoe.config import ConfiguredApp
-from edgemoe.evaluate.command import EPILOG as EVAL_EXAMPLES
-from edgemoe.evaluate.command import eval_command
-from edgemoe.model_commands import (
+from edgemoe.commands.bench import EXAMPLES as BENCH_EXAMPLES
+from edgemoe.commands.bench import bench_command
+from edgemoe.commands.chat import EXAMPLES as CHAT_EXAMPLES
+from edgemoe.commands.chat import chat_command
+from edgemoe.commands.config_file import ConfiguredApp
+from edgemoe.commands.eval import EPILOG as EVAL_EXAMPLES
+from edgemoe.commands.eval import eval_command
+from edgemoe.commands.models import (
     DOCTOR_EXAMPLES,
     MODELS_EXAMPLES,
     RM_EXAMPLES,
@@ -26,7 +26,7 @@ from edgemoe.model_commands import (
     models_command,
     rm_command,
 )
-from edgemoe.options import (
+from edgemoe.commands.options import (
     DEMO,
     ContextOption,
     DeviceOption,
@@ -41,7 +41,7 @@ from edgemoe.options import (
     open_store,
     run_settings,
 )
-from edgemoe.sizes import format_size
+from edgemoe.console.sizes import format_size
 from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
@@ -91,7 +91,7 @@ def convert(
 
     A model of the Hub is downloaded shard by shard, each deleted once it is converted.
     """
-    from edgemoe.stores import convert_named
+    from edgemoe.models.resolve import convert_named
 
     convert_named(
         source,
@@ -124,7 +124,7 @@ def verify(
     store: Annotated[Path, typer.Argument(help="Store directory.")], as_json: JsonOption = False
 ) -> None:
     """Read every plane of a store and compare checksums. Exit 4 if anything is damaged."""
-    from edgemoe.progress import ByteProgress
+    from edgemoe.console.progress import ByteProgress
     from storage.verify import verify as verify_store
 
     with ByteProgress(f"verifying {store.name}") as progress:

@@ -20,13 +20,13 @@ from contextlib import contextmanager
 
 from cache.base import Lease, Tier
 from prefetch.base import ExpertSource, Leases, Split, TransferCounts
-from prefetch.exclusive import ExclusiveRoute
-from prefetch.interrupts import deferred_interrupt
-from prefetch.judge import Judge
-from prefetch.route import Route
+from prefetch.layer_request import LayerStream
+from prefetch.lookahead_gate import Judge
+from prefetch.ram_path import ExclusiveRoute
+from prefetch.sigint import deferred_interrupt
 from prefetch.speculation import Speculation
-from prefetch.stream import LayerStream
-from prefetch.traffic import Traffic
+from prefetch.transfer_path import Route
+from prefetch.transfers import Traffic
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 

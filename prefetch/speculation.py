@@ -14,9 +14,9 @@ from collections.abc import Mapping
 
 from cache.base import Lease
 from prefetch.base import MODES
-from prefetch.judge import Judge
-from prefetch.traffic import Traffic
+from prefetch.lookahead_gate import Judge
 from prefetch.transfer import Transfer
+from prefetch.transfers import Traffic
 from storage.base import ExpertKey
 
 BASE_LEVEL = 2

@@ -23,11 +23,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.cli import main
-from edgemoe.engine import Engine, StoreModel
-from edgemoe.plan import MINIMUM_EXPERTS
-from edgemoe.process import disk_read_bytes
-from edgemoe.settings import RunSettings
-from edgemoe.stores import convert_checkpoint
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.machine.process import disk_read_bytes
+from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

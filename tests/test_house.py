@@ -14,7 +14,7 @@ import typer
 
 from edgemoe.cli import app
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 HOMES = "home|root|Users|tmp|work|workspace|mnt|media|opt|srv|scratch|builds"
 MACHINE_PATH = re.compile(rf"(?<![\w.~}}>)*-])/(?:{HOMES})/\w")

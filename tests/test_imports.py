@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = ("storage", "cache", "prefetch", "edgemoe")
 """Each package may import itself and those before it."""
@@ -50,7 +50,7 @@ def test_imports_point_one_way(package: str) -> None:
 @pytest.mark.parametrize(
     ("source", "package", "expected"),
     [
-        ("import os\nimport edgemoe.engine as e\n", "prefetch", [(2, "edgemoe")]),
+        ("import os\nimport edgemoe.engine.engine as e\n", "prefetch", [(2, "edgemoe")]),
         ("def f():\n    from prefetch.base import ExpertSource\n", "cache", [(2, "prefetch")]),
         ("if 0:\n    import numpy, cache.base\n", "storage", [(2, "cache")]),
         ("from tests import faults\n", "edgemoe", [(1, "tests")]),

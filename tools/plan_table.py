@@ -1,7 +1,7 @@
 """What fits of published models at which limit, planned from their configs without weights: a table of docs/models.md.
 
-.venv/bin/python tools/plan_table.py            rewrites the table
-.venv/bin/python tools/plan_table.py --print    prints it
+.venv/bin/python -m tools.plan_table            rewrites the table
+.venv/bin/python -m tools.plan_table --print    prints it
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from published_models import CONFIGS
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from edgemoe.families import family_of
-from edgemoe.plan import ModelShape, make_plan
-from edgemoe.settings import RunSettings
+from edgemoe.families.table import family_of
+from edgemoe.memory.plan import ModelShape, make_plan
+from edgemoe.policy.settings import RunSettings
 from storage.checkpoint import bounded_config
 from storage.errors import DoesNotFit
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
+from tools.published_models import CONFIGS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- plans -->\n", "<!-- end of plans -->"

@@ -1,7 +1,7 @@
 """The tables of families and formats in docs, from the tests that passed.
 
-    .venv/bin/python tools/support_table.py            runs the tests, rewrites the tables
-    .venv/bin/python tools/support_table.py --check    exits 1 where a table would change
+    .venv/bin/python -m tools.support_table            runs the tests, rewrites the tables
+    .venv/bin/python -m tools.support_table --check    exits 1 where a table would change
 
 A row says yes when every test marked `covers(row)` passed and there is at least one. A table stands between
 `<!-- families -->` or `<!-- formats -->` and `<!-- end -->`, in any of the files below.
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from edgemoe.families import FAMILIES, REFUSED
-from edgemoe.family import Family
+from edgemoe.families.base import Family
+from edgemoe.families.table import FAMILIES, REFUSED
 from storage.formats import FORMATS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "docs" / "models.md", ROOT / "README.md")
 
 REQUIRED = {

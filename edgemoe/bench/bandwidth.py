@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edgemoe.engine import StoreModel
+from edgemoe.engine.engine import StoreModel
 from storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
 from storage.device import Device
 from storage.reader import RecordReader

@@ -11,8 +11,8 @@ import psutil
 import torch
 
 from edgemoe import __version__
-from edgemoe.engine import StoreModel
-from edgemoe.process import available_memory
+from edgemoe.engine.engine import StoreModel
+from edgemoe.machine.process import available_memory
 
 
 def environment(store: StoreModel) -> dict[str, Any]:

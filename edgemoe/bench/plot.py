@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
-from edgemoe.outputs import require_plot
+from edgemoe.console.output_files import require_plot
 from storage.errors import UserError
 
 _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (

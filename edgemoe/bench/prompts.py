@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from edgemoe.conversation import VOCABULARIES, load_tokenizer
-from edgemoe.engine import StoreModel
-from edgemoe.tasks import Task, training_tasks
-from edgemoe.template import Message, encode_chat
+from edgemoe.chat.conversation import VOCABULARIES, load_tokenizer
+from edgemoe.chat.template import Message, encode_chat
+from edgemoe.engine.engine import StoreModel
+from edgemoe.evaluate.tasks import Task, training_tasks
 from storage.errors import UserError
 
 CHOICES = ("text", "random", "both")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgemoe.settings import RunSettings
+from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
 PHASES = ("prefill", "decode")

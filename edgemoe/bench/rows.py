@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgemoe.settings import RunSettings
+from edgemoe.policy.settings import RunSettings
 
 PAPER_RETENTION = 0.75
 """Mean retention of the rows with several levels."""

@@ -26,8 +26,8 @@ from edgemoe.bench.quality import EvaluationRow, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Sample, take_sample
 from edgemoe.bench.summary import row_report
-from edgemoe.engine import Engine, StoreModel
-from edgemoe.plan import MemoryPlan
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.memory.plan import MemoryPlan
 from storage.errors import ContextExceeded
 
 ARMS = ("cold", "warm")

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 
 from edgemoe.bench.prompts import Encode
-from edgemoe.engine import Engine
-from edgemoe.generate import Sampler, Sampling, Trace, decode_tokens
-from edgemoe.kv import SequenceKV
-from edgemoe.policy import ExpertUse
-from edgemoe.process import disk_read_bytes, peak_resident_bytes
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.generate import Sampler, Sampling, Trace, decode_tokens
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
+from edgemoe.policy.levels import ExpertUse
 from prefetch.base import TransferCounts
 
 

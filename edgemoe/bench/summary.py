@@ -15,10 +15,10 @@ from edgemoe.bench.bound import TIERS, bound_of
 from edgemoe.bench.lookahead import lookahead_report
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
-from edgemoe.engine import StoreModel
-from edgemoe.plan import MemoryPlan
-from edgemoe.policy import mean_bits, share_at
-from edgemoe.settings import format_levels
+from edgemoe.engine.engine import StoreModel
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.levels import mean_bits, share_at
+from edgemoe.policy.settings import format_levels
 from storage.base import LEVELS
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgemoe.bench.bound import TIERS
 from edgemoe.bench.prompts import RANDOM
-from edgemoe.sizes import format_size
+from edgemoe.console.sizes import format_size
 
 Report = dict[str, Any]
 Row = dict[str, Any]

@@ -12,10 +12,10 @@ from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
 from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedSource, Timeline, timed_kernel
-from edgemoe.engine import Engine, StoreModel
-from edgemoe.plan import MemoryPlan
-from edgemoe.settings import RunSettings
-from edgemoe.step import Step
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.step import Step
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.settings import RunSettings
 
 
 class TimedEngine(Engine):

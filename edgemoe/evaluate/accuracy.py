@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgemoe.conversation import Conversation
-from edgemoe.engine import Engine
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.template import encode_chat
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.generate import Sampling
 from edgemoe.evaluate.reference import Reference
-from edgemoe.generate import Sampling
-from edgemoe.kv import SequenceKV
-from edgemoe.tasks import KINDS, Task, held_out_tasks, is_right
-from edgemoe.template import encode_chat
+from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks, is_right
+from edgemoe.kv.sequence import SequenceKV
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer; the longest right one is far shorter."""

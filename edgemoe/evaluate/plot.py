@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgemoe.console.output_files import require_plot
 from edgemoe.evaluate.arms import PHASES, TABLE
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.outputs import require_plot
 from storage.errors import UserError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from edgemoe.evaluate.accuracy import mean_accuracy
 from edgemoe.evaluate.arms import TABLE, Arm, Phase
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.policy import ExpertUse, mean_bits, share_at
-from edgemoe.settings import format_levels
+from edgemoe.policy.levels import ExpertUse, mean_bits, share_at
+from edgemoe.policy.settings import format_levels
 
 BF16 = "bf16"
 """Name of the reference's row."""

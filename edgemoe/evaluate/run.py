@@ -13,8 +13,10 @@ import torch
 import transformers
 
 from edgemoe import __version__
-from edgemoe.conversation import generation_config, load_tokenizer
-from edgemoe.engine import Engine, StoreModel
+from edgemoe.chat.conversation import generation_config, load_tokenizer
+from edgemoe.console.progress import CountProgress
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.generate import Sampling
 from edgemoe.evaluate.accuracy import (
     engine_conversations,
     reference_conversations,
@@ -26,14 +28,12 @@ from edgemoe.evaluate.claims import Claim, claims_of
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accuracy
 from edgemoe.evaluate.score import Windows, reference_quality, setting_quality
+from edgemoe.evaluate.tasks import Task
 from edgemoe.evaluate.windows import text_windows
-from edgemoe.generate import Sampling
-from edgemoe.kv import SequenceKV
-from edgemoe.plan import MemoryPlan
-from edgemoe.policy import ExpertUse
-from edgemoe.progress import CountProgress
-from edgemoe.settings import RunSettings
-from edgemoe.tasks import Task
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.levels import ExpertUse
+from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
 TASK_CONTEXT = 1024

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from edgemoe.engine import Engine
+from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arms import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.kv import SequenceKV
-from edgemoe.policy import ExpertUse
-from edgemoe.settings import RunSettings
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.levels import ExpertUse
+from edgemoe.policy.settings import RunSettings
 
 Windows = Sequence[tuple[int, ...]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgemoe.evaluate.arms import PHASES, TABLE, Arm
-from edgemoe.settings import DEPTHS, SIGNALS, RunSettings
+from edgemoe.policy.settings import DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
 TABLE_LEVELS: tuple[tuple[int, ...], ...] = (

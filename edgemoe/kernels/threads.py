@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from edgemoe.kernels import native
+from edgemoe.kernels.native import library as native
 
 
 def for_step() -> AbstractContextManager[None]:

@@ -1,0 +1,1 @@
+"""A conversation at a terminal: templates, turns, slash commands, saved transcripts."""

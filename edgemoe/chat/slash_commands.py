@@ -1,0 +1,202 @@
+"""The commands of a chat: lines that begin with a slash."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from cache.plane_tier import PlaneTier
+from edgemoe.chat import transcript
+from edgemoe.chat.session import Chat, stats_line
+from edgemoe.chat.set_command import SETTINGS, Tuning, changed
+from edgemoe.console.input import QUOTES, Completions, Turn
+from edgemoe.console.sizes import format_size
+from edgemoe.machine.process import peak_resident_bytes
+from storage.errors import UserError
+
+_WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
+"""What makes a line a command; `/etc/passwd` is none."""
+
+_KNOWN_ELSEWHERE = {
+    "quit": "exit",
+    "bye": "exit",
+    "q": "exit",
+    "?": "help",
+    "reset": "clear",
+    "retry": "regen",
+}
+"""What other programs call them."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Args:
+        arguments: as /help shows them; "" for none.
+        help: one line.
+        run: with the text behind its name.
+    """
+
+    arguments: str
+    help: str
+    run: Callable[[Chat, str], None]
+
+
+def run_command(chat: Chat, turn: Turn) -> bool:
+    """Does what a turn commands. False: it commands nothing, it is for the model.
+
+    Raises:
+        UserError: no such command, or it cannot do what was asked.
+        EOFError: it was /exit.
+    """
+    match = None if turn.quoted else _WORD.match(turn.text)
+    if match is None:
+        return False
+    name, argument = match[1].lower(), turn.text[match.end() :].strip()
+    command = COMMANDS.get(name)
+    if command is None:
+        near = _KNOWN_ELSEWHERE.get(name) or next(iter(get_close_matches(name, COMMANDS, 1)), "help")
+        raise UserError(
+            "a command was wanted",
+            f"there is no /{name}",
+            f"Did you mean /{near}? A turn for the model that begins with / has a space before it",
+        )
+    if argument and not command.arguments:
+        raise UserError(f"/{name} alone was wanted", f"got {argument!r} behind it", f"Type /{name}")
+    command.run(chat, argument)
+    return True
+
+
+def refuse_command(prompt: str) -> None:
+    """Raises UserError if a prompt that will be the only one is a command, which would answer nothing."""
+    match = _WORD.match(prompt)
+    if match and match[1].lower() in COMMANDS:
+        raise UserError(
+            "a prompt was wanted",
+            f"--prompt {prompt!r} is a command of the interactive chat",
+            "Use the option of that name, or pipe the turns into stdin, one a line",
+        )
+
+
+def _help(chat: Chat, argument: str) -> None:
+    for name, command in COMMANDS.items():
+        chat.say(f"  {f'/{name} {command.arguments}':<22}{command.help}")
+    chat.say(f"  {QUOTES}                   begins a turn of several lines, and ends it")
+    chat.say("  Ctrl-C                cancels an answer and drops its turn; at an empty prompt it exits")
+    chat.say("  Ctrl-D                exits")
+
+
+def _clear(chat: Chat, argument: str) -> None:
+    chat.conversation.clear()
+    chat.cancelled = None
+    chat.say("cleared" + (", but for the system message" if chat.conversation.system else ""))
+
+
+def _regen(chat: Chat, argument: str) -> None:
+    chat.regenerate()
+
+
+def _set(chat: Chat, argument: str) -> None:
+    now = Tuning(chat.engine.settings, chat.conversation.sampling)
+    words = argument.split()
+    if not words:
+        for name, value in now.values().items():
+            chat.say(f"  {name:<16}{value}")
+        return
+    if len(words) != 2:
+        raise UserError("/set NAME VALUE was wanted", f"got /set {argument}", "/set alone shows all of them")
+    then = changed(now, *words)
+    chat.engine.configure(then.run)
+    chat.conversation.set_sampling(then.sampling)
+    chat.say(f"set: {then.run.name}" if words[0] in ("levels", "exact", "retention") else f"set: {argument}")
+
+
+def _system(chat: Chat, argument: str) -> None:
+    if not argument:
+        chat.say(chat.conversation.system or "there is no system message")
+        return
+    chat.conversation.set_system(None if argument == '""' else argument)
+    chat.say("system message removed" if argument == '""' else "system message set")
+
+
+def _save(chat: Chat, argument: str) -> None:
+    path = _file(argument, "/save")
+    transcript.save(path, chat.conversation.messages)
+    chat.say(f"saved {len(chat.conversation.messages)} messages in {path}")
+
+
+def _load(chat: Chat, argument: str) -> None:
+    path = _file(argument, "/load")
+    messages = transcript.load(path)
+    tokens = chat.conversation.restore(messages)
+    chat.cancelled = None
+    chat.say(f"loaded {len(messages)} messages, {tokens} tokens, from {path}")
+
+
+def _file(argument: str, command: str) -> Path:
+    if not argument:
+        raise UserError(f"{command} FILE was wanted", "got no file", f"Type {command} conversation.json")
+    return Path(argument).expanduser()
+
+
+def _stats(chat: Chat, argument: str) -> None:
+    if chat.last is None:
+        chat.say("nothing has been answered yet")
+        return
+    totals = chat.totals
+    chat.say(f"last answer: {stats_line(chat.last)}")
+    chat.say(
+        f"{totals.answers} answers: {totals.new_tokens} tokens, "
+        f"{totals.cached_tokens} of {totals.prompt_tokens} prompt tokens reused"
+    )
+
+
+def _mem(chat: Chat, argument: str) -> None:
+    engine, plan = chat.engine, chat.engine.plan
+    chat.say(plan.lines()[0])
+    chat.say(
+        f"peak {format_size(engine.peak_bytes())} of {format_size(plan.vram_limit_bytes)}, "
+        f"whole process {format_size(peak_resident_bytes())}"
+    )
+    chat.say(_tier("VRAM", engine.vram, plan.vram_experts))
+    if engine.dram is not None:
+        chat.say(_tier(f"DRAM ({format_size(plan.dram_limit_bytes)})", engine.dram, plan.dram_experts))
+
+
+def _tier(name: str, tier: PlaneTier, room: int) -> str:
+    levels = Counter(tier.resident().values())
+    each = ", ".join(f"{count} at {level} bits" for level, count in sorted(levels.items(), reverse=True))
+    return f"{name}: {sum(levels.values())} of at most {room} experts resident" + (
+        f": {each}" if each else ""
+    )
+
+
+def _exit(chat: Chat, argument: str) -> None:
+    raise EOFError
+
+
+COMMANDS = {
+    "help": Command("", "this list", _help),
+    "clear": Command("", "forget the conversation", _clear),
+    "regen": Command("", "answer the last question again", _regen),
+    "set": Command("[NAME VALUE]", f"show or change settings: {', '.join(SETTINGS)}", _set),
+    "system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
+    "save": Command("FILE", "write the conversation to a JSON file", _save),
+    "load": Command("FILE", "go on with a conversation from such a file", _load),
+    "stats": Command("", "what the last answer and all of them cost", _stats),
+    "mem": Command("", "limits, peaks, and which experts are in memory", _mem),
+    "exit": Command("", "end the chat", _exit),
+}
+"""By name, in the order of /help."""
+
+COMPLETIONS: Completions = {f"/{name}": {} for name in COMMANDS} | {
+    "/set": {name: setting.choices for name, setting in SETTINGS.items()},
+    "/save": None,
+    "/load": None,
+}
+"""What Tab completes."""

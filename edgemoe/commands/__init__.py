@@ -1,0 +1,1 @@
+"""The commands: one module each, with the options they share and the configuration file."""

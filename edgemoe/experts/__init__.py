@@ -1,0 +1,1 @@
+"""One MoE layer: which rows each expert computes, and their sum."""

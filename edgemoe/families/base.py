@@ -1,0 +1,128 @@
+"""What there is to know of a model family: config keys, tensor names, and what a sequence keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from edgemoe.kv.shape import KVShape, keys_and_values
+from storage.checkpoint import Config
+from storage.errors import ModelRefused
+
+_ROTARY = r".*\.rotary_emb\.inv_freq"
+"""Computed from the config; old checkpoints have it nevertheless."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type`. Implements storage's ExpertNames.
+
+    In templates {layer} and {expert} stand for numbers.
+
+    Args:
+        model_type: as in config.json.
+        experts_keys: config keys for the experts of a layer; releases of transformers differ, one is enough.
+        intermediate_key: config key for an expert's inner size I.
+        sparse_layers: config -> the layers that have experts, ascending.
+        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: they only come fused.
+        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming in use.
+        router_names: templates of a layer's router weight [E, H].
+        top_k_key: config key for the experts that a token is routed to.
+        transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
+        renames: (part of a dense tensor's name, what transformers' modules call it), applied in this order.
+        precise: templates of dense tensors that stay float32.
+        unused: patterns of tensors that are no part of the model.
+        predicts_ahead: whether layers for multi-token prediction follow the model's own.
+        kv: config -> what a sequence keeps.
+        plain_attention: whether every self_attn is what plain_attention.PlainAttention says, and nothing else.
+    """
+
+    model_type: str
+    experts_keys: tuple[str, ...]
+    intermediate_key: str
+    sparse_layers: Callable[[Config], tuple[int, ...]]
+    expert_names: tuple[str, str, str] | None
+    fused_names: tuple[tuple[str, str], ...]
+    router_names: tuple[str, ...]
+    top_k_key: str = "num_experts_per_tok"
+    transposed: bool = False
+    renames: tuple[tuple[str, str], ...] = ()
+    precise: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    predicts_ahead: bool = False
+    kv: Callable[[Config], KVShape] = keys_and_values
+    plain_attention: bool = False
+
+    def moe_layers(self, config: Config) -> tuple[int, ...]:
+        """The layers that have experts, ascending."""
+        return self.sparse_layers(config)
+
+    def experts(self, config: Config) -> int:
+        """Experts in each of them.
+
+        Raises:
+            ModelRefused: the config has none of the keys, or two that disagree.
+        """
+        found = {key: config[key] for key in self.experts_keys if config.get(key) is not None}
+        if len(set(found.values())) != 1:
+            raise ModelRefused(
+                f"the number of experts was wanted in config.json, as {' or '.join(self.experts_keys)}",
+                f"it has {found or 'none'}",
+                "Check that config.json belongs to this checkpoint",
+            )
+        return int(next(iter(found.values())))
+
+    def intermediate(self, config: Config) -> int:
+        """An expert's inner size I."""
+        return int(config[self.intermediate_key])
+
+    def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
+        """One expert's tensors: gate, up, down; None where they only come fused."""
+        if self.expert_names is None:
+            return None
+        gate, up, down = (name.format(layer=layer, expert=expert) for name in self.expert_names)
+        return gate, up, down
+
+    def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
+        """All experts' tensors, gate and up, and down, in each naming."""
+        return tuple((one.format(layer=layer), two.format(layer=layer)) for one, two in self.fused_names)
+
+    def is_expert(self, name: str) -> bool:
+        """Whether a tensor of this name holds expert weights, of any layer and expert."""
+        templates = (*(self.expert_names or ()), *(name for pair in self.fused_names for name in pair))
+        return any(_matches(template, name) for template in templates)
+
+    def is_router(self, name: str) -> bool:
+        """Whether a tensor of this name is a router's weight."""
+        return any(_matches(template, name) for template in self.router_names)
+
+    def keeps_precision(self, name: str) -> bool:
+        """Whether a dense tensor of this name stays float32, because transformers computes with it in float32."""
+        return any(_matches(template, name) for template in self.precise)
+
+    def is_unused(self, name: str, config: Config) -> bool:
+        """Whether a tensor of this name is no part of the model, and transformers passes it over too."""
+        if any(re.fullmatch(pattern, name) for pattern in (_ROTARY, *self.unused)):
+            return True
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer is None or not self.predicts_ahead:
+            return False
+        first, more = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 1
+        return bool(first <= int(layer[1]) < first + more)
+
+    def in_modules(self, name: str) -> str:
+        """What transformers' modules call a dense tensor of a checkpoint."""
+        for part, theirs in self.renames:
+            name = name.replace(part, theirs)
+        return name
+
+
+def _matches(template: str, name: str) -> bool:
+    return _pattern(template).fullmatch(name) is not None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.escape(template).replace(r"\{layer\}", r"\d+").replace(r"\{expert\}", r"\d+"))

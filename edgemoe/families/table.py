@@ -1,0 +1,218 @@
+"""The model families that edgemoe runs: a row each. Their code is transformers' own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from edgemoe.families.base import Family
+from edgemoe.kv.shape import hybrid, latents, sized
+from storage.checkpoint import Config
+from storage.errors import ModelRefused
+from storage.untrusted import read_json
+
+
+def _every_layer(config: Config) -> tuple[int, ...]:
+    return tuple(range(config["num_hidden_layers"]))
+
+
+def _every_sparse_step(config: Config) -> tuple[int, ...]:
+    """Every decoder_sparse_step-th layer, except those named in mlp_only_layers."""
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelRefused(
+            "a list of layers was wanted for mlp_only_layers in config.json",
+            f"it is a {type(dense).__name__}",
+            "Check where this checkpoint is from",
+        )
+    step = config.get("decoder_sparse_step") or 1
+    return tuple(i for i in _every_layer(config) if (i + 1) % step == 0 and i not in dense)
+
+
+def _after_dense(config: Config, *, otherwise: int) -> tuple[int, ...]:
+    """Every layer from first_k_dense_replace on; `otherwise` where the config does not say."""
+    first = config.get("first_k_dense_replace", otherwise)
+    if type(first) is not int or first < 0:
+        raise ModelRefused(
+            "a whole number of dense layers was wanted for first_k_dense_replace in config.json",
+            f"it is {str(first)[:30]}",
+            "Check where this checkpoint is from",
+        )
+    return _every_layer(config)[first:]
+
+
+def _from_start_to_end(config: Config) -> tuple[int, ...]:
+    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index, itself included."""
+    interval = sized({"moe_layer_interval": 1} | dict(config), "moe_layer_interval")
+    start, end = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    if type(start) is not int or type(end) is not int:
+        raise ModelRefused(
+            "whole numbers were wanted for moe_layer_start_index and moe_layer_end_index in config.json",
+            f"they are {str(start)[:30]} and {str(end)[:30]}",
+            "Choose a model of text alone",
+        )
+    last = config["num_hidden_layers"] - 1 if end == -1 else end
+    return tuple(i for i in _every_layer(config) if (i + 1) % interval == 0 and start <= i <= last)
+
+
+_MLP = "model.layers.{layer}.mlp."
+_SPARSE = "model.layers.{layer}.block_sparse_moe."
+_FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
+_BIAS = _MLP + "gate.e_score_correction_bias"
+
+_qwen = partial(
+    Family,
+    experts_keys=("num_experts", "num_local_experts"),
+    intermediate_key="moe_intermediate_size",
+    sparse_layers=_every_sparse_step,
+    expert_names=(
+        _MLP + "experts.{expert}.gate_proj.weight",
+        _MLP + "experts.{expert}.up_proj.weight",
+        _MLP + "experts.{expert}.down_proj.weight",
+    ),
+    fused_names=(_FUSED,),
+    router_names=(_MLP + "gate.weight",),
+)
+"""The names that most families share."""
+
+_deepseek = partial(
+    _qwen,
+    experts_keys=("n_routed_experts", "num_experts", "num_local_experts"),
+)
+
+_mixtral = partial(
+    Family,
+    experts_keys=("num_local_experts", "num_experts"),
+    intermediate_key="intermediate_size",
+    sparse_layers=_every_layer,
+    expert_names=(
+        _SPARSE + "experts.{expert}.w1.weight",
+        _SPARSE + "experts.{expert}.w3.weight",
+        _SPARSE + "experts.{expert}.w2.weight",
+    ),
+    fused_names=(_FUSED,),
+)
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        _qwen(model_type="qwen2_moe", plain_attention=True),
+        _qwen(model_type="qwen3_moe", plain_attention=True),
+        _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid),
+        _qwen(
+            model_type="olmoe",
+            intermediate_key="intermediate_size",
+            sparse_layers=_every_layer,
+            plain_attention=True,
+        ),
+        _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, otherwise=0), kv=latents),
+        _deepseek(
+            model_type="deepseek_v3",
+            sparse_layers=partial(_after_dense, otherwise=3),
+            precise=(_BIAS,),
+            predicts_ahead=True,
+            kv=latents,
+        ),
+        _deepseek(
+            model_type="glm4_moe",
+            sparse_layers=partial(_after_dense, otherwise=1),
+            precise=(_BIAS,),
+            predicts_ahead=True,
+        ),
+        _qwen(
+            model_type="ernie4_5_moe",
+            experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
+            top_k_key="moe_k",
+            sparse_layers=_from_start_to_end,
+            renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
+            precise=(
+                _MLP + "gate.weight",
+                _MLP + "moe_statics.e_score_correction_bias",
+                _MLP + "gate.moe_statics.e_score_correction_bias",
+            ),
+            unused=(r"(model\.)?mtp.*",),
+        ),
+        _mixtral(
+            model_type="mixtral",
+            plain_attention=True,
+            router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
+            renames=((".block_sparse_moe.", ".mlp."),),
+        ),
+        _mixtral(
+            model_type="phimoe",
+            router_names=(_SPARSE + "gate.weight", _MLP + "router.weight"),
+            renames=((".block_sparse_moe.", ".mlp."), (".mlp.gate.", ".mlp.router.")),
+        ),
+        _mixtral(
+            model_type="granitemoe",
+            expert_names=None,
+            fused_names=(
+                (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
+                (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
+            ),
+            router_names=(_SPARSE + "router.layer.weight", _SPARSE + "router.weight"),
+            renames=((".router.layer.", ".router."),),
+        ),
+        _mixtral(
+            model_type="gpt_oss",
+            expert_names=None,
+            transposed=True,
+            router_names=(_MLP + "router.weight",),
+        ),
+    )
+}
+
+_DENSE_PRODUCT = (
+    "its experts are one product over all of them, which only a module of its own could take apart"
+)
+
+REFUSED = {"llama4": _DENSE_PRODUCT, "llama4_text": _DENSE_PRODUCT}
+"""model_type -> why there is no row for it."""
+
+
+def known_family(model_type: str) -> Family:
+    """The family of a model_type.
+
+    Raises:
+        ModelRefused: the table has none; the message has the list.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
+        raise ModelRefused(
+            f"a supported model family was wanted for model_type {model_type!r}",
+            f"edgemoe knows {', '.join(sorted(FAMILIES))}{reason}",
+            "Choose a model of one of these families",
+        )
+    return family
+
+
+def require_known(directory: Path) -> None:
+    """Raises ModelRefused where a checkpoint's config.json names a family that is not in the table.
+
+    To be called before anything else is read, looked at or downloaded: other families' configs may not even
+    have the keys that these have.
+    """
+    if not (directory / "config.json").exists():
+        return
+    found = read_json(directory, "config.json").get("model_type")
+    if isinstance(found, str):
+        known_family(found)
+
+
+def family_of(config: Config) -> Family:
+    """The family of a bounded config.
+
+    Raises:
+        ModelRefused: the model type is not in the table, or a key that its family needs is not in the config.
+    """
+    family = known_family(config["model_type"])
+    family.experts(config)
+    for key in (family.top_k_key, family.intermediate_key):
+        if config.get(key) is None:
+            raise ModelRefused(
+                f"{key} was wanted in config.json, for model_type {family.model_type}",
+                "it is not there",
+                "Check that config.json belongs to this checkpoint",
+            )
+    return family

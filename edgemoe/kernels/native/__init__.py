@@ -1,0 +1,1 @@
+"""edgemoe's own CPU kernels, written in C."""

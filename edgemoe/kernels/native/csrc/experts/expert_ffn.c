@@ -1,0 +1,121 @@
+/* Whole experts in one call, and the sum of what they give. */
+#include <stdatomic.h>
+
+#include "expert_ffn.h"
+#include "products.h"
+
+#if defined(__x86_64__)
+/* Both products of several experts, and silu(gate) up between them, without a wait for all threads in between: an
+ * expert's second product comes behind the next one's first. Whoever ends the last task of a first product computes
+ * the gating; one of the second waits for that, and never for a task behind it. */
+typedef struct {
+    product up, down;
+    int64_t inner;          /* numbers that the gating gives, padded to down's columns */
+    atomic_int *left;       /* [count]: tasks of the first product that are under way or to come; -1: gated */
+} experts_job;
+
+/* One row of gate and up, `inner` of each -> silu(gate) up, rounded where transformers rounds; in place. */
+INLINE void gate_row(uint16_t *row, int64_t inner) {
+    const __m256 one = _mm256_set1_ps(1);
+    for (int64_t i = 0; i < inner; i += 8) {
+        uint16_t both[16] = {0};
+        const int64_t n = inner - i < 8 ? inner - i : 8;
+        memcpy(both, row + i, (size_t)n * 2);
+        memcpy(both + 8, row + inner + i, (size_t)n * 2);
+        const __m256 x = eight_from_bf16(both);
+        float silu[8];
+        _mm256_storeu_ps(silu, _mm256_div_ps(x, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), x)))));
+        for (int64_t k = 0; k < n; k++) row[i + k] = to_bf16(from_bf16(to_bf16(silu[k])) * from_bf16(both[8 + k]));
+    }
+}
+
+INLINE void gate_expert(const experts_job *job, const expert *e) {
+    const int64_t cols = job->down.m->cols;
+    for (int64_t row = e->y; row < e->y + e->tokens; row++) {
+        uint16_t *of_row = job->up.y + row * job->up.m->rows, *to = (uint16_t *)job->down.x + row * cols;
+        gate_row(of_row, job->inner);
+        memcpy(to, of_row, (size_t)job->inner * 2);
+        memset(to + job->inner, 0, (size_t)(cols - job->inner) * 2);
+        product_quantize(&job->down, row);
+    }
+}
+
+AVX2 static void experts_task(void *argument, int64_t task) {
+    experts_job *job = argument;
+    const int64_t up = tasks_of(&job->up), both = up + tasks_of(&job->down);
+    /* up of 0, then always up of the next and down of this one. */
+    int64_t number = task < up ? 0 : (task - up) / both, part = task < up ? task : (task - up) % both, second = 0;
+    if (task >= up) {
+        const int64_t of_next = number + 1 < job->up.count ? up : 0;
+        second = part >= of_next;
+        if (second) part -= of_next;
+        else number++;
+    }
+    const expert *e = job->up.experts + number;
+    atomic_int *left = job->left + number;
+    if (second) {
+        for (int i = 1; atomic_load(left) >= 0; i++) pause_for(i);
+        product_of_task(&job->down, e, part);
+        return;
+    }
+    product_of_task(&job->up, e, part);
+    if (atomic_fetch_sub(left, 1) == 1) {
+        gate_expert(job, e);
+        atomic_store(left, -1);
+    }
+}
+
+AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
+                         int64_t count, const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes) {
+    const size_t middle = (size_t)(outcomes * (up->rows + down->cols)) * sizeof(uint16_t);
+    const size_t numbers = product_scratch(up, rows) + product_scratch(down, outcomes) + 256;
+    uint8_t *scratch = pool_take(p, numbers + middle + (size_t)count * sizeof(atomic_int));
+    if (!scratch) return -1;
+    experts_job job = {
+        .up = {.m = up, .experts = experts, .count = count, .rows = rows, .x = x},
+        .down = {.m = down, .experts = experts, .count = count, .rows = outcomes, .inner = 1, .y = y},
+        .inner = inner,
+    };
+    job.up.together = job.down.together = product_together(p, count * (blocks_of(up) + blocks_of(down)));
+    scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
+    job.left = (atomic_int *)scratch;
+    for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)tasks_of(&job.up));
+    job.up.y = (uint16_t *)(job.left + count);
+    job.down.x = job.up.y + outcomes * up->rows;
+    product_quantize_all(p, &job.up);
+    pool_run(p, experts_task, &job, count * (tasks_of(&job.up) + tasks_of(&job.down)));
+    pool_give_back(p);
+    return 0;
+}
+
+/* The first n of 8 bf16 numbers in float32, and 0. */
+INLINE __m256 first_from_bf16(const uint16_t *x, int64_t n) {
+    uint16_t eight[8] = {0};
+    if (n < 8) x = memcpy(eight, x, (size_t)n * 2);
+    return eight_from_bf16(x);
+}
+
+/* One token's, of n columns, at most 8. */
+INLINE __m256 sums_of(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, int64_t n) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t i = 0; i < count; i++) {
+        const __m256 weight = _mm256_set1_ps(weights[i]), row = first_from_bf16(rows + i * cols, n);
+        sum = _mm256_fmadd_ps(weight, row, sum);
+    }
+    return sum;
+}
+
+AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t tokens, int64_t count, int64_t cols,
+                               int add, uint16_t *to) {
+    for (; tokens-- > 0; rows += count * cols, weights += count, to += cols)
+        for (int64_t k = 0; k < cols; k += 8) {
+            const int64_t n = cols - k < 8 ? cols - k : 8;
+            float lanes[8];
+            _mm256_storeu_ps(lanes, sums_of(rows + k, weights, count, cols, n));
+            for (int64_t j = 0; j < n; j++) {
+                const uint16_t sum = to_bf16(lanes[j]);
+                to[k + j] = add ? to_bf16(from_bf16(to[k + j]) + from_bf16(sum)) : sum;
+            }
+        }
+}
+#endif

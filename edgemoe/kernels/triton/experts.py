@@ -1,0 +1,143 @@
+"""Computing experts on a GPU from planes as they lie: what is launched for a call, and on which rows.
+
+Two launches a call, gate_up with the gating and down, for all experts and levels; four where some experts have few
+tokens and some many. A gating that is not recognised (kernels.gating) is the model's own, between the launches.
+The host waits for nothing. Which kernel computes a row follows from how many rows its part has, so an answer does
+not depend on what is computed together, or on limits.
+
+Results have been compared with the reference in Triton's interpreter, and the kernels compiled for several GPUs;
+on a GPU they have not run yet, so MATVEC_UP_TO and the tiles are a first guess, not a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from edgemoe.kernels.activation import NONE, gating_of
+from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.torch_planes import block_tensor
+from edgemoe.kernels.triton.products import ITEM, Product, Tile, matmul, matvec
+from storage.base import Plane
+from storage.layout import LAYOUTS, Layout, slab_columns
+from storage.record import MatrixSpec, RecordGeometry
+
+MATVEC_UP_TO = 4
+"""Rows of a part up to which each is multiplied by itself."""
+
+VECTOR = Tile(rows=32, side=4)
+
+FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
+"""For parts of up to 16 rows, and of more."""
+
+OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+"""Of every launch. Fused multiply-adds by name: what Triton does without being asked differs by version."""
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels of this process run in Triton's interpreter, on tensors of the CPU."""
+
+Item = tuple[int, int, int]
+"""(part's index, first row of x, rows)."""
+
+
+class TritonExpertKernel:
+    """Runs experts of one geometry, from the blocks of storage.forms.PlaneForm. Nothing is kept between calls.
+
+    Blocks are uint8 tensors on x's device that start at multiples of 16 bytes. They must not change, and stay
+    allocated, until the work that `forward` enqueues on the current stream is done.
+
+    Args:
+        geometry: of the store.
+        layout: that resident planes are in; cuda.
+
+    Raises:
+        ValueError: another layout.
+    """
+
+    def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
+        if layout != LAYOUTS["cuda"]:
+            raise ValueError(f"the kernel reads {LAYOUTS['cuda'].name}, not {layout.name}")
+        self._geometry = geometry
+
+    @staticmethod
+    def scratch_bytes(geometry: RecordGeometry) -> int:
+        """Bytes of scratch that one kernel holds: none, weights exist in registers only."""
+        return 0
+
+    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+        """See ExpertKernel. Enqueues on the current stream of x's device, and waits for nothing."""
+        up, down = self._geometry.matrices
+        gating = gating_of(gate)
+        inner = down.cols if gating != NONE else up.rows
+        launches = list(_launches(parts))
+        tables = self._tables(parts, [item for _, items in launches for item in items], x.device)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        with torch.cuda.device_of(x):
+            y = _products(x, tables[0], launches, launch_shape(up, inner, gating))
+            y = gate(y).contiguous() if gating == NONE else y
+            return _products(y, tables[1], launches, launch_shape(down, down.rows, NONE))
+
+    def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
+        """int64 [2, items, ITEM] on the device, for gate_up and down."""
+        addresses = [self._addresses(part) for part in parts]
+        numbers = [
+            (*addresses[part][matrix], parts[part].level, row, rows)
+            for matrix in (0, 1)
+            for part, row, rows in items
+        ]
+        table = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+        return table.view(2, -1, ITEM).to(device, non_blocking=True)
+
+    def _addresses(self, part: Part) -> list[tuple[int, ...]]:
+        """Of each matrix: parameters, base, d4, d8's halves; 0 for what its level does not read."""
+        blocks = part.blocks
+        base = block_tensor(blocks[Plane.BASE.label]).data_ptr()
+        d4 = block_tensor(blocks[Plane.D4.label]).data_ptr() if part.level > 2 else None
+        d8 = block_tensor(blocks[Plane.D8.label]).data_ptr() if part.level > 4 else None
+        codes, half = base + self._geometry.parameter_bytes, self._geometry.codes_bytes // 2
+        starts = (codes, d4, d8, None if d8 is None else d8 + half)
+        return [
+            (base + at, *(0 if start is None else start + codes_at // 2 for start in starts))
+            for _, at, codes_at in self._geometry.matrix_offsets()
+        ]
+
+
+def _launches(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:
+    """Which items are computed by which tile: by the rows of a part alone."""
+    by_tile: dict[Tile, list[Item]] = {}
+    first = 0
+    for index, part in enumerate(parts):
+        tile = VECTOR if part.rows <= MATVEC_UP_TO else FEW if part.rows <= FEW.tokens else MANY
+        items = by_tile.setdefault(tile, [])
+        for row in range(0, part.rows, tile.tokens):
+            items.append((index, first + row, min(tile.tokens, part.rows - row)))
+        first += part.rows
+    return by_tile.items()
+
+
+def launch_shape(spec: MatrixSpec, out: int, gating: str) -> Product:
+    """What a launch for a matrix is compiled for: `out` elements of a row, and the gating."""
+    slab = slab_columns(spec.padded_cols)
+    return Product(out, spec.cols, spec.padded_rows, spec.padded_cols // slab, slab // 4, spec.group, gating)
+
+
+def _products(
+    x: torch.Tensor, table: torch.Tensor, launches: Sequence[tuple[Tile, list[Item]]], product: Product
+) -> torch.Tensor:
+    """bf16 [R, product.out]: every item of a table [items, ITEM], a launch a tile."""
+    rows = sum(rows for _, items in launches for _, _, rows in items)
+    y = x.new_empty(rows, product.out)
+    done = 0
+    for tile, items in launches:
+        grid = (triton.cdiv(product.out, tile.rows), len(items))
+        arguments = (table[done : done + len(items)], x, x.stride(0), y, product, tile)
+        if tile is VECTOR:
+            matvec[grid](*arguments, **OPTIONS)
+        else:
+            matmul[grid](*arguments, tl.float32 if INTERPRETED else tl.bfloat16, **OPTIONS)
+        done += len(items)
+    return y

@@ -1,0 +1,1 @@
+"""The dense part of a model: attention, routers, norms and linear layers."""

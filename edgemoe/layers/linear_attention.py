@@ -1,0 +1,47 @@
+"""Linear attention over the sequences of a step: transformers' module knows one sequence, so it runs once for each."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgemoe.kernels import threads
+from edgemoe.kv.sequence import StepKV
+
+
+class PerSequence(nn.Module):
+    """Stands in the place of a linear-attention module.
+
+    Args:
+        module: transformers' own.
+        layer: of the model.
+    """
+
+    def __init__(self, module: nn.Module, layer: int) -> None:
+        super().__init__()
+        self.module, self.layer = module, layer
+
+    def forward(self, hidden_states: torch.Tensor, cache_params: StepKV, **kwargs: Any) -> torch.Tensor:
+        """bf16 [1, rows, H] of all sequences -> the same; each sequence's state goes where its step's belongs."""
+        if cache_params.state.signal:
+            _say_load()
+        cache_params.state.scores = None
+        out = []
+        for sequence, row, rows in cache_params.spans:
+            assert sequence.states is not None
+            state = sequence.states.of(self.layer, fresh=sequence.length == 0)
+            with threads.for_product(64 * rows * hidden_states.shape[2]):
+                out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
+        return torch.cat(out, dim=1)
+
+
+@cache
+def _say_load() -> None:
+    """Once a process."""
+    logging.getLogger("edgemoe").warning(
+        "linear-attention layers have no attention scores: there the experts of a prompt are ranked by load"
+    )

@@ -1,0 +1,52 @@
+"""Multi-head latent attention over cached latents, without expanding them.
+
+Head h has k = W_k c and v = W_v c for a token's latent c, so q k = (W_k^T q) c, and the sum of p v is
+W_v of the sum of p c: queries go to the latents instead of latents to every head, and the cache stays small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edgemoe.kernels.torch_int4 import fast_bf16
+from edgemoe.layers.dense import SLICE_BYTES
+
+
+class LatentHeads:
+    """The two halves of kv_b_proj, [heads, key + value, latent], between heads and latents.
+
+    Args:
+        module: an attention module with kv_b_proj, qk_nope_head_dim, v_head_dim, kv_lora_rank.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._key, self._latent = module.qk_nope_head_dim, module.kv_lora_rank
+        linear = module.kv_b_proj
+        shape = -1, self._key + module.v_head_dim, self._latent
+        self._weight = linear.weight.view(shape)
+        self._scale = None if linear.scale is None else linear.scale.view(*shape[:2], 1)
+
+    def query(self, query: torch.Tensor) -> torch.Tensor:
+        """[heads, R, key + rotary] -> [heads, R, latent + rotary], which compares with a cached key."""
+        plain, rotary = query.split((self._key, query.shape[-1] - self._key), dim=-1)
+        return torch.cat((self._product(plain, slice(0, self._key), transposed=False), rotary), dim=-1)
+
+    def value(self, summed: torch.Tensor) -> torch.Tensor:
+        """[heads, R, latent], sums over tokens -> [heads, R, value]."""
+        return self._product(summed, slice(self._key, None), transposed=True)
+
+    def _product(self, x: torch.Tensor, part: slice, *, transposed: bool) -> torch.Tensor:
+        """x times one half of every head's matrix, a few heads' converted weights at a time."""
+        dtype = torch.bfloat16 if x.device.type != "cpu" or fast_bf16() else torch.float32
+        half = self._weight[:, part]
+        step = max(SLICE_BYTES // (4 * half[0].numel()), 1)
+        out = []
+        for start in range(0, len(half), step):
+            heads = slice(start, start + step)
+            weight = half[heads].to(dtype)
+            if self._scale is not None:
+                weight = weight * self._scale[heads, part].to(dtype)
+            out.append((x[heads].to(dtype) @ (weight.mT if transposed else weight)).to(x.dtype))
+        return torch.cat(out)

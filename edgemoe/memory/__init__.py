@@ -1,0 +1,1 @@
+"""How a memory limit is divided, and the tiers that follow from it."""

@@ -1,0 +1,86 @@
+"""`edgemoe bench` as it is typed: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import typer
+
+from edgemoe.bench import bandwidth as bandwidth_module
+from edgemoe.bench import run as run_module
+from edgemoe.commands.bench import EXAMPLES, bench_command
+from storage.errors import UserError
+
+SHORT = ("--prompt-tokens", 4, "--new-tokens", 2, "--runs", 1)
+
+
+@pytest.fixture
+def bench(tiny_store, capsys, monkeypatch):
+    """Runs the command on the tiny store and returns what it printed on stdout."""
+    monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command(epilog=EXAMPLES)(bench_command)
+
+    def run(*words: object) -> str:
+        typer.main.get_command(app).main(
+            ["--model", str(tiny_store), *map(str, words)], prog_name="bench", standalone_mode=False
+        )
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_one_setting(bench):
+    """A cold and a warm row with the settings that were asked for, as one JSON object on one line."""
+    out = bench(*SHORT, "--levels", "4/2", "--retention", 0.75, "--speculate", "base", "--json")
+    assert out.count("\n") == 1
+    rows = json.loads(out)["rows"]
+    assert [(r["arm"], r["levels"], r["retention"], r["prefetch"]) for r in rows] == [
+        ("cold", "4/2", 0.75, "base"),
+        ("warm", "4/2", 0.75, "base"),
+    ]
+
+
+def test_the_ablation_in_one_command(bench, tmp_path):
+    """Nine rows, cold and warm, a picture and a timeline of all of them."""
+    pytest.importorskip("matplotlib")
+    plot, trace = tmp_path / "rows.png", tmp_path / "trace.json"
+    out = bench(*SHORT, "--ablation", "--format", "csv", "--plot", plot, "--trace", trace)
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert len(lines) == 18
+    assert len({line["name"] for line in lines}) == 9
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    groups = {
+        e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"
+    }
+    assert {f"{line['name']}: SSD" for line in lines} <= groups
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ablation", "--levels", "4/2"), "--levels"),
+        (("--ablation", "--exact", 4, "--heavy-hitters", 0.5), "--exact, --heavy-hitters"),
+        (("--json", "--format", "md"), "--format md"),
+        (("--format", "xml"), "xml"),
+        (("--prompts", "poems"), "poems"),
+        (("--plot", "nowhere/rows.png"), "nowhere"),
+        (("--plot", "rows.doc"), "rows.doc"),
+        (("--trace", "nowhere/trace.json"), "nowhere"),
+        (("--quality", "nothing.json"), "nothing.json"),
+        (("--levels", "4/8"), "4/8"),
+    ],
+)
+def test_what_is_refused_before_anything_is_measured(bench, monkeypatch, options, said):
+    """A user error that names what was wrong; no engine is opened."""
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(run_module, "Engine", never)
+    with pytest.raises(UserError, match=said):
+        bench(*SHORT, *options)

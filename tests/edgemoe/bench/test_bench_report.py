@@ -1,0 +1,86 @@
+"""What a benchmark's report says of bytes, prompts and commit is what happened, where that is easily mistaken."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgemoe.bench import bandwidth as bandwidth_module
+from edgemoe.bench.environment import _commit
+from edgemoe.bench.rows import single_row
+from edgemoe.bench.run import BenchRequest, run_bench
+from edgemoe.engine.engine import StoreModel
+from edgemoe.policy.settings import RunSettings
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch):
+    """Bandwidths are measured for a moment only."""
+    monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+
+
+def bench(directory: Path, settings: RunSettings, **options):
+    request = BenchRequest(single_row(settings), prompt_tokens=6, new_tokens=4, runs=1, **options)
+    return run_bench(StoreModel.open(directory), request)
+
+
+def test_copies_are_measured_side_by_side(monkeypatch):
+    """As many copies run at once as threads may move experts: each waits for the others, and together they copy all."""
+    together = threading.Barrier(bandwidth_module.PROBE_THREADS)
+    copied: list[int] = []
+
+    def copy(target: np.ndarray, source: np.ndarray) -> None:
+        together.wait(30)
+        copied.append(source.nbytes)
+
+    monkeypatch.setattr(bandwidth_module.np, "copyto", copy)
+    assert bandwidth_module._copy() > 0
+    assert sum(copied) % (1 << 20) == 0
+    assert len(copied) % bandwidth_module.PROBE_THREADS == 0
+
+
+def test_reused_planes_are_read_from_vram(tiny_store):
+    """An expert asked for at 4 and computed at 8, because that is there, is read from VRAM at 8."""
+    report = bench(tiny_store, RunSettings(levels=(8, 4), retention=0.5, depth="equal"))
+    store = StoreModel.open(tiny_store)
+    warm = report["rows"][1]
+    assert warm["experts_reused"] > 0
+    used = {8: warm["levels_used"]["8"], 4: warm["levels_used"]["4"]}
+    assert sum(used.values()) == 3 * 2 * 2
+    read = sum(store.manifest.geometry.prefix_bytes(level) * experts for level, experts in used.items())
+    assert warm["bytes_per_token"]["vram"] - store.dense_bytes_per_token == pytest.approx(read / 3)
+
+
+def test_random_tokens_in_the_place_of_text_are_noted(damageable):
+    """Whether text or both were asked for, a store without a tokenizer is said to have had none of it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (damageable / name).unlink(missing_ok=True)
+    for prompts, noted in (("text", 1), ("both", 1), ("random", 0)):
+        environment = bench(damageable, RunSettings.uniform(4), prompts=prompts)["environment"]
+        assert environment["prompts"] == ["random tokens"]
+        assert len(environment["notes"]) == noted
+
+
+def test_the_commit_is_the_programs_own(tmp_path):
+    """That of the checkout itself; none where the program lies somewhere below a repository of others."""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--no-gpg-sign", "-m", "first")
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    assert _commit(installed) is None
+    assert _commit(tmp_path) == git("rev-parse", "HEAD")
+    (installed / "new.py").touch()
+    assert _commit(tmp_path) == git("rev-parse", "HEAD") + "+"

@@ -1,0 +1,184 @@
+"""A report as text and picture: nothing is lost in JSON and CSV, and people see what was and was not measured."""
+
+from __future__ import annotations
+
+import builtins
+import csv
+import io
+import json
+
+import pytest
+
+from edgemoe.bench import bandwidth as bandwidth_module
+from edgemoe.bench.plot import plot_report
+from edgemoe.bench.quality import load_quality, quality_of
+from edgemoe.bench.rows import BenchRow
+from edgemoe.bench.run import BenchRequest, run_bench
+from edgemoe.bench.tables import FORMATS
+from edgemoe.engine.engine import StoreModel
+from edgemoe.policy.settings import RunSettings
+from storage.errors import UserError
+
+EVALUATION = {
+    "rows": [
+        {"setting": "bf16", "phase": "decode", "perplexity": 9.0, "kl": 0.0},
+        {"setting": "exact 4", "phase": "decode", "perplexity": 12.5, "kl": 0.125, "task_accuracy": 0.75},
+        {"setting": "exact 4", "phase": "prefill", "perplexity": 12.25, "kl": 0.0625},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def report(tiny_store, tmp_path_factory):
+    """Two rows, the first without look-ahead and with quality, the second the other way round."""
+    path = tmp_path_factory.mktemp("quality") / "eval.json"
+    path.write_text(json.dumps(EVALUATION))
+    rows = (
+        BenchRow("plain", RunSettings.uniform(4)),
+        BenchRow("ahead", RunSettings(levels=(4, 2), retention=0.75, speculate="full")),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
+        patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+        request = BenchRequest(rows, prompt_tokens=6, new_tokens=4, runs=2, notes=("one row is missing",))
+        return run_bench(StoreModel.open(tiny_store), request, load_quality(path))
+
+
+def test_json_is_the_report_on_one_line(report):
+    """Reading it gives the report again, with strings for the keys of counts."""
+    text = FORMATS["json"](report)
+    assert "\n" not in text
+    again = json.loads(text)
+    assert again["environment"] == json.loads(json.dumps(report["environment"]))
+    assert [row["tpot_s"] for row in again["rows"]] == [row["tpot_s"] for row in report["rows"]]
+    assert "NaN" not in text
+
+
+def test_json_lines_are_rows(report):
+    """Every line is a row that says where it was measured."""
+    lines = [json.loads(line) for line in FORMATS["jsonl"](report).splitlines()]
+    assert [(line["name"], line["arm"]) for line in lines] == [
+        (name, arm) for name in ("plain", "ahead") for arm in ("cold", "warm")
+    ]
+    assert all(line["environment"]["torch"] == report["environment"]["torch"] for line in lines)
+
+
+def test_csv_has_a_column_for_every_number(report):
+    """Each row's numbers are found by their path; a quality that was not measured is empty."""
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
+    for line, row in zip(lines, report["rows"], strict=True):
+        assert float(line["tpot_s.p99"]) == row["tpot_s"]["p99"]
+        assert int(line["vram_limit_bytes"]) == row["vram_limit_bytes"]
+        assert float(line["bytes_per_token.ssd"]) == row["bytes_per_token"]["ssd"]
+        assert line["name"] == row["name"]
+        assert line["environment.torch"] == report["environment"]["torch"]
+    assert [line["quality.decode.kl"] for line in lines] == ["0.125", "0.125", "", ""]
+
+
+def cells(markdown: str, title: str) -> list[dict[str, str]]:
+    """The rows of the table that has a column of that title."""
+    for block in markdown.split("\n\n"):
+        lines = [[c.strip() for c in line.strip("|").split("|")] for line in block.splitlines()]
+        if title in lines[0]:
+            return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+    raise AssertionError(f"no column {title}")
+
+
+def test_markdown_shows_times_and_bounds(report):
+    """Mean times are in the units that the titles name."""
+    for shown, row in zip(cells(FORMATS["md"](report), "TPOT ms"), report["rows"], strict=True):
+        assert float(shown["TPOT ms"]) == pytest.approx(1000 * row["tpot_s"]["mean"], abs=0.05)
+        assert float(shown["TTFT s"]) == pytest.approx(row["ttft_s"]["mean"], abs=0.0005)
+        assert float(shown["reached %"]) == pytest.approx(100 * row["fraction_of_bound"], abs=0.5)
+        assert shown["cache"] == row["arm"]
+
+
+def test_markdown_says_what_was_not_measured(report):
+    """Quality stands beside its setting's row, and where there is none the table says so; notes are there."""
+    text = FORMATS["md"](report)
+    shown = [(c["row"], c["perplexity"], c["KL prefill"], c["task accuracy"]) for c in cells(text, "setting")]
+    assert shown[0] == ("plain", "12.5", "0.0625", "0.75")
+    assert shown[2] == ("ahead", *["not measured"] * 3)
+    assert "- one row is missing" in text
+
+
+def test_markdown_shows_guesses_per_layer(report):
+    """Recall and precision of the look-ahead are there for the layer it can predict, of the row that has one."""
+    shown = cells(FORMATS["md"](report), "recall %")
+    assert {(line["row"], line["layer"]) for line in shown} == {("ahead", "2")}
+    assert all(0 <= float(line["recall %"]) <= 100 for line in shown)
+
+
+MIXED = RunSettings(levels=(4, 2), retention=0.75, importance="load")
+"""Uses planes that are there."""
+
+
+def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
+    """(setting, KL in decode) that is taken for settings out of (setting, KL, importance)."""
+    names = ("setting", "kl", "importance")
+    evaluated = [{"phase": "decode", **dict(zip(names, row, strict=True))} for row in rows]
+    quality = quality_of(evaluated, settings)
+    return quality and (quality["setting"], quality["decode"]["kl"])
+
+
+def test_quality_is_found_by_setting():
+    """Nothing is made up for a setting that the evaluation does not have."""
+    one = RunSettings.uniform(4)
+    assert found(one, ("exact 8", 1.0, "load"), ("exact 4", 2.0, "random")) == ("exact 4", 2.0)
+    assert found(one, ("exact 8", 1.0, "load"), ("4 reuse", 2.0, "load")) is None
+    assert found(one) is None
+
+
+def test_quality_of_reuse():
+    """Measured with reuse where the benchmark reuses; else as scheduled, and its name says so."""
+    rows = [("4/2 r 0.75", 2.0, "load"), ("4/2 r 0.75 reuse", 1.0, "load")]
+    assert found(MIXED, *rows) == ("4/2 r 0.75 reuse", 1.0)
+    assert found(MIXED, rows[0]) == ("4/2 r 0.75", 2.0)
+    assert found(MIXED.with_(exact=True), *rows) == ("4/2 r 0.75", 2.0)
+    assert found(MIXED.with_(retention=0.9), *rows) is None
+
+
+def test_quality_of_another_signal_does_not_count():
+    """Levels chosen by another signal are another setting; a report that does not name its signal counts."""
+    assert found(MIXED, ("4/2 r 0.75", 2.0, "random")) is None
+    assert found(MIXED.with_(importance="random"), ("4/2 r 0.75", 2.0, "random")) == ("4/2 r 0.75", 2.0)
+    assert found(MIXED, ("4/2 r 0.75", 2.0, None)) == ("4/2 r 0.75", 2.0)
+
+
+@pytest.mark.parametrize("content", [None, b"no json", b"[]", b'{"rows": [{"phase": "decode"}]}', b"\xff"])
+def test_a_quality_file_that_will_not_do(tmp_path, content):
+    """Missing, no JSON, or no evaluation: a user error that names the file."""
+    path = tmp_path / "eval.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"eval\.json"):
+        load_quality(path)
+
+
+def test_a_plot_is_an_image(report, tmp_path):
+    """A PNG of some size with every row's name in it; an unknown ending is a user error."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "rows.png"
+    plot_report(report, path)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") > 1000
+    drawn = tmp_path / "rows.svg"
+    plot_report(report, drawn)
+    assert drawn.stat().st_size > 10_000
+    with pytest.raises(UserError, match=r"rows\.poem"):
+        plot_report(report, tmp_path / "rows.poem")
+
+
+def test_a_plot_without_matplotlib(report, tmp_path, monkeypatch):
+    """The error names what to install."""
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"edgemoe\[plot\]"):
+        plot_report(report, tmp_path / "rows.png")

@@ -1,0 +1,228 @@
+"""The timeline: spans where work was done, by the threads that did it, in a format that viewers read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+
+import pytest
+
+from edgemoe.bench.rows import BenchRow
+from edgemoe.bench.run import BenchRequest
+from edgemoe.bench.timeline import (
+    COMPUTE,
+    COPY,
+    LANES,
+    NO_WAIT,
+    SSD,
+    WAIT,
+    TimedForm,
+    TimedKernel,
+    TimedLeases,
+    Timeline,
+)
+from edgemoe.bench.traced import trace_rows
+from edgemoe.engine.engine import StoreModel
+from edgemoe.policy.settings import RunSettings
+from prefetch.base import Leases
+from storage.base import ExpertKey, Plane, PlaneReader, ResidentForm
+from storage.errors import ReadFailed
+from storage.reader import RecordReader
+
+KEY = ExpertKey(3, 5)
+EXPERT_BYTES = {4: 12288, 8: 20480}
+
+
+def ticking() -> Timeline:
+    """A timeline whose clock goes on by 1,000 ns whenever it is asked."""
+    return Timeline(clock=itertools.count(0, 1000).__next__)
+
+
+def complete(trace) -> list[dict]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def named(trace, kind: str) -> dict[tuple[int, int], str]:
+    """(process, thread) -> the name that the trace gives it."""
+    return {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e["ph"] == "M" and e["name"] == kind
+    }
+
+
+def test_spans_become_complete_events():
+    """Microseconds since the first span's start, a process for each lane in a fixed order, a thread by name."""
+    timeline = ticking()
+    with timeline.span(SSD, "read", bytes=7), timeline.span(COMPUTE, "expert"):
+        pass
+    trace = timeline.as_json()
+    assert [(e["name"], e["ts"], e["dur"], e["args"]) for e in complete(trace)] == [
+        ("expert", 1, 1, {}),
+        ("read", 0, 3, {"bytes": 7}),
+    ]
+    assert list(named(trace, "process_name").values()) == [COMPUTE, SSD]
+    assert set(named(trace, "thread_name").values()) == {threading.current_thread().name}
+    assert {e["cat"]: e["pid"] for e in complete(trace)} == {COMPUTE: 1, SSD: 2}
+
+
+def test_a_span_ends_with_an_error():
+    """What failed was worked on until then."""
+    timeline = ticking()
+    with pytest.raises(ValueError, match="x"), timeline.span(SSD, "read"):
+        raise ValueError("x")
+    assert [(span.start, span.end) for span in timeline.spans] == [(0, 1000)]
+
+
+class TwoReads(ResidentForm):
+    """Reads base, does something, reads d8."""
+
+    kinds = ()
+
+    def rewritten(self, held, level):
+        return ("p4",) if held < level else ()
+
+    def fill(self, reader, key, level, into, source):
+        return reader.read(key, Plane.BASE, Plane.D4, [memoryview(bytes(6))]) + reader.read(
+            key, Plane.D8, Plane.D8, [memoryview(bytes(4))]
+        )
+
+
+class Reader(PlaneReader):
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def read(self, key, first, last, into):
+        if self.error:
+            raise self.error
+        return sum(map(len, into))
+
+    def close(self):
+        pass
+
+
+def test_a_fill_is_reads_with_copies_between():
+    """Reads are on the disk's lane with their bytes; before, between and after them is the copies' lane."""
+    timeline = ticking()
+    form = TimedForm(TwoReads(), timeline)
+    assert form.rewritten(0, 4) == ("p4",)
+    assert form.fill(Reader(), KEY, 8, {}, None) == 10
+    name = "layer 3 expert 5"
+    assert [(s.lane, s.name, s.details) for s in timeline.spans] == [
+        (COPY, name, {}),
+        (SSD, f"{name} base+d4", {"bytes": 6}),
+        (COPY, name, {}),
+        (SSD, f"{name} d8", {"bytes": 4}),
+        (COPY, name, {}),
+    ]
+    assert all(a.end <= b.start for a, b in itertools.pairwise(timeline.spans))
+
+
+def test_an_error_passes_through():
+    """A read that fails fails as it would without a timeline."""
+    error = ReadFailed("a", "b", "c")
+    with pytest.raises(ReadFailed) as raised:
+        TimedForm(TwoReads(), ticking()).fill(Reader(error), KEY, 8, {}, None)
+    assert raised.value is error
+
+
+def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
+    """Each row has its lanes; every step holds its experts; what was read is a whole number of experts."""
+    rows = (BenchRow("low", RunSettings.uniform(4)), BenchRow("high", RunSettings.uniform(8)))
+    request = BenchRequest(rows, prompt_tokens=5, new_tokens=4, runs=1)
+    told: list[str] = []
+    path = tmp_path / "trace.json"
+    trace_rows(StoreModel.open(tiny_store), request, told.append).write(path)
+    trace = json.loads(path.read_text())
+    lanes = [f"{row}: {lane}" for row in ("low", "high") for lane in LANES]
+    processes = {pid: name for (pid, _), name in named(trace, "process_name").items()}
+    assert list(processes.values()) == lanes
+    assert told == ["timeline: low", "timeline: high"]
+    events: dict[str, list[dict]] = {name: [] for name in lanes}
+    for event in complete(trace):
+        events[processes[event["pid"]]].append(event)
+    for row, level in (("low", 4), ("high", 8)):
+        steps = [e for e in events[f"{row}: {COMPUTE}"] if e["name"].endswith("step")]
+        experts = [e for e in events[f"{row}: {COMPUTE}"] if e["name"] == "experts"]
+        assert [e["name"] for e in steps] == ["prefill step"] + ["decode step"] * 3
+        assert sum(expert["args"][f"at_{level}"] for expert in experts) >= 3 * 4
+        for expert in experts:
+            inside = [s for s in steps if s["ts"] <= expert["ts"] and end(expert) <= end(s)]
+            assert len(inside) == 1
+        dense = [e for e in events[f"{row}: {COMPUTE}"] if e["name"] == "dense"]
+        # The model has two layers with experts, so three stretches without them in each of four steps.
+        assert len(dense) == 4 * 3
+        waits = events[f"{row}: {WAIT}"]
+        assert {e["name"] for e in waits} <= {"for layer 0", "for layer 2"}
+        assert waits, "the first experts of all are not there"
+        one_thread = sorted([*dense, *experts, *waits], key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in itertools.pairwise(one_thread))
+        reads = events[f"{row}: {SSD}"]
+        assert reads
+        assert {e["args"]["bytes"] for e in reads} == {EXPERT_BYTES[level]}
+        threads = {e["tid"] for e in reads}
+        assert threads.isdisjoint({e["tid"] for e in steps})
+        assert {e["tid"] for e in events[f"{row}: {COPY}"]} == threads
+
+
+class Late(Leases):
+    """Hands out one expert after so many nanoseconds of a clock."""
+
+    def __init__(self, clock: list[int], after: int) -> None:
+        self._clock, self._after = clock, after
+
+    def __next__(self):
+        self._clock[0] += self._after
+        return "lease"
+
+    def ready(self):
+        return []
+
+
+@pytest.mark.parametrize(("after", "spans"), [(NO_WAIT, 0), (NO_WAIT + 1, 1)])
+def test_only_waiting_is_a_wait(after, spans):
+    """An expert that was there makes no span; one that was waited for has a span as long as that took."""
+    clock = [0]
+    timeline = Timeline(clock=lambda: clock[0])
+    assert next(TimedLeases(Late(clock, after), timeline, "for layer 3")) == "lease"
+    assert [(s.lane, s.name, s.end - s.start) for s in timeline.spans] == [
+        (WAIT, "for layer 3", after)
+    ] * spans
+
+
+def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
+    """A read under way while an expert is computed lies beside it in the file: here neither ends without the other."""
+    reading, computing = threading.Event(), threading.Event()
+    reads = itertools.count()
+    read, compute = RecordReader.read, TimedKernel.forward
+
+    def held_read(self, *given):
+        if next(reads):
+            reading.set()
+            assert computing.wait(30)
+        return read(self, *given)
+
+    def held_compute(self, x, parts, gate):
+        def inside(y):
+            computing.set()
+            assert reading.wait(30)
+            return gate(y)
+
+        return compute(self, x, parts, inside)
+
+    monkeypatch.setattr(RecordReader, "read", held_read)
+    monkeypatch.setattr(TimedKernel, "forward", held_compute)
+    rows = (BenchRow("", RunSettings.uniform(4)),)
+    path = tmp_path / "trace.json"
+    trace_rows(StoreModel.open(tiny_store), BenchRequest(rows, prompt_tokens=5, new_tokens=2), print).write(
+        path
+    )
+    events = complete(json.loads(path.read_text()))
+    experts = next(e for e in events if e["name"] == "experts")
+    beside = [e for e in events if e["cat"] == SSD and e["ts"] < experts["ts"] + experts["dur"]]
+    assert any(end(read) > experts["ts"] + 0.002 for read in beside)
+
+
+def end(event) -> float:
+    return event["ts"] + event["dur"] + 0.002

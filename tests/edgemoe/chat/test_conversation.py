@@ -1,0 +1,296 @@
+"""Conversations: what turns share, what ends an answer, and what an error leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.generate import Answer, Sampler, Sampling, Trace, decode_tokens
+from edgemoe.kv.step import Step
+from prefetch.base import TransferCounts
+from storage.errors import ContextExceeded, UserError
+
+FIRST, SECOND = "the quick brown fox", "and the lazy dog"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_store):
+    return load_tokenizer(tiny_store)
+
+
+@pytest.fixture
+def converse(open_engine, tiny_store, tokenizer):
+    """Opens a conversation on an engine of its own, that answers with 5 tokens unless told otherwise."""
+
+    def begin(
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        max_new_tokens: int = 5,
+        stop: tuple[int, ...] = (),
+        context: int = 128,
+        system: str | None = None,
+    ) -> Conversation:
+        sampling = Sampling(temperature, 1.0, 0, 1.0, seed, max_new_tokens, frozenset(stop))
+        return Conversation(open_engine(tiny_store, context=context), tokenizer, sampling, system)
+
+    return begin
+
+
+def ask(conversation: Conversation, prompt: str) -> Answer:
+    """Asks, and checks that what was streamed is what is returned."""
+    pieces: list[str] = []
+    answer = conversation.ask(prompt, pieces.append)
+    assert "".join(pieces) == answer.text
+    return answer
+
+
+def ids_of(tokenizer, prompt: str) -> list[int]:
+    """The template written out by hand."""
+    return tokenizer(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+
+
+@pytest.fixture
+def greedy_ids(open_engine, tiny_store, tokenizer) -> list[int]:
+    """The first six tokens of the greedy answer to FIRST, from the engine without a conversation."""
+    engine = open_engine(tiny_store, context=128)
+    sampler = Sampler(Sampling(0, 1, 0, 1, 0, 6, frozenset()))
+    trace = Trace(0.0, [], TransferCounts(), TransferCounts())
+    tokens = ids_of(tokenizer, FIRST)
+    return list(islice(decode_tokens(engine, engine.new_sequence(), tokens, 0, sampler, trace), 6))
+
+
+def test_a_turn_reuses_what_turns_share(converse, tokenizer):
+    """The second turn runs less than its prompt, and its text is that of a conversation that runs it all."""
+    conversation = converse()
+    first = ask(conversation, FIRST)
+    assert (first.cached_tokens, first.prompt_tokens) == (0, len(ids_of(tokenizer, FIRST)))
+    second = ask(conversation, SECOND)
+    assert first.prompt_tokens <= second.cached_tokens < second.prompt_tokens
+    fresh = converse()
+    assert fresh.restore(conversation.messages[:2]) > first.prompt_tokens
+    assert [message["role"] for message in fresh.messages] == ["user", "assistant"]
+    again = ask(fresh, SECOND)
+    assert (again.cached_tokens, again.prompt_tokens) == (0, second.prompt_tokens)
+    assert again.text == second.text
+
+
+def test_the_same_turns_give_the_same_answers(converse):
+    """At temperature 0 a conversation has nothing random in it."""
+    one, two = converse(), converse(seed=7)
+    for prompt in (FIRST, SECOND):
+        assert ask(one, prompt).text == ask(two, prompt).text
+
+
+def test_a_system_message_comes_first(converse, tokenizer):
+    """It is part of every prompt, and is not run again."""
+    conversation = converse(system="be brief")
+    extra = len(tokenizer("<|im_start|>system\nbe brief<|im_end|>\n")["input_ids"])
+    assert ask(conversation, FIRST).prompt_tokens == len(ids_of(tokenizer, FIRST)) + extra
+    assert ask(conversation, SECOND).cached_tokens > extra
+
+
+def test_another_answer_takes_the_place_of_the_last(converse):
+    """The prompt is reused but for its last token, the answer before it is gone; without one there is no other."""
+    conversation = converse(temperature=1.0, max_new_tokens=12)
+    with pytest.raises(UserError, match="nothing has been answered"):
+        conversation.regenerate(lambda piece: None)
+    first = ask(conversation, FIRST)
+    second = conversation.regenerate(lambda piece: None)
+    assert (second.prompt_tokens, second.cached_tokens) == (first.prompt_tokens, first.prompt_tokens - 1)
+    assert second.text != first.text
+    assert [m["content"] for m in conversation.messages] == [FIRST, second.text]
+
+
+def test_an_interrupted_other_answer_leaves_the_first(converse, monkeypatch):
+    """Ctrl-C while answering again keeps the answer that was there."""
+    conversation = converse()
+    ask(conversation, FIRST)
+    before = conversation.messages
+
+    def interrupt(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        conversation.regenerate(interrupt)
+    assert conversation.messages == before
+
+
+def test_a_cancelled_answer_leaves_its_prompt_in_the_kv(converse):
+    """What was run before Ctrl-C need not be run again when the turn is asked once more."""
+    conversation, pieces = converse(max_new_tokens=8), []
+
+    def interrupt(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        conversation.ask(FIRST, interrupt)
+    assert conversation.messages == ()
+    again, want = ask(conversation, FIRST), ask(converse(max_new_tokens=8), FIRST)
+    assert (again.cached_tokens, again.text) == (want.prompt_tokens - 1, want.text)
+
+
+def test_a_system_message_can_be_set_and_removed(converse, tokenizer):
+    """It comes first whatever was said before, clearing keeps it, and without it all is as if it never was."""
+    conversation = converse()
+    plain = ask(conversation, FIRST).prompt_tokens
+    conversation.set_system("be brief")
+    conversation.set_system("be kind")
+    assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant"]
+    conversation.clear()
+    assert [m["content"] for m in conversation.messages] == ["be kind"]
+    assert ask(conversation, FIRST).prompt_tokens > plain
+    conversation.set_system(None)
+    conversation.clear()
+    assert ask(conversation, FIRST).prompt_tokens == plain
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{{ m.content }}{% endfor %}", "the template refuses: no system role"),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "leaves it out"),
+    ],
+)  # fmt: skip
+def test_a_template_without_system_messages(open_engine, tiny_store, template, said):
+    """One that refuses it and one that ignores it: an error, and the conversation goes on without."""
+    tokenizer = load_tokenizer(tiny_store)
+    tokenizer.chat_template = template
+    engine = open_engine(tiny_store, context=64)
+    sampling = Sampling(0.0, 1.0, 0, 1.0, 0, 2, frozenset())
+    with pytest.raises(UserError, match=said):
+        Conversation(engine, tokenizer, sampling, "be brief")
+    conversation = Conversation(engine, tokenizer, sampling)
+    with pytest.raises(UserError, match=said):
+        conversation.set_system("be brief")
+    assert ask(conversation, FIRST).new_tokens == 2
+    assert conversation.system is None
+
+
+def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
+    """Both counts are in the message, and what was there stays."""
+    conversation = converse()
+    ask(conversation, FIRST)
+    before = conversation.messages
+    with pytest.raises(ContextExceeded, match=r"of \d+ tokens was wanted: the context holds 128"):
+        conversation.restore(
+            [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
+        )
+    assert conversation.messages == before
+
+
+def test_sampling_can_change_between_turns(converse):
+    """A new seed starts the dice anew; any other change goes on with them."""
+
+    def after(**changes: object) -> str:
+        conversation = converse(temperature=1.0, seed=1, max_new_tokens=8)
+        ask(conversation, FIRST)
+        conversation.set_sampling(replace(conversation.sampling, **changes))
+        return ask(conversation, SECOND).text
+
+    assert after(max_new_tokens=8) == after()
+    assert after(seed=3) != after()
+    assert after(seed=3) == after(seed=3)
+
+
+def test_seeds_reproduce(converse):
+    """The same seed gives the same sampled answers; another gives others."""
+    texts = []
+    for seed in (1, 1, 2):
+        conversation = converse(temperature=1.0, seed=seed, max_new_tokens=12)
+        texts.append([ask(conversation, prompt).text for prompt in (FIRST, SECOND)])
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[2][0]
+
+
+def test_an_answer_ends_after_max_new_tokens(converse, tokenizer, greedy_ids):
+    """Exactly so many tokens, and finish_reason length."""
+    answer = ask(converse(max_new_tokens=6), FIRST)
+    assert (answer.new_tokens, answer.finish_reason) == (6, "length")
+    assert answer.text == tokenizer.decode(greedy_ids)
+    assert answer.levels == {"8": answer.levels["8"], "4": 0, "2": 0, "0": 0}
+    assert answer.levels["8"] > 0
+
+
+def test_one_token_has_no_time_per_token(converse):
+    """What is measured between tokens does not exist for one token, and is None rather than 0."""
+    answer = ask(converse(max_new_tokens=1), FIRST)
+    assert (answer.new_tokens, answer.tpot_s, answer.ssd_bytes_per_token) == (1, None, None)
+    assert answer.hit_rate == {"vram": None, "dram": None}
+
+
+def test_a_stop_token_ends_the_answer(converse, tokenizer, greedy_ids):
+    """The stop token is counted, but no part of the text."""
+    at = 2
+    assert greedy_ids[at] not in greedy_ids[:at]
+    answer = ask(converse(max_new_tokens=6, stop=(greedy_ids[at],)), FIRST)
+    assert (answer.new_tokens, answer.finish_reason) == (at + 1, "stop")
+    assert answer.text == tokenizer.decode(greedy_ids[:at])
+
+
+def test_the_contexts_end_ends_the_answer(converse, tokenizer):
+    """Room for 4 tokens after the prompt: those, and one more that needs no room."""
+    prompt = len(ids_of(tokenizer, FIRST))
+    answer = ask(converse(context=prompt + 4, max_new_tokens=50), FIRST)
+    assert (answer.new_tokens, answer.finish_reason) == (5, "context")
+
+
+def test_a_prompt_that_does_not_fit_leaves_the_conversation(converse):
+    """It is refused with both counts, and the next turn is answered as if it had never been asked."""
+    conversation, fresh = converse(), converse()
+    assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
+    with pytest.raises(ContextExceeded, match="context holds 128"):
+        ask(conversation, "x y z " * 60)
+    left, want = ask(conversation, SECOND), ask(fresh, SECOND)
+    assert (left.text, left.prompt_tokens) == (want.text, want.prompt_tokens)
+
+
+def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
+    """An answer interrupted in the middle is forgotten; the next turn is answered as if it had not begun."""
+    conversation, fresh = converse(), converse()
+    assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
+    step, steps = Engine.step, []
+
+    def interrupted(self: Engine, one: Step) -> torch.Tensor:
+        steps.append(one.rows)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return step(self, one)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            conversation.ask("something else", lambda piece: None)
+    assert steps[1:] == [1, 1, 1]
+    left, want = ask(conversation, SECOND), ask(fresh, SECOND)
+    assert (left.text, left.prompt_tokens) == (want.text, want.prompt_tokens)
+
+
+def test_sampling_stays_within_its_limits():
+    """top_k 1 and a tiny top_p are greedy; a penalty moves on from what was said."""
+    logits = torch.tensor([1.0, 3.0, 2.9, 0.5])
+
+    def chosen(temperature: float, top_p: float, top_k: int, penalty: float) -> set[int]:
+        sampler = Sampler(Sampling(temperature, top_p, top_k, penalty, 0, 1, frozenset()))
+        return {sampler.next([1], logits) for _ in range(40)}
+
+    assert chosen(0, 1, 0, 1) == chosen(1.0, 1, 1, 1) == chosen(1.0, 0.05, 0, 1) == {1}
+    assert chosen(0, 1, 0, 1.5) == {2}
+    assert chosen(1.0, 1, 2, 1) == {1, 2}
+    assert len(chosen(5.0, 1, 0, 1)) > 2
+
+
+def test_a_store_without_a_tokenizer_is_refused(damageable):
+    """A user error that names the directory."""
+    for path in damageable.glob("*token*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"tokenizer was wanted.*tokenizer\.json"):
+        load_tokenizer(damageable)

@@ -1,0 +1,117 @@
+"""A chat in a process of its own whose store is damaged between two turns: exit 4 with a name, never wrong text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgemoe.engine.engine import StoreModel
+from edgemoe.policy.settings import RunSettings
+from storage.manifest import MANIFEST_NAME, Manifest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROMPTS = ("the quick brown fox", "jumps over the lazy dog")
+
+
+@pytest.fixture
+def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts a chat over a pipe that keeps as few experts in memory as can be, so that every turn reads."""
+    started: list[subprocess.Popen[str]] = []
+    settings = RunSettings(levels=(8,), exact=True)
+    least = (
+        StoreModel.open(tiny_store).plan(vram_limit=None, settings=settings, context=128).minimum_vram_bytes
+    )
+
+    def start(store: Path) -> subprocess.Popen[str]:
+        options = (
+            "--vram-limit",
+            least,
+            "--context",
+            128,
+            "--max-new-tokens",
+            6,
+            "--temperature",
+            0,
+            "--exact",
+            8,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgemoe", "chat", "--json", "--model", *map(str, (store, *options))],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ask(process: subprocess.Popen[str], prompt: str) -> str:
+    """One turn's answer; empty if the process ended instead."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(prompt + "\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    return json.loads(line)["text"] if line else ""
+
+
+@pytest.fixture(scope="module")
+def shards(tiny_store: Path) -> list[str]:
+    return [layer.file for layer in Manifest.load(tiny_store).layers.values()]
+
+
+def overwrite(path: Path) -> None:
+    """Other bytes in the very same file."""
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\x5a" * (path.stat().st_size - 4096))
+
+
+DAMAGE = {
+    "truncated": lambda path: os.truncate(path, 4096),
+    "emptied": lambda path: os.truncate(path, 0),
+    "overwritten in place": overwrite,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_store_damaged_under_a_running_chat(chat, damageable, shards, damage):
+    """The first answer stands; the next ends with exit 4 and the file's name, and no text of it is told."""
+    process = chat(damageable)
+    assert ask(process, PROMPTS[0])
+    for shard in shards:
+        damage(damageable / shard)
+    assert ask(process, PROMPTS[1]) == ""
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4
+    said = [line for line in err.splitlines() if line.startswith("edgemoe: ")]
+    assert any(shard in said[-1] for shard in shards)
+    assert "expert" in said[-1]
+    assert "Traceback" not in err
+
+
+def test_a_store_replaced_under_a_running_chat(chat, tiny_store, damageable, shards):
+    """Other files under the same names do not reach a chat that is going on: its answers are the whole store's."""
+    undisturbed = chat(tiny_store)
+    expected = [ask(undisturbed, prompt) for prompt in PROMPTS]
+    process = chat(damageable)
+    assert ask(process, PROMPTS[0]) == expected[0]
+    for name in (*shards, "dense.safetensors", MANIFEST_NAME):
+        path = damageable / name
+        other = path.with_name("other")
+        other.write_bytes(bytes(path.stat().st_size))
+        other.replace(path)
+    assert ask(process, PROMPTS[1]) == expected[1]

@@ -1,0 +1,135 @@
+"""Chat templates: rendered as transformers renders them, and stopped where they do not end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import a_tokenizer
+
+from edgemoe.chat.template import TemplateRenderer, render_chat, renderer
+from storage.errors import ModelRefused, UserError
+
+MESSAGES = [
+    {"role": "system", "content": "be <brief> & kind"},
+    {"role": "user", "content": '  what\'s "up"?\n'},
+    {"role": "assistant", "content": "grüße 😀"},
+    {"role": "user", "content": "so?"},
+]
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "namespace": "{%- set ns = namespace(n=0, last=none) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "  {% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}\n{% endfor %}\n{{ ns.n }} {{ ns.last }}",
+    "controls": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.content }}"
+    "{% if loop.last %}{% break %}{% endif %}|{% endfor %}{{ messages[1:] | length }}",
+    "json": "{{ messages | tojson }} {{ messages | tojson(indent=2) }} {{ dict(a=1) | tojson }}"
+    "{{ {'<': '&'} | tojson }}",
+    "generation": "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}"
+    "{% endfor %}",
+    "special": "{{ eos_token }}{{ pad_token }}{{ bos_token }}{{ tools is none }}{{ documents is defined }}"
+    "{{ nothing }}",
+    "macro": "{% macro turn(m) %}[{{ m.role | upper }}:{{ m.content.split()[0] }}]{% endmacro %}"
+    "{% for m in messages %}{{ turn(m) }}{% endfor %}{{ strftime_now('%d') | length }}",
+}
+
+
+@pytest.fixture(scope="module")
+def limited():
+    """A renderer with little time."""
+    one = TemplateRenderer(cpu_seconds=1, wall_seconds=20)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_it_is_what_transformers_renders(name):
+    """The same text, for what templates of known models use."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = TEMPLATES[name]
+    want = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert render_chat(tokenizer, MESSAGES) == want
+    assert want
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "1 s of computing",
+        ),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}", "characters"),
+        ("{{ 'a' * 10**9 }}", "MiB of memory"),
+        (
+            "{% set ns = namespace(a='aa') %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+            "MiB",
+        ),
+        ("{{ range(10**9) | list }}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ " + "(" * 30000 + "1" + ")" * 30000 + " }}", "wanted: "),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "is unsafe"),
+        ("{% set ns = namespace(__class__=1) %}", "__class__"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages[99].content.nothing }}", "no element 99"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+    ],
+)
+def test_a_hostile_or_broken_template_is_refused(limited, template, said):
+    """In bounded time, with what was wrong; and the next template is rendered all the same."""
+    before = time.monotonic()
+    with pytest.raises(ModelRefused, match="chat template's text was wanted") as caught:
+        limited.render(template, {"messages": MESSAGES})
+    assert said in str(caught.value)
+    assert time.monotonic() - before < 60
+    assert limited.render("{{ 6 * 7 }}", {}) == "42"
+
+
+def test_a_template_refuses_a_message(limited):
+    """Its own words are in the error, without what a terminal would obey."""
+    with pytest.raises(UserError, match=r"the template refuses: no  \[2J system role") as caught:
+        limited.render("{{ raise_exception('no \\x1b[2J system role') }}", {})
+    assert not isinstance(caught.value, ModelRefused)
+
+
+def test_waiting_has_an_end():
+    """A process that answers nothing, as if it slept, is given up after the wall time, and replaced."""
+    one = TemplateRenderer(cpu_seconds=100, wall_seconds=0.5)
+    assert one.render("{{ 1 }}", {}) == "1"
+    first = one._process.pid
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(ModelRefused, match=r"more than 0\.5 s"):
+        one.render("{{ 1 }}", {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert one.render("{{ 2 }}", {}) == "2"
+    one.close()
+    one.close()
+
+
+def test_ctrl_c_while_it_renders(limited, monkeypatch):
+    """What it would have answered is not taken for the next answer."""
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgemoe.chat.template.select.select", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            limited.render("old", {})
+    assert limited.render("new", {}) == "new"
+
+
+def test_a_long_conversation_is_no_bomb():
+    """What is long because the messages are is rendered."""
+    text = "word " * 1_000_000
+    template = TEMPLATES["chatml"]
+    tokenizer = SimpleNamespace(
+        chat_template=template, special_tokens_map={}, get_chat_template=lambda: template
+    )
+    assert text.strip() in render_chat(tokenizer, [{"role": "user", "content": text}])
+    assert renderer() is renderer()

@@ -1,0 +1,126 @@
+"""Conversation files: what is saved is what is loaded, and nothing else is either."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgemoe.chat.transcript import load, save
+from storage.errors import UserError
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hallo ü😀\n\x00"}]
+GOOD = {"format": "edgemoe conversation", "version": 1, "messages": TURNS}
+
+
+@pytest.mark.parametrize("messages", [TURNS, [{"role": "system", "content": "be brief"}, *TURNS, *TURNS]])
+def test_what_is_saved_is_loaded(tmp_path, messages):
+    """Every character of it; a second time in the place of the first."""
+    path = tmp_path / "talk.json"
+    save(path, TURNS)
+    save(path, messages)
+    assert load(path) == messages
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
+
+
+def test_no_other_file_is_overwritten(tmp_path):
+    """Not even one that looks a little like it; nor is anything written for no conversation."""
+    for content in ("my notes", "{}", json.dumps(GOOD | {"version": 2})):
+        path = tmp_path / "notes"
+        path.write_text(content)
+        with pytest.raises(UserError, match="a file that is no conversation"):
+            save(path, TURNS)
+        assert path.read_text() == content
+    with pytest.raises(UserError, match="nothing has been said"):
+        save(tmp_path / "new", [])
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_nothing_can_be_written(tmp_path, monkeypatch):
+    """A directory that is not there, one that is the file, and a disk that fails: told by name, nothing left."""
+    for path, said in ((tmp_path / "none" / "talk.json", "No such file"), (tmp_path, "no conversation")):
+        with pytest.raises(UserError, match=said) as caught:
+            save(path, TURNS)
+        assert str(path) in str(caught.value)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        save(tmp_path / "talk.json", TURNS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", 'without "format"'),
+        (json.dumps(GOOD | {"version": 2}), "version 2"),
+        (json.dumps(GOOD | {"messages": {}}), "without messages"),
+        (json.dumps(GOOD | {"messages": []}), "without messages"),
+        (json.dumps(GOOD | {"messages": [TURNS[0]]}), "order of roles"),
+        (json.dumps(GOOD | {"messages": TURNS[::-1]}), "order of roles"),
+        (json.dumps(GOOD | {"messages": [*TURNS, {"role": "system", "content": "x"}]}), "order of roles"),
+        (json.dumps(GOOD | {"messages": [TURNS[0], {"role": "tool", "content": "x"}]}), "order of roles"),
+        (json.dumps(GOOD | {"messages": [TURNS[0], {"role": "assistant", "content": 3}]}), "message 1"),
+        (json.dumps(GOOD | {"messages": [TURNS[0], {"role": "assistant"}]}), "message 1"),
+        (json.dumps(GOOD | {"messages": [TURNS[0], TURNS[1] | {"content": "\ud800"}]}), "message 1"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(tmp_path, document, said):
+    """With the file's name and what is wrong with it."""
+    path = tmp_path / "talk.json"
+    path.write_text(document)
+    with pytest.raises(UserError, match=r"talk\.json") as caught:
+        load(path)
+    assert said in str(caught.value)
+
+
+def test_a_file_too_large_or_missing(tmp_path, monkeypatch):
+    """Neither is read."""
+    monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 10)
+    save(tmp_path / "talk.json", TURNS)
+    with pytest.raises(UserError, match="more than 10 bytes"):
+        load(tmp_path / "talk.json")
+    with pytest.raises(UserError, match="no such file"):
+        load(tmp_path / "none.json")
+    with pytest.raises(UserError, match="no such file"):
+        load(tmp_path)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["user", "assistant", "system"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "format", "messages"]) | st.text(max_size=3), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.binary(max_size=60) | VALUES.map(lambda v: json.dumps(GOOD | {"messages": v}).encode()))
+def test_no_file_crashes_it(tmp_path, data):
+    """Whatever is in it: a user error, or messages of two texts each."""
+    path = tmp_path / "talk.json"
+    path.write_bytes(data)
+    try:
+        messages = load(path)
+    except UserError:
+        return
+    assert all(
+        set(m) == {"role", "content"} and all(isinstance(x, str) for x in m.values()) for m in messages
+    )

@@ -1,0 +1,377 @@
+"""The command line: what it prints, what it exits with, and what it does not load."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_store import flip
+
+from edgemoe.console.sizes import format_size
+from storage.manifest import MANIFEST_NAME, Manifest
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "models", "rm", "doctor", "bench", "eval")
+ANSWER = {
+    "text",
+    "prompt_tokens",
+    "cached_tokens",
+    "new_tokens",
+    "ttft_s",
+    "tpot_s",
+    "hit_rate",
+    "ssd_bytes_per_token",
+    "levels",
+    "peak_vram_bytes",
+    "vram_limit_bytes",
+    "finish_reason",
+}
+PLAN = (
+    "vram_limit_bytes",
+    "dense_bytes",
+    "kv_bytes",
+    "workspace_bytes",
+    "staging_bytes",
+    "plane_bytes",
+    "minimum_vram_bytes",
+)
+
+
+def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """A process of its own, whose cached stores are in `cache`."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "edgemoe", *map(str, arguments)],
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def copied(checkpoint, tmp_path) -> Path:
+    """A copy of the checkpoint that a test may change."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "model"))
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_chat_from_a_checkpoint_on(checkpoint, tmp_path):
+    """The first use converts, the second does not; a prompt is one answer, piped lines are turns of one chat."""
+    common = ("chat", "--model", checkpoint, "--json", "--max-new-tokens", 4, "--temperature", 0)
+    first = edgemoe(tmp_path, *common, "--prompt", "the quick brown fox")
+    assert (first.returncode, "converting" in first.stderr) == (0, True)
+    (store,) = (path.parent for path in tmp_path.rglob(MANIFEST_NAME))
+    made = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    (line,) = first.stdout.splitlines()
+    answer = json.loads(line)
+    assert set(answer) >= ANSWER
+    assert answer["new_tokens"] == 4
+    assert set(answer["levels"]) == {"8", "4", "2", "0"}
+    assert set(answer["hit_rate"]) == {"vram", "dram"}
+    assert answer["peak_vram_bytes"] > 0
+
+    second = edgemoe(
+        tmp_path, *common, "--vram-limit", "3MB", stdin="the quick brown fox\n\nand the lazy dog\n"
+    )
+    assert (second.returncode, second.stderr) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == made
+    turns = [json.loads(line) for line in second.stdout.splitlines()]
+    assert [turn["vram_limit_bytes"] for turn in turns] == [3_000_000] * 2
+    assert (turns[0]["text"], turns[0]["cached_tokens"]) == (answer["text"], 0)
+    assert turns[1]["cached_tokens"] >= turns[0]["prompt_tokens"]
+
+
+def test_chat_for_people(run, tiny_store):
+    """Only the answer is on stdout; the plan and what the answer cost are on stderr."""
+    ask = ("chat", "--model", tiny_store, "--prompt", "the fox", "--max-new-tokens", 3, "--context", 64)
+    code, out, err = run(*ask)
+    answer = json.loads(run(*ask, "--json")[1])
+    assert (code, out) == (0, answer["text"] + "\n")
+    assert "16 experts resident at 8 bits" in err
+    assert "TTFT" in err
+    assert "3 tokens" in err
+    assert f"in all {format_size(answer['bytes_read']['ssd'])} from SSD and 0 B from DRAM" in err
+
+
+def test_chat_at_scheduled_levels(checkpoint, tmp_path):
+    """4/0 skips experts and says how many; /set changes that for the turns after it, and is no turn itself."""
+    turns = "the quick brown fox\n/set levels 4\nand the lazy dog\n/set levels 4/2\n/set retention 0.5\nonce more\n"
+    done = edgemoe(
+        tmp_path,
+        *("chat", "--model", checkpoint, "--json", "--max-new-tokens", 3, "--temperature", 0),
+        *("--levels", "4/0", "--retention", "0.75"),
+        stdin=turns,
+    )
+    assert done.returncode == 0
+    skipping, whole, mixed = (json.loads(line) for line in done.stdout.splitlines())
+    assert skipping["levels"]["0"] > 0
+    assert 0 < skipping["effective_retention"] < 1
+    assert skipping["bytes_read"]["ssd"] > 0
+    assert (whole["levels"]["0"], whole["effective_retention"]) == (0, 1)
+    assert mixed["effective_retention"] < 1
+    assert mixed["reused"] > 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("set: ")] == [
+        "set: 4",
+        "set: 4/2 r 0.75",
+        "set: 4/2 r 0.5",
+    ]
+
+
+@pytest.mark.parametrize("words", ["levels 8/4", "levels two", "retention 2", "temper 1", "levels"])
+def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
+    """What cannot be set ends a piped chat with the reason: a script must not go on with other settings."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set {words}\n"))
+    code, out, err = run("chat", "--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
+    assert (code, out) == (2, "")
+    assert "edgemoe: " in err.splitlines()[-1]
+
+
+def test_set_refuses_what_would_do_nothing_and_is_a_word(run, tiny_store, monkeypatch):
+    """One level for all retains nothing and `/settle` is no command, so either ends the chat; with a space before it,
+    in quotes, or as a path, what begins with a slash is a turn like any other."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set retention 0.9\n"))
+    code, _, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, "one level for all, 8" in err) == (2, True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/settle the matter\n"))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, out, "Did you mean /set?" in err) == (2, "", True)
+    turns = ' /settle the matter\n"""/set it"""\n/etc/passwd\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 128, "--max-new-tokens", 2, "--json")
+    assert (code, "set: " in err) == (0, False)
+    assert [json.loads(line)["new_tokens"] for line in out.splitlines()] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt", "/set levels 4"), "is a command of the interactive chat"),
+        (("--prompt", "x", "--temperature", 0, "--top-p", 0.5), "at temperature 0 there is no choice"),
+    ],
+)
+def test_what_would_answer_nothing_or_change_nothing_is_refused(run, tiny_store, options, said):
+    """A command as the only prompt, and a choice among one."""
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64, *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_quotes_that_never_close_are_refused(run, tiny_store, monkeypatch):
+    """In a pipe, half a turn is not asked."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO('"""half a\nturn\n'))
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    assert (code, out, "the input ends inside the turn" in err) == (2, "", True)
+
+
+def test_nobody_reads_the_answer(tiny_store, tmp_path):
+    """A closed pipe ends the program, without a traceback."""
+    command = [sys.executable, "-m", "edgemoe", "chat", "--model", str(tiny_store), "--context", "128"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--prompt", "x"], env=environment, **pipes) as process:
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, "Traceback" in err, "Exception" in err) == (1, False, False)
+
+
+@pytest.mark.parametrize("command", ["chat", "bench"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--importance", "load"), "--importance load was wanted: there is one level for all"),
+        (("--levels", "4/2", "--heavy-hitters", "0.2"), "--importance gate counts none"),
+        (("--levels", ""), "got ''"),
+    ],
+)
+def test_an_option_that_would_do_nothing_exits_2(run, command, options, said):
+    """Before the model is even looked for."""
+    code, out, err = run(command, "--model", "there-is-none", *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_help_is_there_and_loads_nothing_heavy():
+    """--help of edgemoe and of every command exits with 0 without importing torch or transformers."""
+    code = (
+        "import sys\nfrom edgemoe.cli import main\n"
+        f"for words in [[], *([c] for c in {COMMANDS})]:\n"
+        "    sys.argv = ['edgemoe', *words, '--help']\n"
+        "    assert main() == 0, words\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Usage: edgemoe") == 1 + len(COMMANDS)
+    for command in COMMANDS:
+        assert f"Usage: edgemoe {command} " in done.stdout
+
+
+def test_a_bare_process_exits_as_main_says(tmp_path):
+    """The exit code of `main` is the process's, and the message is one line on stderr, no traceback."""
+    done = edgemoe(tmp_path, "plan", "--model", tmp_path / "none")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("edgemoe: ")
+    assert str(tmp_path / "none") in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vram-limit", "12 potatoes"), "12 potatoes"),
+        (("--vram-limit", "0"), "'0'"),
+        (("--dram-limit", "-1GB"), "-1GB"),
+        (("--exact", "3"), "got 3"),
+        (("--exact", "4", "--levels", "4/2"), "--exact 4 and --levels 4/2"),
+        (("--levels", "2/4"), "'2/4'"),
+        (("--levels", "4/2", "--retention", "0.2"), "got 0.2"),
+        (("--retention", "0.75"), "one level for all"),
+        (("--context", "1"), "--context"),
+        (("--no-such-option",), "no-such-option"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "chat", "bench"])
+def test_a_wrong_option_exits_2(run, tiny_store, command, options, said):
+    """Nothing is printed on stdout, and stderr says which value was wrong."""
+    code, out, err = run(command, "--model", tiny_store, *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["plan", "chat", "bench"])
+def test_a_limit_too_small_exits_3(run, tiny_store, command):
+    """The smallest limit that works is in the message, and works."""
+    common = ("--model", tiny_store, "--context", 64)
+    # A benchmark needs its prompt and its new tokens to fit the context.
+    fitting = ("--prompt-tokens", 32, "--new-tokens", 32) if command == "bench" else ()
+    code, out, err = run(command, *common, *fitting, "--vram-limit", "1KB")
+    least = json.loads(run("plan", *common, "--json")[1])["minimum_vram_bytes"]
+    assert (code, out) == (3, "")
+    assert f"--vram-limit {least} " in err
+    assert run("plan", *common, "--vram-limit", least)[0] == 0
+    assert run("plan", *common, "--vram-limit", least - 1)[0] == 3
+
+
+@pytest.mark.parametrize("limit", [(), ("--vram-limit", "5MB", "--dram-limit", "100KB")])
+def test_plan(run, tiny_store, limit):
+    """One JSON object on one line with every field, whose parts add up to no more than the limit."""
+    code, out, _ = run("plan", "--model", tiny_store, *limit, "--json")
+    made = json.loads(out)
+    assert (code, out.count("\n")) == (0, 1)
+    assert all(type(made[name]) is int for name in PLAN)
+    assert set(made["experts_resident"]) == {"8", "4", "2"}
+    parts = sum(made[f"{part}_bytes"] for part in ("dense", "kv", "workspace", "staging", "plane"))
+    assert 0 < parts <= made["vram_limit_bytes"]
+    if limit:
+        assert (made["vram_limit_bytes"], made["dram_limit_bytes"]) == (5_000_000, 100_000)
+    text = run("plan", "--model", tiny_store, *limit)[1]
+    assert f"{made['minimum_vram_bytes']} bytes" in text
+
+
+def test_convert_inspect_verify(run, checkpoint, tmp_path):
+    """Converting describes what was made, as inspecting does; what was made is whole."""
+    store = tmp_path / "store"
+    code, out, err = run("convert", checkpoint, store, "--max-level", 4, "--dense-bits", 8, "--json")
+    assert (code, "converting" in err) == (0, True)
+    made = json.loads(out)
+    assert (made["experts"], made["max_level"], made["dense_bits"]) == (16, 4, 8)
+    code, out, _ = run("inspect", store, "--json")
+    assert (code, json.loads(out)) == (0, made)
+    code, out, _ = run("inspect", store)
+    assert code == 0
+    assert all(name in out for name in made)
+    code, out, _ = run("verify", store, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["ok"], report["damage"]) == (True, [])
+    assert report["bytes"] > made["expert_bytes"] > 0
+    again, _, err = run("convert", checkpoint, store, "--max-level", 4, "--dense-bits", 8)
+    assert (again, "converting" in err) == (0, False)
+    code, _, err = run("plan", "--model", store, "--exact", 8)
+    assert (code, "--max-level" in err) == (2, True)
+
+
+@pytest.mark.parametrize("options", [("--max-level", 2), ("--dense-bits", 4), ("--layout", "round")])
+def test_convert_refuses_what_it_cannot_write(run, checkpoint, tmp_path, options):
+    """Exit 2, the choices in the message, and nothing written."""
+    code, _, err = run("convert", checkpoint, tmp_path / "store", *options)
+    assert code == 2
+    assert str(options[1]) in err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_damaged_store_exits_4(run, damageable):
+    """verify lists the damage, and an answer that needs it is refused; both with exit code 4."""
+    manifest = Manifest.load(damageable)
+    for records in manifest.layers.values():
+        for record in records.records:
+            flip(damageable / records.file, record.offset + 1)
+    code, out, _ = run("verify", damageable, "--json")
+    report = json.loads(out)
+    assert (code, report["ok"], len(report["damage"])) == (4, False, 16)
+    assert "layer 0, expert 3" in report["damage"][3]
+    assert run("verify", damageable)[0] == 4
+    code, out, err = run("chat", "--model", damageable, "--prompt", "the fox", "--context", 64)
+    assert (code, out) == (4, "")
+    assert "checksum" in err
+    (damageable / MANIFEST_NAME).write_text("{")
+    assert run("inspect", damageable)[0] == 4
+
+
+def test_pickled_weights_are_refused(run, copied, monkeypatch):
+    """A checkpoint with pickle only is exit 2, and the pickle is never opened."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copied.parent / "cache"))
+    (copied / "model.safetensors").unlink()
+    (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    (copied / "pytorch_model.bin").chmod(0)
+    code, _, err = run("chat", "--model", copied, "--prompt", "x")
+    assert code == 2
+    assert "pytorch_model.bin" in err
+    assert "pickle" in err
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "evil_moe"])
+def test_remote_code_is_never_run(run, copied, monkeypatch, model_type):
+    """A checkpoint that brings code answers by transformers' own, or is refused where that has none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copied.parent / "cache"))
+    ran = copied.parent / "ran"
+    (copied / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\nclass Model: pass\n")
+    own = {"AutoConfig": "modeling.Model", "AutoModelForCausalLM": "modeling.Model"}
+    edit_json(copied / "config.json", auto_map=own, model_type=model_type)
+    code, _, err = run("chat", "--model", copied, "--prompt", "x", "--max-new-tokens", "1")
+    assert code == (0 if model_type == "qwen3_moe" else 2)
+    assert code == 0 or "evil_moe" in err
+    assert not ran.exists()
+
+
+def test_a_prompt_longer_than_the_context_exits_2(run, tiny_store):
+    """Both counts are in the message."""
+    words = ("chat", "--model", tiny_store, "--prompt", "x y " * 40, "--context", 16)
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "16" in err
+    assert "tokens was wanted" in err
+
+
+def test_ctrl_c_exits_130(run, tiny_store, monkeypatch):
+    """Outside of a terminal one Ctrl-C ends the program, with the shell's code for it and no traceback."""
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgemoe.chat.conversation.generate", interrupt)
+    code, out, err = run("chat", "--model", tiny_store, "--prompt", "x", "--context", 64)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "edgemoe: interrupted"

@@ -1,0 +1,169 @@
+"""Options from files and the environment: what wins, what is refused, and what --print-config says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import typer
+from terminals import ROOT
+
+from edgemoe.cli import app
+from edgemoe.commands.config_file import options_of, variable
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    """Whatever is set where the tests are run."""
+    for name in os.environ:
+        if name.startswith("EDGEMOE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a configuration file."""
+
+    def write(text: str):
+        path = tmp_path / "edgemoe.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def printed(run, command: str, *arguments: object) -> tuple[dict[str, object], dict[str, str]]:
+    """What --print-config shows: the options that are set, and where each came from."""
+    code, out, err = run(command, *arguments, "--print-config")
+    assert (code, err) == (0, "")
+    origins = {line.split(" = ")[0]: line.rsplit("  # ", 1)[1] for line in out.splitlines() if "  # " in line}
+    return tomllib.loads(out)[command], origins
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(run, file, monkeypatch):
+    """Four options, set in so many places each, end as the strongest says; a command's table beats the top level."""
+    path = file(
+        'levels = "4/2"\nretention = 0.6\ncontext = 100\nseed = 1\nruns = 9\n'
+        "[chat]\nretention = 0.7\ncontext = 200\n[bench]\nretention = 0.9\n"
+    )
+    monkeypatch.setenv("EDGEMOE_CONTEXT", "300")
+    monkeypatch.setenv("EDGEMOE_SEED", "2")
+    values, origins = printed(run, "chat", "--config", path, "--seed", 3)
+    assert {name: values[name] for name in ("levels", "retention", "context", "seed")} == {
+        "levels": "4/2",
+        "retention": 0.7,
+        "context": 300,
+        "seed": 3,
+    }
+    assert [origins[name] for name in ("levels", "retention", "context", "seed", "max-new-tokens")] == [
+        f"file, {path}",
+        f"file, {path}",
+        "environment, EDGEMOE_CONTEXT",
+        "command line",
+        "default",
+    ]
+    values, _ = printed(run, "bench", "--config", path)
+    assert (values["retention"], values["runs"], values["seed"]) == (0.9, 9, 2)
+    values, _ = printed(run, "eval", "--config", path)
+    assert (values["levels"], values["retention"]) == (["4/2"], [0.6])
+
+
+def test_a_configuration_acts(run, file, tiny_store, monkeypatch):
+    """A command does with a file and variables what it does with flags."""
+    flags = run("plan", "--model", tiny_store, "--context", 64, "--vram-limit", "3MB", "--json")
+    path = file(f"[plan]\nmodel = {json.dumps(str(tiny_store))}\ncontext = 64\nvram-limit = 3_000_000\n")
+    monkeypatch.setenv("EDGEMOE_JSON", "1")
+    monkeypatch.setenv("EDGEMOE_CONFIG", str(path))
+    assert run("plan") == flags
+    assert json.loads(flags[1])["vram_limit_bytes"] == 3_000_000
+
+
+def test_what_is_printed_is_a_configuration(run, file):
+    """Given back as a file, it gives the same values: strings with quotes, signs and no ASCII too."""
+    words = ("--system", 'say "ü" \\ \t\x7f😀', "--levels", "8/4", "--temperature", 0.25, "--json")
+    values, _ = printed(run, "chat", *words)
+    code, out, _ = run("chat", *words, "--print-config")
+    assert (code, values["system"]) == (0, words[1])
+    again, origins = printed(run, "chat", "--config", file(out))
+    assert again == values
+    assert origins["system"].startswith("file, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vram-limits = 3", "Did you mean 'vram-limit'?"),
+        ("vram_limit = 3", "Did you mean 'vram-limit'?"),
+        ("[chat]\nruns = 3", "an option of chat was wanted"),
+        ("[chatt]\nseed = 3", "Did you mean 'chat'?"),
+        ("config = 'other.toml'", "got 'config'"),
+        ("json = 'yes'", "true or false was wanted for json"),
+        ("context = true", "a string or a number was wanted for context"),
+        ("levels = ['4', '8']", "a string or a number was wanted for levels"),
+        ("seed = 2020-01-01", "a string or a number was wanted for seed"),
+        ("context = 'many'", "--context"),
+        ("context = 1", "--context"),
+        ("= 3", "a TOML file was wanted"),
+    ],
+)
+def test_what_no_option_takes_exits_2(run, file, text, said):
+    """Unknown keys, with the nearest known one; values of a wrong type or out of range; what is no TOML."""
+    code, out, err = run("chat", "--config", file(text), "--print-config")
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_file_that_is_not_there_or_no_text_exits_2(run, tmp_path):
+    """Both by name."""
+    for name, content in (("none.toml", None), ("bytes.toml", b"seed = '\xff'")):
+        if content:
+            (tmp_path / name).write_bytes(content)
+        code, out, err = run("plan", "--config", tmp_path / name)
+        assert (code, out, name in err) == (2, "", True)
+
+
+def test_a_mistyped_variable_is_told(run, monkeypatch):
+    """One that almost names an option; any other is somebody else's."""
+    monkeypatch.setenv("EDGEMOE_VRAM_LIMITS", "3GB")
+    monkeypatch.setenv("EDGEMOE_HOME_PAGE", "x")
+    code, _, err = run("plan", "--print-config")
+    assert (code, err) == (0, "edgemoe: EDGEMOE_VRAM_LIMITS sets nothing; did you mean EDGEMOE_VRAM_LIMIT?\n")
+
+
+def test_every_command_can_be_configured():
+    """All of them take both options, and each of their options has its variable."""
+    commands = typer.main.get_command(app).commands
+    assert {"chat", "plan", "bench", "eval", "convert"} <= set(commands)
+    for command in commands.values():
+        options = options_of(command)
+        assert {"config", "print-config"} <= set(options)
+        assert {o.envvar for n, o in options.items() if n != "print-config"} == {
+            variable(n) for n in options if n != "print-config"
+        }
+    assert options_of(commands["chat"])["vram-limit"].envvar == "EDGEMOE_VRAM_LIMIT"
+
+
+def test_shell_completion(tmp_path):
+    """bash, given the script that --show-completion prints, completes commands and options."""
+    (tmp_path / "edgemoe").write_text(f'#!/bin/sh\nexec {sys.executable} -m edgemoe "$@"\n')
+    (tmp_path / "edgemoe").chmod(0o755)
+    script = (
+        'eval "$(edgemoe --show-completion)"\n'
+        "complete -p edgemoe\n"
+        'COMP_WORDS=(edgemoe ch); COMP_CWORD=1; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(edgemoe chat --vram); COMP_CWORD=2; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
+        "edgemoe --install-completion >&2\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "complete -o default -F _edgemoe_completion edgemoe",
+        "chat",
+        "--vram-limit",
+    ]
+    assert "_edgemoe_completion" in (tmp_path / ".bash_completions" / "edgemoe.sh").read_text()

@@ -1,0 +1,190 @@
+"""`models`, `rm`, `doctor` and converting from the Hub, as a user types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import small_checkpoint
+
+from edgemoe.cli import main
+from edgemoe.commands import doctor
+from edgemoe.machine.disk_speed import PIECE, measure_disk
+from edgemoe.models import cache as model_cache
+from edgemoe.models.cache import cached_models, find_cached, remove
+from edgemoe.models.resolve import resolve_store
+from storage.errors import DoesNotFit
+from storage.lock import StoreLock
+from storage.manifest import MANIFEST_NAME, Manifest
+from storage.writer import MARKER_NAME
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a command in this process, with an empty cache: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run_main(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        code = main()
+        return code, *capsys.readouterr()
+
+    return run_main
+
+
+@pytest.fixture
+def store(run, tmp_path) -> Path:
+    """A cached store."""
+    return resolve_store(small_checkpoint.save(tmp_path / "small"))
+
+
+def test_models_lists_what_is_there(run, store, tmp_path):
+    """Name, bytes on disk, levels, layout and last use, of finished stores, unfinished ones and damaged ones."""
+    for state, name in (("unfinished", MARKER_NAME), ("damaged", MANIFEST_NAME)):
+        (store.parent / state).mkdir()
+        (store.parent / state / name).write_text("{")
+    os.utime(store, (5000, 5000))
+    code, out, _ = run("models", "--json")
+    rows = {row["name"]: row for row in map(json.loads, out.splitlines())}
+    assert (code, set(rows)) == (0, {store.name, "unfinished", "damaged"})
+    whole = rows[store.name]
+    assert (whole["state"], whole["levels"], whole["last_used"]) == ("ready", [8, 4, 2], 5000)
+    assert whole["layout"] == Manifest.load(store).layout
+    assert whole["bytes"] == sum(path.lstat().st_blocks * 512 for path in store.iterdir())
+    assert (rows["unfinished"]["state"], rows["damaged"]["state"]) == ("unfinished", "damaged")
+    table = run("models")[1].splitlines()
+    assert len(table) == 4
+    assert table[-1].startswith(store.name)
+    assert "8/4/2" in table[-1]
+
+
+def test_an_empty_cache_says_how_to_fill_it(run):
+    """Exit 0, nothing on stdout."""
+    code, out, err = run("models")
+    assert (code, out, "no models yet" in err) == (0, "", True)
+
+
+def test_using_a_store_moves_it_to_the_front(run, store):
+    """Last used is when a command last asked for it."""
+    os.utime(store, (5000, 5000))
+    assert run("plan", "--model", store)[0] in (0, 4)
+    assert cached_models()[0].last_used > 5000
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 130), ("", 130)])
+def test_rm_asks(run, store, answer, code):
+    """Only a yes removes."""
+    got, out, err = run("rm", store.name, stdin=answer)
+    assert (got, "Remove" in err) == (code, True)
+    assert store.exists() == (code != 0)
+    assert ("removed" in out) == (code == 0)
+
+
+def test_rm_takes_a_beginning_if_it_means_one(run, store):
+    """Two that begin alike are both named, and kept."""
+    twin = Path(shutil.copytree(store, store.with_name(store.name + "-twin")))
+    code, _, err = run("rm", "small", "--yes")
+    assert (code, store.name in err, twin.exists()) == (2, True, True)
+    assert run("rm", store.name, "--yes")[0] == 0
+    assert run("rm", "small", "--yes")[0] == 0
+    assert cached_models() == []
+    code, _, err = run("rm", "small", "--yes")
+    assert (code, "the cache has nothing" in err) == (2, True)
+
+
+def test_rm_by_the_hubs_name_takes_store_and_download(run, store):
+    """What a model is called on the Hub finds its directories, which go together."""
+    name = "acme--tiny@main-cpu-avx2"
+    store.rename(store.with_name(name))
+    download = model_cache.downloads_directory() / name
+    download.mkdir(parents=True)
+    (download / "config.json").write_text("{}")
+    assert find_cached("acme/tiny").paths == (store.with_name(name), download)
+    assert run("rm", "acme/tiny", "--yes")[0] == 0
+    assert not download.exists()
+    assert cached_models() == []
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_rm_refuses_what_is_in_use(run, store, exclusive):
+    """A chat's or a conversion's lock keeps the store, whole."""
+    with StoreLock(store, exclusive=exclusive):
+        code, _, err = run("rm", store.name, "--yes")
+        assert (code, "another process" in err) == (2, True)
+    Manifest.load(store)
+    assert run("rm", store.name, "--yes")[0] == 0
+
+
+def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
+    """From its first moment on the store is gone from the list, and what is left is swept up by the next look."""
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_cache.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove(find_cached(store.name))
+    assert not store.exists()
+    assert len(list(store.parent.iterdir())) == 1
+    assert cached_models() == []
+    assert list(store.parent.iterdir()) == []
+
+
+def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
+    """Everything that was asked for is there, in JSON and in words, with limits that leave room."""
+    monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)
+    code, out, _ = run("doctor", tmp_path / "not" / "yet", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["directory"] == str(tmp_path)
+    assert found["disk"]["read"] > 1e6
+    assert found["disk"]["write"] > 1e6
+    assert found["kernel"] in ("native", "torch")
+    assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
+    assert 0 < found["vram_limit"] < found["ram_free"]
+    assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
+    assert list(tmp_path.iterdir()) == []
+    code, out, _ = run("doctor", tmp_path)
+    assert code == 0
+    for word in ("O_DIRECT", "to be pinned", "GPU", "layout", "--vram-limit"):
+        assert word in out
+
+
+def test_suggested_limits():
+    """Without a GPU there is one tier, in RAM; with one, RAM is the second."""
+    vram, dram = doctor.suggested(8_000_000_000, None)
+    assert 6_000_000_000 < vram < 7_500_000_000
+    assert dram is None
+    assert doctor.suggested(8_000_000_000, 10_000_000_000) == (9_000_000_000, vram)
+    assert doctor.suggested(100_000_000, None) == (0, None)
+
+
+def test_a_disk_is_measured_only_if_it_has_room(tmp_path, monkeypatch):
+    """Nothing is written to a disk that would be filled by it."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=PIECE))
+    with pytest.raises(DoesNotFit):
+        measure_disk(tmp_path, 2 * PIECE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keep_source_of_a_directory_is_refused(run, tmp_path):
+    """An option that would do nothing is none."""
+    source = small_checkpoint.save(tmp_path / "small")
+    code, _, err = run("convert", source, tmp_path / "store", "--keep-source")
+    assert (code, "never removed" in err) == (2, True)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_name_that_is_neither_here_nor_a_models_is_told(run, tmp_path):
+    """A directory that does not exist and could be no name of the Hub asks no network."""
+    code, _, err = run("plan", "--model", tmp_path / "none")
+    assert (code, "no such directory" in err) == (2, True)

@@ -1,0 +1,43 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgemoe.console.sizes import format_size, parse_size
+from storage.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("12GB", 12_000_000_000),
+        ("11.5GiB", 12_348_030_976),
+        ("800MB", 800_000_000),
+        ("12345", 12345),
+        (" 1 kib ", 1024),
+        ("7b", 7),
+        ("2TB", 2_000_000_000_000),
+    ],
+)
+def test_sizes_are_read_as_written(text, size):
+    """GB is a power of 1000, GiB of 1024, no unit means bytes."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.2", "1e9", "12 gigs", "nan", "1,5GB", "12GBB"])
+def test_anything_else_is_refused_with_what_was_given(text):
+    """A size that is not one names itself."""
+    with pytest.raises(UserError, match="12GB") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2_650_000_000, "2.65 GB"), (3e12, "3 TB")],
+)
+def test_sizes_are_shown_in_powers_of_1000(size, text):
+    """Three significant digits."""
+    assert format_size(size) == text

@@ -1,0 +1,59 @@
+"""edgemoe.engine.cpu_split: which experts of a layer the CPU computes, on cases worked out by hand and by property."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgemoe.engine.cpu_split import Pace, split
+
+SECONDS = st.floats(1e-6, 1.0)
+PACES = st.lists(st.builds(Pace, SECONDS, SECONDS, SECONDS), max_size=9)
+
+
+@pytest.mark.parametrize(
+    ("computed", "moved", "alone", "experts", "left"),
+    [
+        (1, 1, 1, 8, 4),  # alike: half each, 4 instead of 8
+        (3, 1, 1, 8, 2),  # 2 x 3 = 6 beside 6 x 1
+        (1, 3, 3, 8, 6),  # 6 x 1 beside 2 x 3 = 6, instead of 24
+        (8, 1, 1, 8, 0),  # one alone takes as long as moving all: moving all wins
+        (7, 1, 1, 8, 1),  # 7 beside 7, instead of 8
+        (3, 2, 1, 4, 0),  # copies are half as fast beside it: 6 at best, and 4 without
+        (1, 1, 1, 1, 0),  # as fast: moved
+        (0.5, 1, 1, 1, 1),
+        (0.5, 1, 1, 0, 0),
+    ],
+)
+def test_cases_by_hand(computed, moved, alone, experts, left):
+    """Both sides are done at about the same time, unless moving everything is done sooner."""
+    assert split([Pace(computed, moved, alone)] * experts) == left
+
+
+def test_the_last_are_left():
+    """Of experts of different sizes the last ones: the second alone takes 3 beside 4, and 4 + 3 if both are moved."""
+    assert split([Pace(9, 4, 4), Pace(3, 3, 3)]) == 1
+    assert split([Pace(3, 3, 3), Pace(9, 4, 4)]) == 0
+
+
+def seconds(paces: list[Pace], left: int) -> float:
+    """What the model says of a plan."""
+    if not left:
+        return sum(pace.moved_alone for pace in paces)
+    cut = len(paces) - left
+    return max(sum(pace.moved for pace in paces[:cut]), sum(pace.computed for pace in paces[cut:]))
+
+
+@given(PACES)
+def test_no_plan_is_better(paces):
+    """Never slower than moving all, nor than any other number."""
+    best = min(seconds(paces, left) for left in range(len(paces) + 1))
+    assert seconds(paces, split(paces)) == pytest.approx(best)
+
+
+@given(PACES)
+def test_a_cpu_that_does_not_pay_gets_nothing(paces):
+    """Where each expert takes the CPU as long as moving all of them takes."""
+    whole = sum(pace.moved_alone for pace in paces)
+    assert split([Pace(whole + pace.computed, pace.moved, pace.moved_alone) for pace in paces]) == 0

@@ -1,0 +1,233 @@
+"""storage.cuda and an engine on it, on a real GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from device_rig import DeviceRig, turmoil
+
+from cache.device_arena import OnDevice, PinnedArena
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.step import Segment, Step
+from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
+from storage.base import BLOCK
+from storage.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from storage.cuda import CudaDevice
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+]
+
+PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
+DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
+LONG = 200_000_000
+"""Cycles that a GPU sleeps for: about a tenth of a second."""
+
+ROUNDING = 0.05
+"""Largest relative difference of logits, as vectors, that other kernels' order of bf16 rounding may make."""
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    from storage.cuda import CudaDevice
+
+    return CudaDevice()
+
+
+@pytest.fixture
+def arena(device) -> Iterator[PinnedArena]:
+    """Four pinned blocks of 1 MiB, each full of its own number."""
+    with closing(PinnedArena(4, 256 * BLOCK, device)) as arena:
+        assert arena.pin_to(4)
+        for index in range(4):
+            np.frombuffer(arena.view(index), np.uint8)[:] = index + 1
+        yield arena
+
+
+def test_a_copy_arrives_by_its_event(device, arena):
+    """Once the event is done, every byte of the batch is there."""
+    targets = device.allocate(4 << 20).view(4, -1)
+    event = device.copy([(arena.view(i), targets[i]) for i in range(4)], None)
+    event.wait()
+    assert event.done()
+    assert targets.cpu().equal(torch.arange(1, 5, dtype=torch.uint8)[:, None].expand(4, 1 << 20))
+
+
+def test_kernels_wait_for_the_copies_they_are_told_of(device, arena):
+    """A kernel behind await_copies sees the bytes of a copy that has to wait itself; the host waits for neither."""
+    target, seen = device.allocate(1 << 20), device.allocate(1 << 20)
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(LONG)
+        late = device.computed()
+    event = device.copy([(arena.view(2), target)], late)
+    device.await_copies([event])
+    seen.copy_(target)
+    assert not event.done()
+    assert seen.cpu().eq(3).all()
+
+
+def test_a_copy_waits_for_the_kernels_it_is_told_of(device, arena):
+    """What a kernel still reads is not overwritten before it has ended."""
+    block, seen = device.allocate(1 << 20).fill_(9), device.allocate(1 << 20)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    seen.copy_(block)
+    event = device.copy([(arena.view(0), block)], device.computed())
+    assert not event.done()
+    event.wait()
+    assert seen.cpu().eq(9).all()
+    assert block.cpu().eq(1).all()
+
+
+def test_the_host_gets_what_kernels_make(device):
+    """What comes back is what every kernel launched before has made of it, though the host waits once."""
+    numbers = torch.zeros(8, device=device.place)
+    torch.cuda._sleep(LONG)
+    numbers += 3
+    found = device.to_host([numbers, numbers.to(torch.int64)])
+    assert [tensor.tolist() for tensor in found] == [[3.0] * 8, [3] * 8]
+    assert all(tensor.is_pinned() for tensor in found)
+
+
+def test_a_refused_pin_leaves_no_error_behind(device):
+    """Memory that is pinned already is refused, and the next kernel knows nothing of it."""
+    with closing(PinnedArena(1, BLOCK, device)) as arena:
+        assert arena.pin_to(1)
+        assert not device.pin(arena.view(0))
+        assert torch.ones(3, device=device.place).sum().item() == 3
+
+
+def test_the_cap_holds(device):
+    """What would exceed it is refused by the allocator, and what fits is not."""
+    device.cap(1 << 28)
+    try:
+        assert device.allocate(1 << 26).numel() == 1 << 26
+        with pytest.raises(torch.OutOfMemoryError):
+            device.allocate(1 << 29)
+    finally:
+        device.cap(device.room())
+
+
+@pytest.mark.parametrize(("vram", "dram"), [(3, None), (2, 8), (4, 2)])
+def test_experts_arrive_whole(device, monkeypatch, vram, dram):
+    """Layers in turmoil, as on the double: what a kernel reads is always the asked expert's."""
+
+    def launch(blocks: dict[str, torch.Tensor]) -> dict[str, bytes]:
+        copies = {kind: block.clone() for kind, block in blocks.items()}
+        return {kind: block.cpu().numpy().tobytes() for kind, block in copies.items()}
+
+    monkeypatch.setattr(device, "launch", launch, raising=False)
+    for seed in range(3):
+        rig = DeviceRig(device, vram, dram, arenas=OnDevice)
+        turmoil(rig, seed)
+        rig.fetcher.close()
+        for tier in (rig.vram, rig.dram):
+            if tier:
+                tier.check_integrity()
+                tier.close()
+
+
+@pytest.fixture(scope="module")
+def store(checkpoint, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("cuda") / "store"
+    convert_checkpoint(checkpoint, directory, max_level=8, layout="cuda", dense_bits=16)
+    return directory
+
+
+@pytest.fixture
+def open_on(device, store) -> Iterator[Callable[..., Engine]]:
+    """Opens engines on the GPU with room for so many experts (None: all), and closes them after the test."""
+    with ExitStack() as stack:
+
+        def open_one(experts: int | None = None, dram_experts: int = 0, **settings) -> Engine:
+            chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
+            model = StoreModel.open(store, device)
+            each, limit = model.form.bytes_at(chosen.levels[0]), None
+            if experts is not None:
+                least = model.plan(vram_limit=None, settings=chosen, context=64).minimum_vram_bytes
+                limit = least + (experts - MINIMUM_EXPERTS) * each
+            plan = model.plan(vram_limit=limit, dram_limit=dram_experts * each, settings=chosen, context=64)
+            return stack.enter_context(Engine(model, plan, chosen))
+
+        yield open_one
+    gc.collect()
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    sequence = engine.new_sequence()
+    rows = [engine.prefill(sequence, PROMPT)]
+    rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
+    """The same store's logits, but for rounding; and not a bit of them depends on the limits."""
+    want = logits(open_engine(tiny_store, level=level))
+    got = logits(open_on(levels=(level,)))
+    assert (got - want).norm() < ROUNDING * want.norm()
+    for experts, dram in ((2, 0), (3, 16), (7, 3)):
+        assert torch.equal(logits(open_on(experts, dram, levels=(level,))), got), (experts, dram)
+
+
+@pytest.mark.parametrize("level", [8, 4])
+def test_the_cpu_computes_beside_the_gpu(open_on, monkeypatch, level):
+    """With all that DRAM has left to the CPU: the same logits, but for rounding."""
+    from edgemoe.engine import cpu_offload as cpu_experts
+    from edgemoe.engine.cpu_split import Pace
+
+    want = logits(open_on(levels=(level,), exact=False))
+    monkeypatch.setattr(cpu_experts, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
+    engine = open_on(3, 16, levels=(level,), exact=False, cpu_experts="auto")
+    got = logits(engine)
+    assert engine.take_counts().left_below > 0
+    assert (got - want).norm() < ROUNDING * want.norm()
+
+
+def test_both_speeds_are_measured_on_a_gpu(open_on):
+    """Whatever they come to, each is some time, and computing on the CPU is chosen only where it pays."""
+    engine = open_on(3, 16, exact=False, cpu_experts="auto")
+    if engine._below is not None:
+        paces = engine._below.paces.values()
+        assert all(min(pace.computed, pace.moved, pace.moved_alone) > 0 for pace in paces)
+        assert engine._below.pays_for(engine.shape.top_k)
+
+
+@pytest.mark.parametrize(("experts", "dram"), [(None, 0), (3, 16)])
+def test_graphs_change_no_bit(open_on, experts, dram):
+    """New tokens whose dense work is launched as graphs: the same logits as without."""
+    assert torch.equal(logits(open_on(experts, dram, graphs=True)), logits(open_on(experts, dram)))
+
+
+def test_the_limit_holds_by_the_drivers_count(open_on):
+    """After prompts and many steps, all of the process's memory on the GPU is within --vram-limit."""
+    engine = open_on(4, 8)
+    sequence = engine.new_sequence()
+    for _ in range(5):
+        sequence.crop(0)
+        engine.prefill(sequence, PROMPT)
+        for token in DECODED:
+            engine.step(Step((Segment(sequence, (token,)),)))
+    assert 0 < engine.peak_bytes() <= engine.plan.vram_limit_bytes
+
+
+def test_a_limit_below_the_smallest_is_refused(open_on, device, store):
+    """The smallest limit that works has room for the CUDA context."""
+    model, settings = StoreModel.open(store, device), RunSettings.uniform(4)
+    least = model.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+    assert least > device.driver_bytes()
+    with pytest.raises(DoesNotFit, match="driver"):
+        model.plan(vram_limit=least - 1, settings=settings, context=64)

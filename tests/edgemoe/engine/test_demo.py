@@ -1,0 +1,78 @@
+"""The model that comes with edgemoe: what it is, and that it answers on a machine that has never seen it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.commands.options import DEMO
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.generate import Sampling
+from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_it_is_small_and_a_mixture_of_experts():
+    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; described by a model card."""
+    config = json.loads((DEMO / "config.json").read_text())
+    assert (DEMO / "model.safetensors").stat().st_size <= 40_000_000
+    assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 4)
+    assert config["num_hidden_layers"] >= 6
+    assert config["num_local_experts"] >= 32
+    assert "## Data and licences" in (DEMO / "README.md").read_text()
+
+
+def test_chat_without_a_model_answers_offline(tmp_path):
+    """From an empty cache and with no network to ask: converted, then the right answer."""
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "edgemoe", "chat", "--prompt", "What is the capital of France?"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> StoreModel:
+    directory = tmp_path_factory.mktemp("demo") / "store"
+    convert_checkpoint(DEMO, directory, max_level=8, layout="auto", dense_bits=16)
+    return StoreModel.open(directory)
+
+
+@pytest.mark.parametrize("levels", [(8,), (4, 2)])
+def test_it_knows_its_tasks_under_a_tight_limit(store, levels):
+    """A few held-out tasks of every kind, with a quarter of the experts resident: most are answered right."""
+    settings = RunSettings(levels=levels, retention=0.75 if len(levels) > 1 else 1.0)
+    least = store.plan(vram_limit=None, settings=settings, context=256).minimum_vram_bytes
+    limit = least + store.shape.experts // 4 * store.form.bytes_at(levels[0])
+    plan = store.plan(vram_limit=limit, settings=settings, context=256)
+    tokenizer = load_tokenizer(store.directory)
+    sampling = Sampling(0, 1, 0, 1, 0, 48, frozenset({tokenizer.eos_token_id}))
+    right = []
+    with Engine(store, plan, settings) as engine:
+        sequence = engine.new_sequence()
+        for kind in KINDS:
+            for task in held_out_tasks(kind, 3):
+                chat = Conversation(engine, tokenizer, sampling, sequence=sequence)
+                for turn in task.turns:
+                    answer = chat.ask(turn.question, lambda _: None)
+                right.append(is_right(task.turns[-1], answer.text))
+    assert sum(right) >= 0.7 * len(right)

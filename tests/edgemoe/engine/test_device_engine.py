@@ -1,0 +1,206 @@
+"""An engine on a device that works late and out of order: the same bits as in RAM, under the same limits."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from device_double import DRIVER_BYTES, DoubleDevice
+from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
+
+from edgemoe.commands.options import within_memory
+from edgemoe.engine.engine import Engine
+from edgemoe.kv.step import Segment, Step
+from edgemoe.machine import process
+from edgemoe.memory.plan import PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.policy.settings import RunSettings
+from storage.errors import DoesNotFit, NotFinite
+
+
+@pytest.fixture
+def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
+    """See engine_rig.engines_on."""
+    yield from engines_on(tiny_store, monkeypatch)
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_a_device_does_not_change_a_bit(open_on, level):
+    """Whatever the limits, the readers, the look-ahead and the order of copies: the logits of all resident in RAM."""
+    want = logits(open_on(None, levels=(level,)))
+    for seed, (experts, dram, readers, speculate, threaded) in enumerate(
+        [(2, 0, 1, "off", True), (2, 3, 4, "full", False), (7, 0, 4, "full", True), (7, 16, 1, "off", False)]
+    ):
+        device = DoubleDevice(seed, haste=0.2, threaded=threaded)
+        engine = open_on(device, experts, dram, levels=(level,), readers=readers, speculate=speculate)
+        assert torch.equal(logits(engine), want), (experts, dram)
+        counts = engine.take_counts()
+        assert counts.ssd_bytes > 0
+        assert bool(counts.dram_bytes) >= (dram == 16)
+        assert counts.spilled_bytes == 0
+
+
+def unwaited_arrivals(device: DoubleDevice, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(device, "await_copies", lambda events: None)
+
+
+def unwaited_kernels(device: DoubleDevice, patch: pytest.MonkeyPatch) -> None:
+    copy = device.copy
+    patch.setattr(device, "copy", lambda pairs, after: copy(pairs, None))
+
+
+@pytest.mark.parametrize("mistake", [unwaited_arrivals, unwaited_kernels])
+def test_the_device_notices_an_engine_that_does_not_wait(open_on, monkeypatch, mistake):
+    """Without either wait the logits differ, or a block changes under a kernel."""
+    want = logits(open_on(None))
+    for seed in range(4):
+        device = DoubleDevice(seed, haste=0.1)
+        mistake(device, monkeypatch)
+        try:
+            assert torch.equal(logits(open_on(device, 3, ends=False)), want)
+            device.end()
+        except (AssertionError, NotFinite):
+            return
+    pytest.fail("nobody noticed")
+
+
+def test_scheduled_levels_on_a_device(open_on):
+    """Levels by the gate and by attention are chosen from what the device computed, as they are in RAM."""
+    for importance in ("gate", "heavy-hitters"):
+        how = {"levels": (4, 2), "importance": importance}
+        want = logits(open_on(None, **how))
+        assert torch.equal(logits(open_on(DoubleDevice(1), 5, 4, **how)), want)
+
+
+def test_what_lies_on_the_device_is_counted(open_on):
+    """Dense weights and experts, each one allocation, stay within the limit, which the allocator is told."""
+    device = DoubleDevice()
+    engine = open_on(device, 5)
+    plan = engine.plan
+    planes = sum(kind.size * plan.vram_blocks[kind.name] for kind in engine.vram._form.kinds)
+    assert device.allocated - planes in range(plan.dense_bytes, plan.dense_bytes + ROUNDING_BYTES)
+    assert device.capped == plan.vram_limit_bytes - DRIVER_BYTES
+    assert plan.driver_bytes == DRIVER_BYTES
+    assert engine.peak_bytes() == device.allocated + DRIVER_BYTES < plan.vram_limit_bytes
+    assert engine.budget.free == plan.plane_bytes - planes + plan.kv_bytes
+    assert plan.staging_bytes == sum(device.pinned.values()) > 0
+    first, second = plan.lines()
+    assert "driver 1 KB, dense" in first
+    assert "of RAM for staging" in second
+
+
+def test_a_limit_below_what_the_driver_takes_is_refused(tiny_store):
+    """The smallest limit that works has room for the driver, and the refusal says how much that is."""
+    store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
+    least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+    in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
+    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + ROUNDING_BYTES
+    with pytest.raises(DoesNotFit, match=f"driver {DRIVER_BYTES}") as refused:
+        store.plan(vram_limit=least - 1, settings=settings, context=64)
+    assert refused.value.minimum == least
+
+
+def test_out_of_memory_once_is_no_error(open_on):
+    """What is not in use is given back, and the step is run again: the same logits."""
+    want = logits(open_on(None))
+    device = DoubleDevice(3)
+    engine = open_on(device, 4)
+    engine._runner.kernel.refusals = 1
+    assert torch.equal(logits(engine), want)
+    assert device.emptied == 1
+
+
+def test_out_of_memory_twice_fails_that_step_alone(open_on):
+    """The error says what the device said; the sequence goes on as if the step had never been asked for."""
+    want = logits(open_on(None))
+    engine = open_on(DoubleDevice(4), 4, 3)
+    sequence = engine.new_sequence()
+    rows = [engine.prefill(sequence, PROMPT)]
+    engine._runner.kernel.refusals = 2
+    with pytest.raises(DoesNotFit, match=r"Tried to allocate 2\.00 GiB") as error:
+        engine.step(Step((Segment(sequence, (DECODED[0],)),)))
+    assert error.value.exit_code == 3
+    assert sequence.length == len(PROMPT)
+    rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
+    assert torch.equal(torch.stack(rows), want)
+
+
+@pytest.mark.parametrize(("given", "what"), [(0, "experts"), (1, "dense weights")])
+def test_what_a_device_has_no_room_for_is_named(open_on, monkeypatch, given, what):
+    """Memory that the device does not give is an error with what it said, not a traceback, and leaves no thread."""
+    device, threads = DoubleDevice(), threading.active_count()
+    allocate, left = device.allocate, [None] * given
+
+    def refuse(size: int) -> torch.Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        left.pop()
+        return allocate(size)
+
+    monkeypatch.setattr(device, "allocate", refuse)
+    with pytest.raises(DoesNotFit, match=f"{what} was wanted: CUDA out of memory"):
+        open_on(device, 4)
+    assert threading.active_count() == threads
+
+
+def test_limits_above_what_is_free_are_shrunk(tiny_store, monkeypatch, caplog):
+    """Of the device's memory and of RAM: each limit is told apart, and what is left is planned with."""
+    device = DoubleDevice()
+    store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
+    plan = limited(store, settings, 6, 12)
+    assert within_memory(store, plan, settings) is plan
+    each = store.form.bytes_at(4)
+    monkeypatch.setattr(device, "room", lambda: plan.vram_limit_bytes - 2 * each)
+    monkeypatch.setattr(process, "available_memory", lambda: PROCESS_BYTES + plan.staging_bytes + 5 * each)
+    monkeypatch.setattr(process, "resident_bytes", lambda: 0)
+    smaller = within_memory(store, plan, settings)
+    assert (smaller.vram_experts, smaller.dram_experts) == (4, 5)
+    assert [message.startswith("a limit of ") for message in caplog.messages] == [True, True]
+
+
+def test_a_closed_engine_holds_nothing(tiny_store, monkeypatch):
+    """No memory stays registered, mapped or allocated for experts, though the engine itself is still there."""
+    device, allocated = DoubleDevice(), []
+
+    def noted(size: int) -> torch.Tensor:
+        memory = np.zeros(size, np.uint8)
+        allocated.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(device, "allocate", noted)
+    store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
+    with Engine(store, limited(store, settings, 3, 4), settings) as engine:
+        engine.prefill(engine.new_sequence(), PROMPT)
+        assert device.pinned
+        mapping = engine.dram._blocks._arenas["base"]._memory
+    device.end()  # which forgets the copies that it made
+    gc.collect()
+    assert (device.pinned, allocated[0](), mapping.closed) == ({}, None, True)
+    engine.close()
+
+
+@pytest.mark.parametrize("fails", ["RecordReader.open", "Fetcher", "build_model"])
+def test_an_engine_that_is_not_made_holds_nothing(tiny_store, monkeypatch, fails):
+    """Whatever fails on the way: no thread, no open file and no registered memory is left behind."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("not today")
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    device = DoubleDevice()
+    store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
+    plan = limited(store, settings, 3, 4)
+    monkeypatch.setattr(f"edgemoe.engine.engine.{fails}", fail)
+    before = held()
+    with pytest.raises(RuntimeError, match="not today") as caught:
+        Engine(store, plan, settings)
+    assert held() == before
+    assert device.pinned == {}
+    assert caught.value.__context__ is None

@@ -1,0 +1,230 @@
+"""What goes wrong under a running engine: a named error, and everything as it was before the step."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_store import flip
+
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.base import TokenKernel
+from edgemoe.kernels.registry import compute
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.settings import RunSettings
+from storage.base import Plane
+from storage.errors import (
+    ChecksumMismatch,
+    ContextExceeded,
+    DoesNotFit,
+    MissingTensor,
+    ModelRefused,
+    NotFinite,
+    TruncatedFile,
+)
+from storage.manifest import Manifest
+
+PROMPT = [5, 9, 17, 33, 65, 129]
+LAST_LAYER = 2
+
+
+def one(sequence: SequenceKV, *tokens: int) -> Step:
+    return Step((Segment(sequence, tokens),))
+
+
+def started(engine: Engine) -> tuple[SequenceKV, torch.Tensor]:
+    """A sequence with the prompt, and a copy of its keys and values."""
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, PROMPT)
+    return sequence, held(sequence)
+
+
+def held(sequence: SequenceKV) -> torch.Tensor:
+    return torch.stack([part[:, :, : sequence.length] for part in (sequence.keys, sequence.values)]).clone()
+
+
+def assert_unharmed(engine: Engine, sequence: SequenceKV, before: torch.Tensor) -> None:
+    """The sequence is what it was, and no block of a tier is lost or still in use."""
+    assert sequence.length == len(PROMPT)
+    assert torch.equal(held(sequence), before)
+    for tier in (engine.vram, engine.dram):
+        if tier is not None:
+            tier.check_integrity()
+
+
+@pytest.fixture
+def want(open_engine, tiny_store) -> torch.Tensor:
+    """The logits of token 42 after the prompt, undisturbed."""
+    engine = open_engine(tiny_store)
+    return engine.step(one(started(engine)[0], 42))
+
+
+@pytest.mark.parametrize("dram_experts", [0, 3])
+def test_a_file_cut_short_while_it_is_open(open_engine, damageable, want, dram_experts):
+    """The step fails with exit code 4 and changes nothing; once the file is whole again, it can be repeated."""
+    engine = open_engine(damageable, experts=2, dram_experts=dram_experts)
+    sequence, before = started(engine)
+    path = damageable / Manifest.load(damageable).layers[LAST_LAYER].file
+    whole = path.read_bytes()
+    engine.forget_experts()
+    os.truncate(path, 4096)
+    with pytest.raises(TruncatedFile, match=f"layer {LAST_LAYER}") as caught:
+        engine.step(one(sequence, 42))
+    assert caught.value.exit_code == 4
+    assert str(path) in str(caught.value)
+    assert_unharmed(engine, sequence, before)
+    with path.open("r+b") as file:
+        file.write(whole)
+    assert torch.equal(engine.step(one(sequence, 42)), want)
+
+
+@pytest.mark.parametrize("plane", list(Plane))
+def test_a_flipped_bit_names_its_plane(open_engine, tiny_store, damageable, plane: Plane):
+    """The step that needs the expert fails, and says which layer, expert and plane; nothing changes."""
+    scout = open_engine(tiny_store)
+    sequence = started(scout)[0]
+    scout.forget_experts()
+    scout.step(one(sequence, 42))
+    key = max(scout.vram.resident())
+    assert key.layer == LAST_LAYER
+
+    engine = open_engine(damageable, experts=2)
+    sequence, before = started(engine)
+    engine.forget_experts()
+    manifest = Manifest.load(damageable)
+    records = manifest.layers[key.layer]
+    offset = records.records[key.expert].offset + manifest.geometry.planes[plane].offset
+    flip(damageable / records.file, offset + 5)
+    with pytest.raises(ChecksumMismatch) as caught:
+        engine.step(one(sequence, 42))
+    where = f"plane {plane.label} of layer {key.layer}, expert {key.expert},"
+    assert where in str(caught.value)
+    assert f"offset {offset}" in str(caught.value)
+    assert_unharmed(engine, sequence, before)
+
+
+def test_a_prompt_longer_than_the_context_is_not_run(open_engine, tiny_store):
+    """Both counts are in the message, no expert was asked for, and what is there stays usable."""
+    engine = open_engine(tiny_store, context=10)
+    sequence, before = started(engine)
+    engine.take_counts()
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
+        engine.prefill(sequence, [3] * 5)
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
+        engine.step(one(sequence, 3, 3, 3, 3, 3))
+    assert engine.take_counts().requests == 0
+    assert_unharmed(engine, sequence, before)
+    engine.prefill(sequence, [3] * 4)
+    assert sequence.length == 10
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_names_its_layer(open_engine, tiny_store, want, value):
+    """NaN or infinity that a layer's weights bring up is reported as that layer's, and not appended."""
+    engine = open_engine(tiny_store)
+    sequence, before = started(engine)
+    ends = re.compile(r"model\.layers\.1\.self_attn\.(.*\.)?o_proj\.weight")
+    (weight,) = (w.data for name, w in engine._model.named_parameters() if ends.fullmatch(name))
+    whole = weight.clone()
+    weight.fill_(value)
+    with pytest.raises(NotFinite, match="layer 1's output"):
+        engine.step(one(sequence, 42))
+    assert_unharmed(engine, sequence, before)
+    weight.copy_(whole)
+    assert torch.equal(engine.step(one(sequence, 42)), want)
+
+
+def rewrite(store: Path, change) -> None:
+    path = store / "dense.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"]
+)
+def test_a_missing_dense_tensor_is_named(open_engine, damageable, name: str):
+    """Without a tensor that its config needs, a store is not run."""
+    rewrite(damageable, lambda tensors: tensors.pop(name))
+    with pytest.raises(MissingTensor, match=name):
+        open_engine(damageable)
+
+
+def test_a_dense_tensor_of_another_shape_is_missing(open_engine, damageable):
+    """A tensor that has the name but not the shape is not used."""
+    rewrite(damageable, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63).bfloat16()}))
+    with pytest.raises(MissingTensor, match=r"model\.norm\.weight"):
+        open_engine(damageable)
+
+
+def test_a_dense_tensor_without_a_place_is_refused(open_engine, damageable):
+    """A tensor that the model has no use for means that config and weights do not belong together."""
+    name = "model.layers.1.self_attn.q_proj.bias"
+    rewrite(damageable, lambda tensors: tensors.update({name: torch.zeros(64).bfloat16()}))
+    with pytest.raises(ModelRefused, match=name):
+        open_engine(damageable)
+
+
+@pytest.mark.parametrize("level", [8, 2])
+def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
+    """One byte below the minimum is refused with that minimum, exit 3; at it, a prompt is answered."""
+    store = StoreModel.open(tiny_store)
+    settings = RunSettings.uniform(level)
+    least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+    with pytest.raises(DoesNotFit, match=f"--vram-limit {least} ") as caught:
+        store.plan(vram_limit=least - 1, settings=settings, context=64)
+    assert (caught.value.exit_code, caught.value.minimum) == (3, least)
+    with Engine(store, store.plan(vram_limit=least, settings=settings, context=64), settings) as engine:
+        got = engine.step(one(started(engine)[0], 42))
+        assert engine.budget.used <= least
+    assert torch.equal(got, want) == (level == 8)
+
+
+@pytest.mark.parametrize("experts", [2, 5])
+def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, want, experts):
+    """SIGINT while an expert is computed ends the step, changes nothing, and the step can be repeated."""
+    engine = open_engine(tiny_store, experts=experts, dram_experts=3)
+    sequence, before = started(engine)
+    # What computes a single token's experts.
+    name = "into" if issubclass(compute().kernel, TokenKernel) else "forward"
+    forward, computed = getattr(compute().kernel, name), []
+
+    def interrupted(*args):
+        computed.append(1)
+        if len(computed) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compute().kernel, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step(one(sequence, 42))
+    assert len(computed) == 2
+    assert_unharmed(engine, sequence, before)
+    assert torch.equal(engine.step(one(sequence, 42)), want)
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_thread_and_no_open_store(
+    damageable, open_engine, monkeypatch
+):
+    """An error while loading stops the readers and closes the shards before it is raised."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("loading went wrong")
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    monkeypatch.setattr("edgemoe.engine.engine.build_model", fail)
+    before = held()
+    with pytest.raises(RuntimeError, match="loading went wrong"):
+        open_engine(damageable)
+    assert held() == before

@@ -1,0 +1,92 @@
+"""Exact levels: limits, tiers and reader threads decide how long an answer takes, never one bit of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgemoe.kernels.registry import compute
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.resolve import convert_checkpoint
+
+PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
+DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
+
+
+@pytest.fixture(scope="module")
+def store(checkpoint, tmp_path_factory) -> Path:
+    """The tiny model with 4 experts a token: a sum of two would be the same in any order."""
+    directory = tmp_path_factory.mktemp("four")
+    source = Path(shutil.copytree(checkpoint, directory / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
+    convert_checkpoint(source, directory / "store", max_level=8, layout="auto", dense_bits=16)
+    return directory / "store"
+
+
+@pytest.fixture
+def logits(open_engine, store):
+    """Runs the prompt, then the decoded tokens, on an engine as told: (logits [9, vocab], its counts)."""
+
+    def run(**how: int | None):
+        engine = open_engine(store, **how)
+        sequence = engine.new_sequence()
+        rows = [engine.prefill(sequence, PROMPT)]
+        rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
+        assert sequence.length == len(PROMPT) + len(DECODED)
+        for tier in (engine.vram, engine.dram):
+            if tier is not None:
+                tier.check_integrity()
+        return torch.stack(rows), engine.take_counts()
+
+    return run
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+@pytest.mark.parametrize("readers", [1, 4])
+def test_limits_do_not_change_a_bit(logits, level: int, readers: int):
+    """All resident, the smallest limit, a middle one; no second tier, a small and a large one: the same bits."""
+    want, counts = logits(level=level)
+    assert counts.ssd_bytes > 0
+    reads, hits = {}, {}
+    for experts in (2, 7):
+        for dram in (0, 3, 14):
+            got, counts = logits(level=level, experts=experts, dram_experts=dram, readers=readers)
+            assert torch.equal(got, want), (experts, dram)
+            assert counts.levels == {level: counts.requests}
+            reads[experts, dram] = counts.ssd_bytes
+            hits[experts, dram] = counts.dram_hits
+    assert reads[2, 0] > reads[7, 0] > reads[7, 14]
+    assert hits[7, 14] > hits[7, 0] == 0
+
+
+def test_levels_differ(logits):
+    """Fewer bits give other logits: equality above is not that of something that ignores the experts."""
+    eight, four, two = (logits(level=level)[0] for level in (8, 4, 2))
+    assert not torch.equal(eight, four)
+    assert (two - eight).norm() > 2 * (four - eight).norm()
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+@pytest.mark.parametrize("other", ["cpu-avx2", "cpu-avx512"])
+def test_a_store_of_another_layout_answers_the_same_and_warns(
+    checkpoint, tiny_store, open_engine, tmp_path, caplog, other, level
+):
+    """Records packed for another kernel are re-laid out on arrival: the same bits, and a word about it."""
+    if other == compute().layout.name:
+        pytest.skip("it is what the kernel here wants")
+    convert_checkpoint(checkpoint, tmp_path / "other", max_level=8, layout=other, dense_bits=16)
+    answers = []
+    for directory in (tiny_store, tmp_path / "other"):
+        caplog.clear()
+        engine = open_engine(directory, level=level, experts=3)
+        answers.append(engine.prefill(engine.new_sequence(), PROMPT))
+    assert torch.equal(*answers)
+    assert [
+        f"layout {other}," in record.message and compute().layout.name in record.message
+        for record in caplog.records
+    ] == [True]

@@ -1,0 +1,80 @@
+"""Less memory than was asked for: a smaller arena or a refusal before anything is loaded, never a killed process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cache import arena
+from edgemoe.engine.engine import StoreModel
+from edgemoe.machine import process
+from edgemoe.memory.plan import PROCESS_BYTES
+from edgemoe.policy.settings import RunSettings
+
+ASK = ("--prompt", "the fox", "--max-new-tokens", 3, "--temperature", 0, "--context", 64)
+
+
+@pytest.fixture
+def smallest(tiny_store) -> int:
+    """Bytes of the smallest limit that works."""
+    settings = RunSettings.uniform(8)
+    return StoreModel.open(tiny_store).plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Gives this process a memory cgroup with so many bytes left for what is loaded."""
+
+    def leave(size: int) -> None:
+        monkeypatch.setattr(process, "resident_bytes", lambda: PROCESS_BYTES)
+        monkeypatch.setattr(process, "_cgroup_room", lambda: [size])
+
+    return leave
+
+
+def test_a_cgroup_with_less_than_was_asked_for_shrinks_the_limit(run, tiny_store, room, smallest, caplog):
+    """The answer is the same, the limit is what the cgroup has left, and one line says so."""
+    _, whole, _ = run("chat", "--model", tiny_store, "--json", "--vram-limit", "4MB", *ASK)
+    assert not caplog.messages
+    room(smallest + 20_000)
+    code, out, _ = run("chat", "--model", tiny_store, "--json", "--vram-limit", "4MB", *ASK)
+    assert code == 0
+    assert json.loads(out)["text"] == json.loads(whole)["text"]
+    assert json.loads(out)["vram_limit_bytes"] < 4_000_000
+    (line,) = caplog.messages
+    assert line.startswith("a limit of 4 MB was asked for, but ")
+
+
+def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(
+    run, tiny_store, room, smallest, monkeypatch
+):
+    """Exit 3, with the smallest limit that works; no arena was mapped."""
+    monkeypatch.setattr(arena.Arena, "__init__", lambda self, *args, **kwargs: pytest.fail("mapped"))
+    room(smallest - 50_000)
+    code, out, err = run("chat", "--model", tiny_store, *ASK)
+    assert (code, out) == (3, "")
+    assert str(smallest) in err.splitlines()[-1]
+
+
+def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypatch):
+    """An answer is the same where the system refuses to lock arenas; nothing is said of it."""
+    ask = ("chat", "--model", tiny_store, "--json", *ASK)
+    locked = json.loads(run(*ask)[1])
+    refused = []
+    monkeypatch.setattr(arena, "lock_pages", lambda memory: bool(refused.append(len(memory))))
+    code, out, err = run(*ask)
+    assert refused
+    assert (code, err) == (0, "")
+    assert json.loads(out)["text"] == locked["text"]
+
+
+def test_doctor_tells_how_much_memory_may_be_locked(run, tmp_path: Path, monkeypatch):
+    """The limit that keeps arenas from being locked is in its report."""
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (8_388_608, 8_388_608))
+    code, out, _ = run("doctor", tmp_path)
+    assert code == 0
+    assert "to be pinned  8.39 MB" in out

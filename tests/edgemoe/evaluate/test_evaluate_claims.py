@@ -1,0 +1,219 @@
+"""Which settings are measured, what their figures say about the paper's claims, and how they are shown."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from edgemoe.evaluate.arms import PHASES, TABLE, Arm
+from edgemoe.evaluate.claims import claims_of
+from edgemoe.evaluate.metrics import Quality
+from edgemoe.evaluate.plot import plot_kl
+from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accuracy
+from edgemoe.evaluate.studies import (
+    STUDIES,
+    TABLE_LEVELS,
+    TABLE_RETENTIONS,
+    study_arms,
+    table_arms,
+)
+from edgemoe.evaluate.table import claim_lines, quality_lines, task_lines
+from edgemoe.policy.levels import ExpertUse
+from edgemoe.policy.settings import SIGNALS, RunSettings
+from storage.errors import UserError
+
+
+def row(levels=(4, 2), kl=0.01, *, study=TABLE, phase="prefill", stderr=0.0, perplexity=10.0, **settings):
+    """A measured row; settings beside levels have RunSettings' own defaults."""
+    made = Arm(RunSettings(levels=levels, exact=True, **settings), (phase,), study)
+    use = ExpertUse(experts={levels[0]: 3, levels[-1]: 1}, scheduled={levels[0]: 1, levels[-1]: 1})
+    return setting_row(made, phase, Quality(100, perplexity, kl, stderr, 0.9), use)
+
+
+def bf16(perplexity=10.0) -> EvalRow:
+    return reference_row(Quality(100, perplexity, 0.0, 0.0, 1.0))
+
+
+def verdicts(*rows: EvalRow) -> dict[str, bool | None]:
+    return {claim.claim: claim.holds for claim in claims_of(rows)}
+
+
+def test_the_table_is_the_one_asked_for():
+    """Uniform 8, 4, 2, then 4/2, 4/0, 8/4, 8/4/2/0 at 0.75, 0.9 and 1, exactly, in both phases."""
+    arms = table_arms(TABLE_LEVELS, TABLE_RETENTIONS, reuse=False)
+    names = ["exact 8", "exact 4", "exact 2"]
+    names += [f"{levels} r {r}" for levels in ("4/2", "4/0", "8/4", "8/4/2/0") for r in ("0.75", "0.9", "1")]
+    assert [arm.name for arm in arms] == names
+    assert all(arm.phases == ("prefill", "decode") and arm.settings.exact for arm in arms)
+
+
+def test_names_are_distinct():
+    """No two rows of the table and all studies share a name, so reports can be joined by it."""
+    arms = table_arms(TABLE_LEVELS, TABLE_RETENTIONS, reuse=True)
+    arms += [arm for study in STUDIES for arm in study_arms(study, range(4), 8)]
+    assert len({arm.name for arm in arms}) == len(arms)
+
+
+def test_the_signal_study_varies_the_signal_alone():
+    """Every signal at the same levels and ratio, everything else equal."""
+    arms = study_arms("signals", (), 8)
+    groups: dict[RunSettings, list[str]] = {}
+    for arm in arms:
+        groups.setdefault(arm.settings.with_(importance="load"), []).append(arm.settings.importance)
+    assert all(sorted(signals) == sorted(SIGNALS) for signals in groups.values())
+
+
+def test_the_layer_study_lowers_one_layer_at_a_time():
+    """Every MoE layer once to 2 bits and once to none; the others stay at the store's highest level."""
+    arms = study_arms("layers", (0, 2), 4)
+    seen = [(arm.settings.levels, arm.settings.only_layer) for arm in arms]
+    assert seen == [((4, 2), 0), ((4, 2), 2), ((4, 0), 0), ((4, 0), 2)]
+
+
+def test_an_unknown_study_is_refused():
+    """Naming those that exist."""
+    with pytest.raises(UserError, match="signals, depth, layers"):
+        study_arms("breadth", (), 8)
+
+
+def test_bits_are_over_experts_in_prefill_and_pairs_in_decode():
+    """Three experts at 4 and one at 2, of which as many pairs at 4 as at 2: 4.0 and 3.5 bits by hand."""
+    prefill, decode = (row(phase=phase) for phase in PHASES)
+    assert (prefill.bits_per_weight_read, prefill.effective_retention) == (4.0, 0.75)
+    assert (decode.bits_per_weight_read, decode.effective_retention) == (3.5, 0.5)
+
+
+def test_table_one_holds_and_fails_by_perplexity():
+    """2 % of bf16's perplexity is the line: 4 bits must be within, 2 bits beyond."""
+    text = "prefill: 4 bits keep the model's quality and 2 bits do not (table 1)"
+    four = row((4,), perplexity=10.1)
+    assert verdicts(bf16(), four, row((2,), perplexity=12)) == {text: True}
+    assert verdicts(bf16(), four, row((2,), perplexity=10.1)) == {text: False}
+    assert verdicts(bf16(), row((4,), perplexity=11), row((2,), perplexity=12)) == {text: False}
+    assert verdicts(four, row((2,), perplexity=12)) == {}
+
+
+@pytest.mark.parametrize(
+    ("without", "stderr", "holds"), [(0.02, 0.001, True), (0.005, 0.001, False), (0.02, 0.005, None)]
+)
+def test_a_difference_must_exceed_noise(without, stderr, holds):
+    """4/2 at KL 0.01 against 4/0: two standard errors of the difference decide whether anything is said."""
+    rows = (
+        row(retention=0.75, stderr=stderr),
+        row((4, 0), without, retention=0.75, stderr=stderr),
+    )
+    assert verdicts(*rows) == {"prefill: at r 0.75, 4/2 is better than 4/0 (table 2)": holds}
+
+
+@pytest.mark.parametrize(
+    ("kls", "holds"), [((0.03, 0.02, 0.01), True), ((0.03, 0.005, 0.01), False), ((0.01, 0.01, 0.01), None)]
+)
+def test_the_ratio_claim_looks_at_every_step(kls, holds):
+    """Better at every step up holds; one step that gets worse does not, though the ends fall; flat says nothing."""
+    rows = [row(kl=kl, retention=r) for r, kl in zip((0.75, 0.9, 1.0), kls, strict=True)]
+    assert verdicts(*rows) == {"prefill: 4/2 gets better with the ratio (table 2, figure 11)": holds}
+
+
+def test_signals_are_compared_at_the_same_setting():
+    """Heavy hitters beat random and lose to load, at one setting; the other setting has no random to compare."""
+    rows = [
+        row(kl=kl, study="signals", retention=0.75, importance=signal)
+        for signal, kl in (("heavy-hitters", 0.02), ("load", 0.01), ("random", 0.05))
+    ]
+    rows.append(row(kl=0.5, study="signals", retention=0.9, importance="load"))
+    assert verdicts(*rows) == {
+        "prefill 4/2 r 0.75: heavy-hitters keeps more than random (figure 3)": True,
+        "prefill 4/2 r 0.75: load keeps more than random (figure 3)": True,
+        "prefill 4/2 r 0.75: heavy-hitters keeps more than load (figure 3)": False,
+    }
+
+
+def test_more_bits_are_told():
+    """A winner that read more bits a weight says how many more; at equal bits nothing is said."""
+
+    def measured(depth: str, kl: float, at_four: int) -> EvalRow:
+        settings = RunSettings(levels=(4, 2), retention=0.75, exact=True, depth=depth)
+        use = ExpertUse(scheduled={4: at_four, 2: 4 - at_four})
+        return setting_row(Arm(settings, ("decode",), "depth"), "decode", Quality(100, 10, kl, 0, 1), use)
+
+    equal = measured("equal", 0.02, at_four=2)
+    for at_four, told in ((3, True), (2, False)):
+        (claim,) = claims_of([measured("cosine", 0.01, at_four), equal])
+        assert claim.holds
+        assert claim.figures.endswith("; it reads 0.50 bits more") is told
+
+
+@pytest.mark.parametrize(
+    ("kls", "holds"), [((4, 3, 2, 1), True), ((1, 2, 3, 4), False), ((1, 2, 2, 1), None)]
+)
+def test_layers_are_compared_in_halves(kls, holds):
+    """The first half of the layers against the second, whatever order the rows come in."""
+    rows = [row(kl=kl / 100, study="layers", only_layer=layer) for layer, kl in enumerate(kls)]
+    (claim,) = claims_of(rows[::-1])
+    assert claim.holds is holds
+    assert claim.figures.endswith(", ".join(f"{kl / 100:.5f}" for kl in kls))
+
+
+def test_nothing_is_claimed_without_kl():
+    """Rows of a run without a reference make no claims."""
+    made = Arm(RunSettings(levels=(4, 2), exact=True), ("prefill",), TABLE)
+    unmeasured = setting_row(made, "prefill", Quality(10, 5.0, None, None, None), ExpertUse())
+    assert claims_of([unmeasured, unmeasured]) == []
+    assert (unmeasured.bits_per_weight_read, unmeasured.effective_retention) == (None, None)
+
+
+def test_tables_for_people():
+    """Each study has a table of its own under its name; what was not measured is a dash."""
+    study = row(study="signals", importance="random")
+    lines = quality_lines([with_accuracy(bf16(), {"sums": 1.0, "words": 0.5}), row(), study])
+    assert lines[0].split()[:5] == ["setting", "phase", "perplexity", "KL", "+-"]
+    assert lines[1].split()[0] == "bf16"
+    assert lines[1].split()[-1] == "0.750"
+    assert lines[2].split()[-1] == "-"
+    assert lines[3:5] == ["", "study: signals"]
+    assert "random" in lines[6]
+    assert len(lines) == 7
+
+
+def test_tasks_for_people():
+    """A line a kind, a column a setting, though a setting has a row for each phase."""
+    rows = [with_accuracy(r, {"sums": 0.25, "words": 0.5}) for r in (bf16(), row(), row(phase="decode"))]
+    lines = [line.split() for line in task_lines(rows)]
+    assert lines == [
+        ["task", "bf16", "4/2", "r", "0.75"],
+        ["sums", "0.250", "0.250"],
+        ["words", "0.500", "0.500"],
+        ["all", "kinds", "0.375", "0.375"],
+    ]
+    assert task_lines([row()]) == []
+
+
+def test_verdicts_for_people():
+    """What does not hold stands out, with its figures."""
+    rows = [row(kl=0.05, retention=0.75), row((4, 0), 0.02, retention=0.75)]
+    (line,) = claim_lines(claims_of(rows))
+    assert line.startswith("DOES NOT HOLD: prefill: at r 0.75, 4/2 is better than 4/0")
+    assert "4/2: KL 0.05000" in line
+
+
+def test_a_plot_needs_figures(tmp_path):
+    """Without any KL there is nothing to draw, and nothing is written."""
+    path = tmp_path / "kl.png"
+    with pytest.raises(UserError, match="no row"):
+        plot_kl([bf16()], path)
+    assert not path.exists()
+
+
+def test_a_plot_that_cannot_be_written_is_told(tmp_path):
+    """A directory that is not there, and a kind of picture that does not exist."""
+    for path in (tmp_path / "none" / "kl.png", tmp_path / "kl.nothing"):
+        with pytest.raises(UserError, match="kl"):
+            plot_kl([row()], path)
+
+
+def test_a_plot_without_matplotlib_is_refused(tmp_path, monkeypatch):
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"edgemoe\[plot\]"):
+        plot_kl([row()], tmp_path / "kl.png")

@@ -1,0 +1,243 @@
+"""Model families: names and config keys against what transformers itself writes and builds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from family_models import SEPARATE, SMALL, random_model, save, small_config
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from edgemoe.families.base import Family
+from edgemoe.families.table import FAMILIES, family_of, known_family
+from edgemoe.models.resolve import convert_checkpoint, resolve_store
+from storage.checkpoint import Checkpoint, bounded_config
+from storage.errors import ModelRefused
+from storage.expert_weights import ExpertWeights
+from storage.header import read_header
+
+QWEN3 = FAMILIES["qwen3_moe"]
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 6,
+    "hidden_size": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_names_are_those_that_transformers_saves(checkpoint, fused_checkpoint):
+    """Exactly the tensors that transformers wrote for experts are expert names, in both forms."""
+    for directory in (checkpoint, fused_checkpoint):
+        opened = Checkpoint.open(directory)
+        expected = {name for name in opened.names() if ".mlp.experts." in name}
+        assert expected
+        assert ExpertWeights(opened, family_of(opened.config)).names == expected
+
+
+def test_routers_are_the_gates_of_moe_layers(checkpoint):
+    """mlp.gate of the two MoE layers is a router; the dense layer's gate_proj is not."""
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        routers = [name for name in sorted(file.keys()) if QWEN3.is_router(name)]
+    assert routers == ["model.layers.0.mlp.gate.weight", "model.layers.2.mlp.gate.weight"]
+
+
+@pytest.mark.parametrize(
+    ("step", "dense"), [(1, []), (2, []), (3, []), (1, [0, 5]), (2, [1, 2])], ids=lambda value: str(value)
+)
+def test_sparse_steps_are_those_that_transformers_builds(step, dense):
+    """A layer has experts exactly where transformers' model built from the same config has them."""
+    changes = {"decoder_sparse_step": step, "mlp_only_layers": dense, "num_hidden_layers": 6}
+    expected = built_moe_layers("qwen3_moe", **changes)
+    assert QWEN3.moe_layers(CONFIG | changes) == expected
+
+
+def built_moe_layers(model_type: str, **changes) -> tuple[int, ...]:
+    """The layers of transformers' model that have experts."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(small_config(model_type, **changes))
+    layers = enumerate(model.model.layers)
+    return tuple(i for i, layer in layers if any(hasattr(part, "_apply_gate") for part in layer.modules()))
+
+
+STARTS = {
+    "ernie4_5_moe": [
+        {"moe_layer_start_index": 0},
+        {"moe_layer_start_index": 2, "moe_layer_interval": 2, "num_hidden_layers": 7},
+        {"moe_layer_start_index": 1, "moe_layer_end_index": 3, "num_hidden_layers": 6},
+    ],
+    **{
+        name: [{"first_k_dense_replace": n} for n in (0, 2)]
+        for name in ("deepseek_v2", "deepseek_v3", "glm4_moe")
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [(name, {}) for name in SMALL] + [(name, one) for name, several in STARTS.items() for one in several],
+)
+def test_moe_layers_are_those_that_transformers_builds(model_type, changes):
+    """So do the other families' rules, whether or not config.json says the values that are the default."""
+    config = small_config(model_type, **changes).to_dict()
+    expected = built_moe_layers(model_type, **changes)
+    assert expected
+    assert family_of(bounded_config(config)).moe_layers(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("deepseek_v3", {"first_k_dense_replace": -1}),
+        ("deepseek_v3", {"first_k_dense_replace": "1"}),
+        ("ernie4_5_moe", {"moe_layer_start_index": [1, 1]}),
+        ("ernie4_5_moe", {"moe_layer_interval": 0}),
+    ],
+)
+def test_layers_that_nobody_could_count_are_refused(model_type, changes):
+    """A key of the wrong kind is named, not computed with."""
+    config = small_config(model_type).to_dict() | changes
+    with pytest.raises(ModelRefused, match=next(iter(changes))):
+        FAMILIES[model_type].moe_layers(config)
+
+
+def test_unknown_model_type_is_refused_by_name():
+    """The message has the model type that was found and every one that is known."""
+    with pytest.raises(ModelRefused, match=r"'tiny_llama'.*qwen3_moe"):
+        family_of(CONFIG | {"model_type": "tiny_llama"})
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
+def test_a_key_that_the_family_needs_must_be_there(key):
+    """A config without one of the sizes of its experts is refused, naming the key."""
+    with pytest.raises(ModelRefused, match=key):
+        family_of({k: v for k, v in CONFIG.items() if k != key})
+
+
+def test_expert_counts_that_disagree_are_refused():
+    """Both spellings may be there only with the same number."""
+    assert QWEN3.experts(CONFIG | {"num_local_experts": 4}) == 4
+    with pytest.raises(ModelRefused, match="num_local_experts"):
+        QWEN3.experts(CONFIG | {"num_local_experts": 5})
+
+
+def test_mlp_only_layers_must_be_a_list():
+    """A value that is no list is refused, not iterated."""
+    with pytest.raises(ModelRefused, match="mlp_only_layers"):
+        QWEN3.moe_layers(CONFIG | {"mlp_only_layers": "01"})
+
+
+def test_llama4_is_refused_with_its_reason_and_the_list():
+    """By name: the message says why, and what there is instead."""
+    with pytest.raises(
+        ModelRefused, match=r"'llama4'.*deepseek_v2, .*qwen3_next; its experts are one product"
+    ):
+        known_family("llama4")
+
+
+@pytest.mark.covers("llama4")
+@pytest.mark.parametrize("model_type", ["llama4", "dbrx", "qwen3"])
+def test_an_unknown_family_is_refused_before_any_work(tmp_path, model_type):
+    """A directory with a config.json of another family, nested or not, and no weights is refused by that name."""
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
+    with pytest.raises(ModelRefused, match=rf"'{model_type}'.*mixtral"):
+        convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    with pytest.raises(ModelRefused, match=rf"'{model_type}'.*mixtral"):
+        resolve_store(source)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_new_family_is_only_a_row(monkeypatch):
+    """A family with w1, w3, w2 and other keys works from a row of the table alone."""
+    block = "model.layers.{layer}.block_sparse_moe."
+    row = Family(
+        model_type="madeup",
+        experts_keys=("num_local_experts",),
+        intermediate_key="intermediate_size",
+        sparse_layers=lambda config: tuple(range(config["num_hidden_layers"])),
+        expert_names=tuple(block + f"experts.{{expert}}.{name}.weight" for name in ("w1", "w3", "w2")),
+        fused_names=((block + "experts.w13", block + "experts.w2"),),
+        router_names=(block + "gate.weight",),
+    )
+    monkeypatch.setitem(FAMILIES, row.model_type, row)
+    config = {"model_type": "madeup", "num_hidden_layers": 2, "num_local_experts": 3}
+    config |= {"num_experts_per_tok": 1, "intermediate_size": 24}
+    family = family_of(config)
+    assert (family.experts(config), family.intermediate(config), family.moe_layers(config)) == (3, 24, (0, 1))
+    assert family.separate(1, 2) == (
+        "model.layers.1.block_sparse_moe.experts.2.w1.weight",
+        "model.layers.1.block_sparse_moe.experts.2.w3.weight",
+        "model.layers.1.block_sparse_moe.experts.2.w2.weight",
+    )
+    assert family.is_expert("model.layers.0.block_sparse_moe.experts.2.w2.weight")
+    assert family.is_router("model.layers.11.block_sparse_moe.gate.weight")
+
+
+def test_dots_of_a_template_match_only_dots():
+    """Templates are names, not patterns."""
+    assert not replace(QWEN3, router_names=("a.{layer}",)).is_router("ax1")
+    assert not QWEN3.is_expert("model.layers.x.mlp.experts.down_proj")
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+@pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
+def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model_type, fused):
+    """Of the saved names the expert ones hold all expert weights, routers are found, and all others have a module."""
+    model = random_model(model_type)
+    names = Checkpoint.open(save(model, tmp_path / "model", fused=fused)).names()
+    family, config = FAMILIES[model_type], model.config.to_dict()
+    experts = {name for name in names if family.is_expert(name)}
+    layers = family.moe_layers(config)
+    wanted = {name for layer in layers for pair in family.fused(layer) for name in pair}
+    if not fused and model_type in SEPARATE:
+        wanted = {name for layer in layers for e in range(8) for name in family.separate(layer, e) or ()}
+    assert experts
+    assert experts <= wanted
+    assert len(experts) == (len(wanted) if model_type in SEPARATE else 2 * len(layers))
+    assert sum(family.is_router(name) for name in names) == len(layers)
+    modules = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    assert {family.in_modules(name) for name in names - experts} <= modules
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_what_stays_precise_is_what_transformers_keeps_in_float32(model_type):
+    """A dense tensor stays float32 exactly where transformers' model, asked for bf16, has it so."""
+    model, family = random_model(model_type), FAMILIES[model_type]
+    kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
+    assert {name for name in model.state_dict() if family.keeps_precision(name)} == kept
+
+
+AHEAD = {
+    "deepseek_v3": "model.layers.3.mlp.experts.0.up_proj.weight",
+    "glm4_moe": "model.layers.3.eh_proj.weight",
+    "qwen3_next": "mtp.layers.0.mlp.experts.1.up_proj.weight",
+    "ernie4_5_moe": "model.mtp_block.0.mlp.up_proj.weight",
+    "mixtral": "model.layers.2.self_attn.rotary_emb.inv_freq",
+}
+
+
+@pytest.mark.parametrize("model_type", AHEAD)
+def test_what_is_no_part_of_the_model_is_left_out_of_its_store(tmp_path, model_type):
+    """A tensor of multi-token prediction or of old rotary code does not keep a checkpoint from being converted."""
+    source = save(random_model(model_type), tmp_path / "model", fused=False)
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {AHEAD[model_type]: torch.full((8,), torch.nan)}, source / "model.safetensors")
+    convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    assert AHEAD[model_type] not in read_header(tmp_path / "store" / "dense.safetensors").tensors
+
+
+def test_layers_that_nothing_explains_are_refused(tmp_path):
+    """Beyond the layers for prediction that config.json announces, more layers are another model's."""
+    source = save(random_model("deepseek_v3"), tmp_path / "model", fused=False)
+    tensors = load_file(source / "model.safetensors")
+    more = {"model.layers.4.mlp.experts.0.up_proj.weight": torch.zeros(32, 64)}
+    save_file(tensors | more, source / "model.safetensors")
+    with pytest.raises(ModelRefused, match=r"layers\.4\."):
+        ExpertWeights(Checkpoint.open(source), FAMILIES["deepseek_v3"])

@@ -1,0 +1,276 @@
+"""Every family through a store, against transformers' own model of the same checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_models import SEPARATE, SMALL, VOCABULARY, blocks_of, load, random_model, router_of, save
+from torch import nn
+
+from edgemoe.engine.engine import Engine
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.resolve import convert_checkpoint
+
+LENGTH = 8
+PROMPTS = 3
+LEVEL_8_KL = 0.001
+DENSE_8_KL = 0.01
+ROUNDING = 0.03
+"""Largest relative difference of logits, as vectors, that another order of bf16 rounding may make."""
+
+NOISE = 0.03
+"""Relative noise on a router's input, several times what rounding makes, that may not change its choice."""
+
+STEADY = 0.1
+"""Largest difference that such noise may make to a weight of a router; a router can have steps there too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One family.
+
+    Args:
+        model: transformers' own of the checkpoint.
+        checkpoints: by form, "separate" (a tensor an expert's matrix, where the family has that) and "fused".
+        prompts: [PROMPTS][LENGTH].
+        logits: float32 [PROMPTS, LENGTH, vocabulary], the model's.
+    """
+
+    model: Any
+    checkpoints: dict[str, Path]
+    prompts: list[list[int]]
+    logits: torch.Tensor
+
+    def store(self, form: str = "fused", dense_bits: int = 16) -> Path:
+        """The checkpoint converted, once."""
+        source = self.checkpoints[form]
+        store = source.with_name(f"{form}-{dense_bits}")
+        if not store.exists():
+            convert_checkpoint(source, store, max_level=8, layout="auto", dense_bits=dense_bits)
+        return store
+
+
+@pytest.fixture(scope="module")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Builds a family's case when it is first asked for."""
+
+    @functools.cache
+    def make(model_type: str) -> Case:
+        directory, made = tmp_path_factory.mktemp(model_type), random_model(model_type)
+        forms = {"separate": False, "fused": True} if model_type in SEPARATE else {"fused": False}
+        checkpoints = {form: save(made, directory / form, fused=fused) for form, fused in forms.items()}
+        model = load(checkpoints["fused"])
+        prompts = decided_prompts(model)
+        with torch.no_grad():
+            logits = model(prompts).logits.float()
+        return Case(model, checkpoints, prompts.tolist(), logits)
+
+    return make
+
+
+def decided_prompts(model: nn.Module) -> torch.Tensor:
+    """Prompts of random tokens, int64 [PROMPTS, LENGTH], whose experts stay the same under noise.
+
+    A router of random weights often has two experts so close that rounding chooses between them, which says
+    nothing about either side: prompts with such a token are passed over.
+    """
+    generator = torch.Generator().manual_seed(1)
+    found = torch.empty(0, LENGTH, dtype=torch.int64)
+    while len(found) < PROMPTS:
+        drawn = torch.randint(3, VOCABULARY, (200, LENGTH), generator=generator)
+        for _ in range(6):
+            if not len(drawn):
+                break
+            experts, weights = chosen(model, drawn, 0.0, generator)
+            others, changed = chosen(model, drawn, NOISE, generator)
+            alike = (others == experts) & ((changed - weights).abs() < STEADY * weights.max())
+            drawn = drawn[alike.flatten(1).all(1)]
+        found = torch.cat((found, drawn))
+    return found[:PROMPTS]
+
+
+def chosen(
+    model: nn.Module, ids: torch.Tensor, noise: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token's experts, ascending, and their weights, [prompts, LENGTH, layers, k]; `noise` on routers' input."""
+    experts: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+
+    def disturb(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (hidden,) = inputs
+        return (hidden * (1 + noise * torch.randn(hidden.shape, generator=generator)).to(hidden.dtype),)
+
+    def keep(module: nn.Module, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
+        found = output[2].view(*ids.shape, -1).sort(-1)
+        experts.append(found.values)
+        weights.append(output[1].view(*ids.shape, -1).float().gather(-1, found.indices))
+
+    with ExitStack() as stack:
+        for block in blocks_of(model):
+            stack.callback(router_of(block).register_forward_pre_hook(disturb).remove)
+            stack.callback(router_of(block).register_forward_hook(keep).remove)
+        with torch.no_grad():
+            model(ids)
+    return torch.stack(experts, dim=2), torch.stack(weights, dim=2)
+
+
+def kl(want: torch.Tensor, got: torch.Tensor) -> float:
+    """Largest divergence of any row of softmax(got) from softmax(want), nats."""
+    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).max())
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def a_sequence(engine: Engine) -> SequenceKV:
+    """A sequence beside the one that the engine's limit has room for."""
+    return SequenceKV(engine.shape.kv, engine.plan.context)
+
+
+def prefilled(engine: Engine, tokens: list[int]) -> torch.Tensor:
+    """Logits [tokens, vocabulary], all tokens in one step."""
+    return engine.all_logits(a_sequence(engine), tokens, decode=False)
+
+
+def decoded(engine: Engine, tokens: list[int]) -> torch.Tensor:
+    """The same, each token a step of one row over what is cached."""
+    sequence = a_sequence(engine)
+    return torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
+
+
+def continued(engine: Engine, tokens: list[int]) -> torch.Tensor:
+    """The same, in three steps of several rows."""
+    sequence = a_sequence(engine)
+    pieces = tokens[:2], tokens[2:7], tokens[7:]
+    return torch.cat([engine.all_logits(sequence, piece, decode=False) for piece in pieces])
+
+
+def distances(case: Case, engine: Engine, way: Callable[[Engine, list[int]], torch.Tensor]) -> list[float]:
+    """Each prompt's largest divergence, ascending."""
+    return sorted(
+        kl(want, way(engine, tokens)) for want, tokens in zip(case.logits, case.prompts, strict=True)
+    )
+
+
+def covering(*values: Any) -> Any:
+    """A parameter set whose first value is the family that the test stands for."""
+    return pytest.param(*values, marks=pytest.mark.covers(values[0]))
+
+
+EVERY = [covering(name) for name in SMALL]
+FORMS = [
+    covering(name, form)
+    for form in ("separate", "fused")
+    for name in (SEPARATE if form == "separate" else SMALL)
+]
+
+
+@pytest.mark.parametrize(("model_type", "form"), FORMS)
+def test_level_8_is_transformers(case_of, open_engine, model_type, form):
+    """After every token, prefilled, decoded or continued, the next is distributed as transformers has it."""
+    case = case_of(model_type)
+    engine = open_engine(case.store(form), experts=3)
+    for way in (prefilled, decoded, continued):
+        assert distances(case, engine, way)[-1] < LEVEL_8_KL, way.__name__
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
+    """So are all ways with dense weights at 8 bits, to the bound that these have.
+
+    Their error is larger than the noise that prompts were chosen by, so that one of the three may be routed elsewhere.
+    """
+    case = case_of(model_type)
+    engine = open_engine(case.store(dense_bits=8))
+    for way in (prefilled, decoded, continued):
+        assert distances(case, engine, way)[1] < DENSE_8_KL, way.__name__
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_the_bound_would_see_a_wrong_expert(case_of, open_engine, model_type, monkeypatch):
+    """Zeroed experts change transformers' own logits far beyond the bounds, and so do 2 bits of them ours."""
+    case = case_of(model_type)
+    held = {block: block.experts.forward for block in blocks_of(case.model)}
+    for block in held:
+        monkeypatch.setattr(block.experts, "forward", lambda hidden, *_: torch.zeros_like(hidden))
+    with torch.no_grad():
+        without = case.model(torch.tensor(case.prompts)).logits.float()
+    for want, got in zip(case.logits, without, strict=True):
+        assert kl(want, got) > 5 * DENSE_8_KL
+    assert distances(case, open_engine(case.store(), level=2), prefilled)[0] > 10 * LEVEL_8_KL
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_sequences_of_one_step_do_not_see_each_other(case_of, open_engine, model_type):
+    """Two sequences of other lengths and rows in one step give what each gives alone, to rounding."""
+    case = case_of(model_type)
+    engine = open_engine(case.store())
+    first, second, _ = case.prompts
+    sequences = a_sequence(engine), a_sequence(engine)
+    engine.step(Step((Segment(sequences[0], tuple(first[:5])), Segment(sequences[1], tuple(second[:1])))))
+    engine.step(Step((Segment(sequences[1], tuple(second[1:6])), Segment(sequences[0], (first[5],)))))
+    pairs = zip(sequences, (first, second), strict=True)
+    got = engine.step(Step(tuple(Segment(sequence, (tokens[6],)) for sequence, tokens in pairs)))
+    want = torch.stack([decoded(engine, tokens[:7])[-1] for tokens in (first, second)])
+    assert apart(want[0], want[1]) > 5 * ROUNDING
+    assert max(apart(*pair) for pair in zip(got, want, strict=True)) < ROUNDING
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
+    """Each layer's experts know the next one's router, with the weight that the checkpoint has; the last knows none."""
+    case = case_of(model_type)
+    blocks, theirs = blocks_of(open_engine(case.store())._model), blocks_of(case.model)
+    bound = [block.experts.edgemoe for block in blocks]
+    assert bound[-1].next_layer is None
+    for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
+        layer, scored = here.next_layer
+        assert layer == after.layer
+        assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_a_scheduled_prompt_runs_with_importance_and_look_ahead(case_of, open_engine, model_type):
+    """Levels by attention received, skipping and look-ahead work in every family, and what is asked is done."""
+    case = case_of(model_type)
+    engine = open_engine(
+        case.store(), experts=4, levels=(4, 0), exact=False, importance="heavy-hitters", retention=0.5
+    )
+    sequence = a_sequence(engine)
+    for tokens in (case.prompts[0], case.prompts[1], [5]):
+        assert torch.isfinite(engine.prefill(sequence, tokens)).all()
+    used = engine.take_use()
+    assert set(used.scheduled) == {4, 0}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "deepseek_v3", "mixtral"])
+def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, model_type, monkeypatch):
+    """After an error in the last layer's experts, the same tokens give bit for bit what they would have given."""
+    case = case_of(model_type)
+    engine, tokens = open_engine(case.store(), experts=4), case.prompts[0]
+    want = continued(engine, tokens)
+    sequence = a_sequence(engine)
+    got = [engine.all_logits(sequence, tokens[:2], decode=False)]
+    source, last = engine._runner.source, engine.shape.layers - 1
+    stream = source.stream
+
+    def fails(wanted, *, passing=False):
+        return stream(wanted, passing=passing) if min(wanted).layer < last else 1 / 0
+
+    for piece in (tokens[2:7], tokens[7:]):
+        with monkeypatch.context() as broken:
+            broken.setattr(source, "stream", fails)
+            with pytest.raises(ZeroDivisionError):
+                engine.all_logits(sequence, piece, decode=False)
+        got.append(engine.all_logits(sequence, piece, decode=False))
+    assert torch.equal(torch.cat(got), want)

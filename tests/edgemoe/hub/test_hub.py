@@ -1,0 +1,450 @@
+"""Models from the Hub, against a double of it: the same store as from a directory, one shard on disk at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small_checkpoint
+from hub_double import COMMIT, HubDouble
+from huggingface_hub import constants, hf_api
+from safetensors.torch import save_file
+
+from edgemoe.families.table import family_of
+from edgemoe.hub import repository as hub
+from edgemoe.hub.checkpoint import open_passing
+from edgemoe.hub.name import HubModel
+from edgemoe.hub.shards import layer_of
+from edgemoe.models import first_use
+from edgemoe.models.resolve import convert_from_hub, resolve_store
+from storage.checkpoint import Checkpoint
+from storage.convert import convert
+from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
+from storage.layout import LAYOUTS
+
+REPO = "acme/tiny"
+FIRST, SECOND = small_checkpoint.SHARDS
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return small_checkpoint.save(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def straight(source, tmp_path_factory) -> dict[str, bytes]:
+    """The store of the same checkpoint, from a directory."""
+    store = tmp_path_factory.mktemp("straight")
+    convert(
+        source,
+        store,
+        family_of(small_checkpoint.CONFIG),
+        max_level=8,
+        layout=LAYOUTS["cpu-generic"],
+        dense_bits=16,
+        progress=lambda done, total: None,
+    )
+    return contents(store)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+
+
+def point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Makes huggingface_hub, which has read HF_ENDPOINT already, ask another server."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(hf_api.constants, "ENDPOINT", endpoint)
+
+
+@pytest.fixture
+def served(source, tmp_path, monkeypatch) -> Iterator[HubDouble]:
+    """The checkpoint on a Hub that this process talks to, and an empty cache."""
+    directory = Path(shutil.copytree(source, tmp_path / "served"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with HubDouble(directory, REPO).serving() as double:
+        point(monkeypatch, double.endpoint)
+        yield double
+
+
+def get(store: Path, name: str = REPO, **options: object) -> None:
+    model = HubModel.parse(name)
+    assert model is not None
+    convert_from_hub(model, store, **{"max_level": 8, "layout": "cpu-generic", "dense_bits": 16} | options)
+
+
+def downloads(tmp_path: Path) -> list[Path]:
+    parent = tmp_path / "cache" / "edgemoe" / "downloads"
+    return list(parent.iterdir()) if parent.exists() else []
+
+
+@pytest.mark.parametrize("name", [REPO, f"{REPO}@v1", f"{REPO}@{COMMIT}"])
+def test_the_store_is_the_one_of_a_directory(served, straight, tmp_path, name):
+    """However a model came, its store has the same bytes, fingerprint included; nothing else is left."""
+    get(tmp_path / "store", name)
+    assert contents(tmp_path / "store") == straight
+    assert downloads(tmp_path) == []
+    assert served.downloads(FIRST)[-1] is None
+    get(tmp_path / "store", name)
+    assert served.downloads(FIRST).count(None) == 1, "a finished store needs no shard"
+
+
+def test_one_file_of_weights_is_a_shard_too(served, straight, tmp_path):
+    """A model in model.safetensors gives the same records."""
+    for path in served.directory.glob("model*"):
+        path.unlink()
+    save_file(small_checkpoint.tensors(), served.directory / "model.safetensors", {"format": "pt"})
+    get(tmp_path / "store")
+    made = contents(tmp_path / "store")
+    assert all(made[n] == straight[n] for n in straight if n.endswith(".safetensors"))
+
+
+def test_the_whole_checkpoint_can_be_kept(served, straight, tmp_path):
+    """With keep_source every file is there afterwards as it is on the Hub, and opens as a checkpoint."""
+    get(tmp_path / "store", keep_source=True)
+    (kept,) = downloads(tmp_path)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    assert contents(tmp_path / "store") == straight
+    get(tmp_path / "store")
+    assert downloads(tmp_path) == [kept], "what was kept once is not removed by another run"
+    get(tmp_path / "again")
+    assert served.downloads(FIRST).count(None) == 1, "what was kept is not downloaded again"
+
+
+class StoppedError(Exception):
+    """Raised in the place of a kill."""
+
+
+def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, monkeypatch):
+    """Asked of a finished store, or of a conversion that let go of shards, keep_source fetches what is lacking."""
+    # Otherwise so small a shard would be whole in what a stand-in keeps of its ends.
+    monkeypatch.setattr("edgemoe.hub.shards.ENDS", 64)
+    monkeypatch.setattr("storage.checkpoint._SAMPLE", 64)
+    get(tmp_path / "store")
+    get(tmp_path / "store", keep_source=True)
+    (kept,) = downloads(tmp_path)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    shutil.rmtree(kept)
+
+    def stop(self, done: int, total: int) -> None:
+        if done > total * 5 // 8:  # in the second layer: experts are most of the weights
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgemoe.hub.progress.PassingProgress.converted", stop)
+        with pytest.raises(StoppedError):
+            get(tmp_path / "other")
+    assert contents(kept)[FIRST] != contents(served.directory)[FIRST]
+    get(tmp_path / "other", keep_source=True)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    assert contents(tmp_path / "other") == contents(tmp_path / "store")
+
+
+def test_a_chat_keeps_the_source_as_convert_does(served, tmp_path):
+    """`--model org/name` with keep_source ends with the checkpoint in the cache; a directory is refused."""
+    store = resolve_store(Path(REPO), "cpu-generic", keep_source=True)
+    (kept,) = downloads(tmp_path)
+    assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
+    with pytest.raises(UserError, match=f"{store} is no model of the Hub"):
+        resolve_store(store, keep_source=True)
+
+
+def test_a_store_of_another_model_is_not_taken_for_it(served, tmp_path):
+    """A finished store in the destination is compared with what the Hub has, and refused untouched."""
+    get(tmp_path / "store")
+    before = contents(tmp_path / "store")
+    changed = {name: tensor + 1 for name, tensor in small_checkpoint.tensors().items()}
+    for path in served.directory.glob("model*"):
+        path.unlink()
+    save_file(changed, served.directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="source"):
+        get(tmp_path / "store")
+    assert contents(tmp_path / "store") == before
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(served, straight, tmp_path, monkeypatch):
+    """The rest of a shard is asked for, not the whole, and the store is the same."""
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    served.cut[SECOND] = 5000
+    get(tmp_path / "store")
+    assert served.downloads(SECOND)[-2:] == [None, 5000]
+    assert contents(tmp_path / "store") == straight
+
+
+def test_a_shard_that_came_wrong_is_not_used(served, straight, tmp_path):
+    """A byte that changed on the way is found by the shard's hash; the next run downloads it anew."""
+    served.corrupt.add(SECOND)
+    with pytest.raises(DamagedData, match=SECOND):
+        get(tmp_path / "store")
+    served.corrupt.clear()
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
+    """At no read of the checkpoint is more of it on disk than its largest shard and the tensors that wait."""
+    wide = {"num_hidden_layers": 6, "num_experts": 8, "hidden_size": 256, "moe_intermediate_size": 128}
+    monkeypatch.setattr(small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide)
+    for key, value in {"LAYERS": 6, "EXPERTS": 8, "HIDDEN": 256, "INNER": 128}.items():
+        monkeypatch.setattr(small_checkpoint, key, value)
+    shutil.rmtree(served.directory)
+    save_in_shards(served.directory, 8)
+    shards = sorted(path.stat().st_size for path in served.directory.glob("*.safetensors"))
+    peak, seen = 0, []
+
+    def watch(done: int, total: int) -> None:
+        nonlocal peak
+        taken = sum(p.stat().st_blocks * 512 for d in downloads(tmp_path) for p in d.rglob("*"))
+        seen.append(taken)
+        peak = max(peak, taken)
+
+    monkeypatch.setattr(
+        "edgemoe.hub.progress.PassingProgress.converted", lambda self, *counts: watch(*counts)
+    )
+    monkeypatch.setattr("edgemoe.hub.progress.PassingProgress.downloaded", lambda self, size: watch(size, 0))
+    get(tmp_path / "store")
+    dense = (tmp_path / "store/dense.safetensors").stat().st_size
+    layer = 8 * 3 * 256 * 128 * 2
+    stand_ins = len(shards) * (3 * 65536 + 16384)
+    assert len(seen) > 48
+    assert peak <= shards[-1] + dense + layer + stand_ins + 65536
+    assert peak < sum(shards) / 2
+
+
+def save_in_shards(directory: Path, count: int) -> None:
+    """The checkpoint of small_checkpoint's present sizes in `count` shards, cut without regard to layers."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(small_checkpoint.CONFIG))
+    everything = small_checkpoint.tensors()
+    names = list(everything)
+    parts = [names[i * len(names) // count : (i + 1) * len(names) // count] for i in range(count)]
+    files = {}
+    for i, part in enumerate(parts):
+        file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        save_file({name: everything[name] for name in part}, directory / file)
+        files |= dict.fromkeys(part, file)
+    (directory / small_checkpoint.INDEX).write_text(json.dumps({"weight_map": files}))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgemoe.hub import progress, repository as hub
+from edgemoe.hub.name import HubModel
+from edgemoe.models.resolve import convert_from_hub
+
+at, count = int(sys.argv[2]), 0
+
+def step(*args):
+    global count
+    count += 1
+    if count == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for name in ("converted", "downloaded"):
+    setattr(progress.PassingProgress, name, step)
+convert_from_hub(HubModel.parse("acme/tiny"), Path(sys.argv[1]), max_level=8, layout="cpu-generic", dense_bits=16)
+print(count)
+"""
+
+
+def killed_at(step: int, store: Path) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(store), str(step)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_store(served, straight, tmp_path):
+    """SIGKILL while downloading, converting or between: another run ends in the same bytes, and leaves nothing."""
+    for step in (1, 3, 6):
+        assert killed_at(step, tmp_path / "store") == -signal.SIGKILL
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+    assert downloads(tmp_path) == []
+
+
+def test_without_a_network_it_says_so_at_once(tmp_path, monkeypatch):
+    """Nothing listens: exit 2 within seconds, naming the model, and nothing is left behind to confuse the next run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    point(monkeypatch, "http://127.0.0.1:9")
+    start = time.monotonic()
+    with pytest.raises(UserError, match=rf"{REPO} .*cannot be reached") as caught:
+        get(tmp_path / "store")
+    assert time.monotonic() - start < 3
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        ({"down": True}, REPO, "cannot be reached"),
+        ({"gated": True}, REPO, "gated"),
+        ({}, "acme/nothing", "no such model"),
+        ({}, f"{REPO}@v9", "no revision v9"),
+    ],
+)
+def test_what_the_hub_refuses_is_told(served, tmp_path, change, name, said):
+    """Down, gated, unknown, no such revision: each by its own words, exit 2."""
+    for attribute, value in change.items():
+        setattr(served, attribute, value)
+    with pytest.raises(UserError, match=said):
+        get(tmp_path / "store", name)
+
+
+def test_a_model_without_safetensors_is_refused_before_anything_is_downloaded(served, tmp_path):
+    """Pickles are named for what they are not; not a byte of weights is fetched."""
+    for path in served.directory.glob("model*"):
+        path.unlink()
+    (served.directory / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelRefused, match="safetensors"):
+        get(tmp_path / "store")
+    assert [method for method, *_ in served.requests if method == "GET"] == []
+
+
+def test_a_family_that_is_not_known_is_refused_after_its_config(served, tmp_path):
+    """One small file tells; weights and tokenizer are not fetched."""
+    config = small_checkpoint.CONFIG | {"model_type": "llama"}
+    (served.directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelRefused, match="llama"):
+        get(tmp_path / "store")
+    assert {name for method, name, _ in served.requests if method == "GET"} == {"config.json"}
+
+
+@pytest.mark.parametrize("target", ["../../outside.safetensors", "a/b.safetensors", "pytorch_model.bin", 3])
+def test_an_index_that_leads_elsewhere_is_refused(served, tmp_path, target):
+    """Shards are files of the repository, beside its index."""
+    index = served.directory / small_checkpoint.INDEX
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": target}}))
+    with pytest.raises(ModelRefused, match="names"):
+        get(tmp_path / "store")
+
+
+def test_a_disk_without_room_for_a_shard_is_refused_before_it_comes(served, tmp_path, monkeypatch):
+    """Store and largest shard have to fit; no shard is downloaded otherwise."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.raises(DoesNotFit):
+        get(tmp_path / "store")
+    assert served.downloads(FIRST).count(None) == 0
+
+
+def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
+    """Before any shard has come, the checkpoint opens, with its names, its shapes and its very fingerprint."""
+    model = HubModel(REPO)
+    shards, total = open_passing(model, tmp_path / "work", keep=False, progress=lambda size: None)
+    there, whole = Checkpoint.open(tmp_path / "work"), Checkpoint.open(source)
+    assert there.names() == whole.names()
+    assert there.fingerprint() == whole.fingerprint()
+    assert total == sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert shards.room == max(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert served.downloads(FIRST).count(None) == 0
+
+
+def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch, capsys):
+    """`--model org/name` ends in a cached store, which later runs use without the network; a directory goes first.
+
+    A big one is announced, once.
+    """
+    monkeypatch.setattr(first_use, "BIG_BYTES", 1)
+    store = resolve_store(Path(REPO))
+    assert f"{REPO} is used for the first time" in capsys.readouterr().err
+    assert store.parent == tmp_path / "cache" / "edgemoe" / "stores"
+    before = len(served.requests)
+    assert resolve_store(Path(REPO)) == store
+    assert len(served.requests) == before
+    assert capsys.readouterr().err == ""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acme/tiny").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"neither store\.json nor config\.json"):
+        resolve_store(Path(REPO))
+
+
+def test_damaged_notes_of_a_download_are_not_believed(served, straight, tmp_path):
+    """Without its commit a download cannot go on, and says how to start anew; a shard's own note is done without."""
+    killed_at(6, tmp_path / "store")
+    (work,) = downloads(tmp_path)
+    for note in (work / ".edgemoe").glob("*.here.json"):
+        note.write_text("[")
+    commit = (work / ".edgemoe" / "commit.json").read_text()
+    (work / ".edgemoe" / "commit.json").write_text("{}")
+    with pytest.raises(DamagedData, match=f"edgemoe rm {REPO}"):
+        get(tmp_path / "store")
+    (work / ".edgemoe" / "commit.json").write_text(commit)
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
+    """While one process downloads a model, another is told so."""
+    started, go_on = threading.Event(), threading.Event()
+    download = hub.HubRepository.download
+
+    def wait(self, *args, **kwargs):
+        started.set()
+        assert go_on.wait(timeout=60)
+        return download(self, *args, **kwargs)
+
+    monkeypatch.setattr(hub.HubRepository, "download", wait)
+    first = threading.Thread(target=get, args=(tmp_path / "store",))
+    first.start()
+    assert started.wait(timeout=60)
+    with pytest.raises(UserError, match="another process"):
+        get(tmp_path / "other")
+    go_on.set()
+    first.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Qwen/Qwen3-30B-A3B", ("Qwen/Qwen3-30B-A3B", "main")),
+        ("a/b@refs/pr/3", ("a/b", "refs/pr/3")),
+        ("a/b@v1.0", ("a/b", "v1.0")),
+        ("a", None),
+        ("a/b/c", None),
+        ("../b", None),
+        ("a/..", None),
+        ("/a/b", None),
+        ("a/b@../x", None),
+        ("./a/b", None),
+        ("a--x/b", None),
+        ("", None),
+    ],
+)
+def test_names_of_the_hub_are_told_from_paths(text, expected):
+    """org/name and org/name@revision, and nothing that could be meant as a path out of somewhere."""
+    found = HubModel.parse(text)
+    assert (found and (found.repo, found.revision)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("model.layers.12.mlp.experts.3.up_proj.weight", 12), ("lm_head.weight", None), ("mtp.layers.0.x", 0)],
+)
+def test_the_layer_of_a_tensor_is_the_first_number_in_its_name(name, layer):
+    """So it is in every family."""
+    assert layer_of(name) == layer

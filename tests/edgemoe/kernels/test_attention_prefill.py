@@ -1,0 +1,117 @@
+"""A prompt's attention in one call, against the equations written out and against itself in other portions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_equations import by_the_equations
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
+
+CONTEXT = 210
+
+
+@pytest.fixture(params=[True, False], ids=["avx512", "avx2"])
+def instructions(request):
+    """With AVX-512 and without."""
+    if native.use_vnni(request.param) != request.param:
+        pytest.skip("the processor has no AVX-512 VNNI")
+    yield
+    native.use_vnni(True)
+
+
+class Prompt:
+    """Projections of every token, rotations and a KV, all random."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, normed: bool = True) -> None:
+        generator = torch.Generator().manual_seed(heads * dim)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).bfloat16()
+
+        self.heads, self.norms = heads, None
+        if normed:
+            self.norms = (1 + random(dim) / 8, 1e-5), (1 + random(kv_heads * dim) / 8, 1e-5)
+        angle = torch.rand(CONTEXT, dim // 2, generator=generator).mul(6).repeat(1, 2)
+        self.rotation = angle.cos().bfloat16(), angle.sin().bfloat16()
+        self.qkv = random(CONTEXT, (heads + 2 * kv_heads) * dim)
+        self.keys, self.values = random(kv_heads, CONTEXT, dim), random(kv_heads, CONTEXT, dim)
+        self.scaling = 2 * dim**-0.5
+        self.attention = NativeAttention(heads, kv_heads, dim, self.norms, self.scaling)
+
+    def attended(self, past, cuts, window):
+        """Rows past..cuts[-1] in portions that end at `cuts`; and the KV behind them."""
+        keys, values, out = self.keys.clone(), self.values.clone(), []
+        for start, end in zip((past, *cuts), cuts, strict=False):
+            rotation = self.rotation[0][start:end], self.rotation[1][start:end]
+            out.append(self.attention(self.qkv[start:end].clone(), rotation, keys, values, start, window))
+        return torch.cat(out), keys, values
+
+
+SHAPES = [(4, 4, 16), (6, 2, 48), (14, 2, 80), (32, 4, 128), (40, 1, 16)]
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("past", "end"), [(0, 2), (0, 70), (5, 8), (61, 200), (128, 193)])
+@pytest.mark.parametrize("window", [None, 1, 40, 128])
+def test_it_is_attention(heads, kv_heads, dim, past, end, window):
+    """The equations' sums within bf16's rounding; the KV gets these tokens and nothing else."""
+    prompt = Prompt(heads, kv_heads, dim, normed=dim != 80)
+    out, keys, values = prompt.attended(past, (end,), window)
+    for row in {past, (past + end) // 2, end - 2, end - 1}:
+        rotation = prompt.rotation[0][row], prompt.rotation[1][row]
+        first = max(row + 1 - window, 0) if window else 0
+        expected, key, value = by_the_equations(
+            *(prompt.qkv[row], prompt.norms, rotation, keys, values, row, first, heads, prompt.scaling)
+        )
+        torch.testing.assert_close(out[row - past].double(), expected, atol=0.03, rtol=0.03)
+        torch.testing.assert_close(keys[:, row].double(), key, atol=0.03, rtol=0.02)
+        assert torch.equal(values[:, row].double(), value)
+    others = [token for token in range(CONTEXT) if not past <= token < end]
+    assert torch.equal(keys[:, others], prompt.keys[:, others])
+    assert torch.equal(values[:, others], prompt.values[:, others])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_token_is_the_same_in_any_portion(heads, kv_heads, dim, window):
+    """Not a bit depends on where a prompt is cut, or on the instructions."""
+    prompt = Prompt(heads, kv_heads, dim)
+    whole = prompt.attended(3, (200,), window)
+    for cuts in ((5, 200), (64, 66, 200), (67, 131, 150, 200)):
+        assert all(map(torch.equal, prompt.attended(3, cuts, window), whole))
+    native.use_vnni(False)
+    try:
+        without = prompt.attended(3, (90, 200), window)
+    finally:
+        native.use_vnni(True)
+    assert all(map(torch.equal, without, whole))
+
+
+def test_scores_that_are_not_numbers_are_seen():
+    """NaN in a key is NaN for the tokens that see it, and for no other of another 64."""
+    prompt = Prompt(4, 2, 16)
+    prompt.keys[1, 70, 5] = float("nan")
+    out, _, _ = prompt.attended(100, (140,), None)
+    assert out.view(40, 4, 16)[:, 2:].isnan().all()
+    assert not out.view(40, 4, 16)[:, :2].isnan().any()
+    assert not prompt.attended(112, (140,), 40)[0].isnan().any()
+
+
+@pytest.mark.parametrize("rotation", [torch.zeros(3, 16), torch.zeros(2, 8), torch.zeros(16, 2).T])
+def test_a_rotation_of_other_rows_is_refused(rotation):
+    """One for each token, of a head's size, in one piece: C would read past it."""
+    kv, table = torch.zeros(1, 4, 16).bfloat16(), rotation.bfloat16()
+    attention = NativeAttention(1, 1, 16, None, 1.0)
+    with pytest.raises(ValueError, match="a rotation of"):
+        attention(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
+
+
+def test_more_heads_than_it_has_room_for_are_refused():
+    """Queries that share keys go together, so many at most."""
+    with pytest.raises(ValueError, match="may share one"):
+        NativeAttention(MOST_SHARING + 1, 1, 16, None, 1.0)

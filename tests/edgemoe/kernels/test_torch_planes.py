@@ -1,0 +1,65 @@
+"""edgemoe/kernels/torch_planes.py against plain float arithmetic on decoded weights, from tensors and from bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from plane_experts import SHAPES, an_expert, gate
+from records import a_store
+
+from edgemoe.kernels.base import Part
+from edgemoe.kernels.registry import compute
+from edgemoe.kernels.torch_planes import PlaneExpertKernel
+from storage.encode import decode
+from storage.layout import LAYOUTS
+
+
+def as_tensors(blocks):
+    return {name: torch.frombuffer(bytearray(block), dtype=torch.uint8) for name, block in blocks.items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_every_layout_and_level_matches_the_reference(shape, layout, level):
+    """In whatever order planes lie, the result is the decoded weights' product, to bf16's rounding."""
+    geometry, record, blocks = an_expert(shape, layout)
+    up, down = decode(record, geometry, LAYOUTS[layout], level)
+    x = torch.randn(5, up.shape[1], generator=torch.Generator().manual_seed(level)).bfloat16()
+    inner = gate((x.float() @ up.T).bfloat16())
+    want = inner.float() @ down.T
+    kernel = PlaneExpertKernel(geometry, LAYOUTS[layout])
+    got = kernel.forward(x, [Part(blocks[level], level, level, 5)], gate)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), want, rtol=0.01, atol=0.01 * want.abs().max().item())
+
+
+def test_tensors_are_read_as_bytes_are():
+    """Blocks that are tensors, as on a device, give the same bits as blocks of RAM."""
+    geometry, _, blocks = an_expert("odd", "cuda")
+    kernel = PlaneExpertKernel(geometry, LAYOUTS["cuda"])
+    x = torch.randn(3, 100).bfloat16()
+    for level in (8, 4, 2):
+        ram, device = (Part(b, level, level, 3) for b in (blocks[level], as_tensors(blocks[level])))
+        assert torch.equal(kernel.forward(x, [ram], gate), kernel.forward(x, [device], gate))
+
+
+def test_experts_computed_together_are_those_computed_alone():
+    """A row's bits depend on neither the other experts of a call nor the planes held above its level."""
+    geometry, _, blocks = an_expert("odd", "cuda")
+    kernel = PlaneExpertKernel(geometry, LAYOUTS["cuda"])
+    held, sizes = [(8, 8), (4, 2), (8, 4), (2, 2)], [1, 33, 3, 20]
+    x = torch.randn(sum(sizes), 100).bfloat16()
+    parts = [Part(blocks[h], h, level, rows) for (h, level), rows in zip(held, sizes, strict=True)]
+    lowest = [Part(blocks[part.level], part.level, part.level, part.rows) for part in parts]
+    alone = [kernel.forward(rows, [part], gate) for rows, part in zip(x.split(sizes), lowest, strict=True)]
+    assert torch.equal(kernel.forward(x, parts, gate), torch.cat(alone))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_other_devices_read_planes_in_their_own_layout(device):
+    """A GPU's way keeps planes as they are on disk, in the layout cuda; asking needs no GPU."""
+    way = compute(device)
+    geometry, _, _ = a_store(SHAPES["small"], way.layout)
+    assert way.layout == LAYOUTS["cuda"]
+    assert [kind.name for kind in way.form(geometry, way.layout, way.layout).kinds] == ["base", "d4", "d8"]

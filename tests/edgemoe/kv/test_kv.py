@@ -1,0 +1,151 @@
+"""What a sequence keeps: its size in bytes, what a step writes, and what can be forgotten."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from family_models import SMALL, small_config
+
+from edgemoe.families.table import FAMILIES
+from edgemoe.kv.sequence import SequenceKV, StepKV
+from edgemoe.kv.shape import KVShape, LinearState
+from edgemoe.kv.step import Segment, Step, StepState
+from storage.errors import ContextExceeded, ModelRefused
+
+CONTEXT = 16
+PLAIN = KVShape((0, 2), heads=2, key_dim=4, value_dim=3)
+LATENT = KVShape((0, 1), heads=1, key_dim=6, value_dim=0, latent=4)
+HYBRID = KVShape(
+    (1,), 2, 4, 4, linear=LinearState((0, 2), channels=5, kernel=3, heads=2, key_dim=4, value_dim=6)
+)
+
+
+def allocated(sequence: SequenceKV) -> int:
+    """Bytes of the storages behind a sequence's tensors, each once."""
+    tensors = [sequence.keys, sequence.values]
+    if sequence.states:
+        tensors += [value for value in vars(sequence.states).values() if isinstance(value, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("shape", [PLAIN, LATENT, HYBRID], ids=["plain", "latent", "hybrid"])
+def test_bytes_are_those_that_are_allocated(shape):
+    """bytes_for is what torch has allocated for a sequence."""
+    assert allocated(SequenceKV(shape, CONTEXT)) == shape.bytes_for(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "wanted"),
+    [
+        ("mixtral", 2 * 32 * 8 * (128 + 128)),
+        ("deepseek_v3", 2 * 61 * (512 + 64)),
+        ("gpt_oss", 2 * 36 * 8 * (64 + 64)),
+        ("qwen3_next", 2 * 12 * 2 * (256 + 256)),
+    ],
+)
+def test_bytes_of_a_token_by_hand(model_type, wanted):
+    """Of published shapes: 61 layers of one latent and rotary key; 12 of 48 layers with attention."""
+    published = type(small_config(model_type))().to_dict()
+    shape = FAMILIES[model_type].kv(published)
+    assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
+
+
+def test_bytes_of_linear_states_by_hand():
+    """Qwen3-Next: 36 layers, twice 8192 channels of 4 inputs in bf16, and 32 heads of 128 x 128 in float32."""
+    shape = FAMILIES["qwen3_next"].kv(type(small_config("qwen3_next"))().to_dict())
+    assert shape.bytes_for(0) == 2 * 36 * (8192 * 4 * 2 + 32 * 128 * 128 * 4)
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_a_missing_head_dim_is_hiddens_share(model_type):
+    """Where config.json leaves out head_dim, heads share the hidden size, as in transformers."""
+    config = small_config(model_type).to_dict() | {"head_dim": None}
+    shape = FAMILIES[model_type].kv(config)
+    assert shape.key_dim == (32 + 8 if shape.latent else 16)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("deepseek_v2", "kv_lora_rank", None),
+        ("deepseek_v2", "qk_rope_head_dim", 1 << 40),
+        ("qwen3_next", "linear_num_value_heads", "many"),
+        ("qwen3_next", "layer_types", ["full_attention"]),
+        ("qwen3_next", "layer_types", ["full_attention", "window", "full_attention"]),
+    ],
+)
+def test_sizes_that_nobody_could_allocate_are_refused(model_type, key, value):
+    """A cached dimension that is missing or absurd is named before anything is allocated."""
+    with pytest.raises(ModelRefused, match=key):
+        FAMILIES[model_type].kv(small_config(model_type).to_dict() | {key: value})
+
+
+def test_layer_types_follow_the_interval_where_they_are_not_listed():
+    """Every fourth layer has attention by default."""
+    config = small_config("qwen3_next").to_dict() | {"layer_types": None, "num_hidden_layers": 9}
+    assert FAMILIES["qwen3_next"].kv(config).layers == (3, 7)
+    assert FAMILIES["qwen3_next"].kv(config | {"full_attention_interval": 3}).layers == (2, 5, 8)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, LATENT], ids=["plain", "latent"])
+def test_a_step_writes_behind_what_is_valid_and_commit_makes_it_so(shape):
+    """Two sequences of one step get their own rows; until commit their lengths stay, and values follow latents."""
+    sequences = [SequenceKV(shape, CONTEXT) for _ in range(2)]
+    sequences[1].length = 3
+    step = Step((Segment(sequences[0], (1, 2)), Segment(sequences[1], (3,))))
+    kv = StepKV(step, StepState(decode=False, signal=None))
+    generator = torch.Generator().manual_seed(0)
+    widths = (
+        (shape.latent, shape.key_dim - shape.latent) if shape.latent else (shape.key_dim, shape.value_dim)
+    )
+    keys, values = (torch.randn(1, shape.heads, 3, width, generator=generator).bfloat16() for width in widths)
+    layer = shape.layers[1]
+    assert kv.update(keys, values, layer) == (keys, values)
+    assert [sequence.length for sequence in sequences] == [0, 3]
+    stored = torch.cat((keys, values), -1) if shape.latent else keys
+    assert torch.equal(sequences[0].keys[1, :, :2], stored[0, :, :2])
+    assert torch.equal(sequences[1].keys[1, :, 3:4], stored[0, :, 2:])
+    wanted = keys if shape.latent else values
+    assert torch.equal(sequences[1].values[1, :, 3:4], wanted[0, :, 2:])
+    kv.commit()
+    assert [sequence.length for sequence in sequences] == [2, 4]
+
+
+def test_a_step_beyond_the_context_is_refused():
+    """Both counts are in the message."""
+    sequence = SequenceKV(PLAIN, 2)
+    with pytest.raises(ContextExceeded, match=r"3 tokens.*holds 2"):
+        StepKV(Step((Segment(sequence, (1, 2, 3)),)), StepState(decode=False, signal=None))
+
+
+def test_a_sequence_with_linear_layers_goes_back_to_its_start_only():
+    """Cropping says how much is left: all that was asked for, or nothing where a state cannot be rewound."""
+    plain, hybrid = SequenceKV(PLAIN, CONTEXT), SequenceKV(HYBRID, CONTEXT)
+    for sequence, left in ((plain, 4), (hybrid, 0)):
+        sequence.length = 6
+        assert sequence.crop(6) == sequence.length == 6
+        assert sequence.crop(4) == sequence.length == left
+
+
+def test_linear_states_are_those_of_the_last_commit():
+    """A step's state is not seen by the next one until it is committed; a fresh sequence has none."""
+    states = SequenceKV(HYBRID, CONTEXT).states
+    assert states is not None
+    fresh = states.of(2, fresh=True)
+    assert fresh.get_conv_state(2) is None
+    assert fresh.get_recurrent_state(2) is None
+    inputs = torch.arange(10.0).view(1, 5, 2).bfloat16()
+    assert torch.equal(fresh.update_conv_state(inputs, 2)[..., -2:], inputs)
+    fresh.update_recurrent_state(torch.ones(1, 2, 4, 6), 2)
+    states.commit()
+    for value in (7.0, 8.0):
+        state = states.of(2, fresh=False)
+        kept = state.get_conv_state(2)
+        assert torch.equal(kept, torch.nn.functional.pad(inputs, (1, 0)))
+        assert torch.equal(state.get_recurrent_state(2), torch.ones(1, 2, 4, 6))
+        kept.fill_(value)
+        state.update_recurrent_state(torch.full((1, 2, 4, 6), value), 2)
+    states.commit()
+    assert float(states.of(2, fresh=False).get_recurrent_state(2).unique()) == 8.0
+    assert float(states.of(0, fresh=False).get_recurrent_state(0).unique()) == 0.0

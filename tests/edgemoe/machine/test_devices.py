@@ -1,0 +1,126 @@
+"""Which device is chosen, what the driver says of it, and how it is measured; with a GPU or without."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from device_double import DoubleDevice
+
+from edgemoe.commands import doctor
+from edgemoe.machine import devices
+from edgemoe.machine.device_speed import PIECE, measure_device
+from edgemoe.machine.devices import chosen, open_device
+from storage import driver
+from storage.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("gpu", "triton", "name"), [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")]
+)
+def test_auto_is_cuda_where_both_are(monkeypatch, gpu, triton, name):
+    """`auto` needs a GPU that torch finds and an installed Triton; otherwise it is the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(devices, "find_spec", lambda module: object() if triton else None)
+    assert chosen("auto") == name
+    assert chosen("cpu") == "cpu"
+
+
+def test_a_device_that_is_not_here_is_refused(monkeypatch, run, tmp_path):
+    """Asked for by name, a missing GPU is an error with exit code 2 before anything is read or converted."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="finds no GPU"):
+        chosen("cuda")
+    with pytest.raises(UserError, match="auto, cpu, cuda"):
+        open_device("tpu")
+    code, _, err = run("plan", "--model", tmp_path, "--device", "cuda")
+    assert (code, "finds no GPU" in err) == (2, True)
+
+
+class _NVMLError(Exception):
+    pass
+
+
+def nvml(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
+    """A driver's library that lists (process, bytes); None: it refuses."""
+
+    def running(handle: str) -> list[SimpleNamespace]:
+        assert handle == "handle of GPU-1234"
+        if processes is None:
+            raise _NVMLError
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes]
+
+    return SimpleNamespace(
+        NVMLError=_NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: f"handle of {uuid}",
+        nvmlDeviceGetComputeRunningProcesses=running,
+    )
+
+
+@pytest.mark.parametrize(
+    ("processes", "found"),
+    [
+        ([(1, 500), (77, 1000), (77, 24)], 1024),
+        ([(1, 500)], None),
+        ([(77, None)], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_driver_is_asked_for_this_process(monkeypatch, processes, found):
+    """Only what the driver counts for this process is believed; where it says nothing, nothing is made up."""
+    monkeypatch.setattr(driver.os, "getpid", lambda: 77)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(processes))
+    driver._nvml.cache_clear()
+    try:
+        assert driver.process_bytes("1234") == found
+    finally:
+        driver._nvml.cache_clear()
+
+
+def test_without_the_package_the_driver_says_nothing(monkeypatch):
+    """nvidia-ml-py is optional."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    driver._nvml.cache_clear()
+    try:
+        assert driver.process_bytes("1234") is None
+    finally:
+        driver._nvml.cache_clear()
+
+
+@pytest.mark.parametrize(("allowed", "pinned"), [(3 * PIECE, 3), (5 * PIECE // 2, 2), (0, 0)])
+def test_pinning_is_tried(allowed, pinned):
+    """As much as the system allows, in whole pieces, and all of it given back; copies take the time they take."""
+    device = DoubleDevice(pinnable=allowed)
+    ticks = count(10.0, 2.0)
+    found = measure_device(device, 3 * PIECE + 5, clock=lambda: next(ticks))
+    assert (found.tried, found.pinned) == (3 * PIECE, pinned * PIECE)
+    assert found.copied == (16 * PIECE / 2.0 if pinned else None)
+    assert device.pinned == {}
+    device.end()
+
+
+def test_doctor_tells_of_the_gpu(monkeypatch, tmp_path: Path):
+    """Name, what is free, what can be pinned, how fast copies are, and both limits."""
+    monkeypatch.setattr(doctor, "PROBE", 4 << 20)
+    monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
+    device = DoubleDevice(pinnable=PIECE)
+    monkeypatch.setattr(device, "room", lambda: 12_000_000_000)
+    monkeypatch.setattr(devices, "open_device", lambda name: device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "RTX Test")
+    found = doctor.examine(tmp_path)
+    text = "\n".join(found.lines())
+    assert "RTX Test, 12 GB free" in text
+    assert "pinned for it 67.1 MB of 134 MB tried" in text
+    assert found.vram_limit == 10_800_000_000
+    assert found.dram_limit is not None
+    assert f"--dram-limit {found.dram_limit // 10**6}MB" in text
+    assert found.as_json()["gpu_link"]["pinned"] == PIECE
+    assert "peaks on it   by the driver" in text
+    device.counts_own = False
+    assert any("estimated" in line for line in doctor.examine(tmp_path).lines())

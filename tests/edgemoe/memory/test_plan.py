@@ -1,0 +1,172 @@
+"""The plan: limits divided to the byte, and refused with the smallest that works."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgemoe.commands.options import within_memory
+from edgemoe.engine.engine import StoreModel
+from edgemoe.kv.shape import KVShape
+from edgemoe.machine import process
+from edgemoe.memory.block_counts import divide
+from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
+from edgemoe.policy.settings import RunSettings
+from storage.base import BLOCK, BlockKind
+from storage.errors import DoesNotFit
+from storage.forms import MergedForm
+from storage.layout import LAYOUTS
+from storage.record import MatrixSpec, RecordGeometry
+
+GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
+FORM = MergedForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])
+SHAPE = ModelShape(
+    layers=16,
+    experts=2048,
+    experts_per_layer=128,
+    top_k=8,
+    hidden=2048,
+    intermediate=768,
+    heads=32,
+    kv=KVShape(tuple(range(16)), heads=4, key_dim=128, value_dim=128),
+    widest=4096,
+    vocab=32000,
+    dense_bytes=875_000_000,
+)
+
+
+def plan(**changes):
+    settings = RunSettings(levels=changes.pop("levels", (4,)), retention=changes.pop("retention", 1.0))
+    arguments = {"vram_limit": 3_000_000_000, "dram_limit": 0, "context": 1024} | changes
+    return make_plan(SHAPE, GEOMETRY, FORM, settings=settings, **arguments)
+
+
+@given(
+    limit=st.integers(1, 20_000_000_000),
+    level=st.sampled_from([8, 4, 2]),
+    context=st.integers(2, 8192),
+)
+def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, context):
+    """Purposes add up to the limit, experts fit into theirs; a refusal's minimum works and one byte less does not."""
+    try:
+        made = plan(vram_limit=limit, levels=(level,), context=context)
+    except DoesNotFit as refused:
+        assert limit < refused.minimum
+        assert refused.exit_code == 3
+        assert str(refused.minimum) in str(refused)
+        smallest = plan(vram_limit=refused.minimum, levels=(level,), context=context)
+        assert smallest.vram_experts == MINIMUM_EXPERTS
+        with pytest.raises(DoesNotFit):
+            plan(vram_limit=refused.minimum - 1, levels=(level,), context=context)
+        return
+    parts = made.dense_bytes + made.kv_bytes + made.workspace_bytes + made.staging_bytes + made.plane_bytes
+    assert parts == made.vram_limit_bytes == limit
+    assert MINIMUM_EXPERTS <= made.vram_experts <= SHAPE.experts
+    assert made.vram_experts * FORM.bytes_at(level) <= made.plane_bytes
+    assert made.minimum_vram_bytes <= limit
+
+
+def test_kv_bytes_by_hand():
+    """Keys and values, 16 layers, 4 heads of 128, bf16, 1024 tokens."""
+    assert plan().kv_bytes == 2 * 16 * 4 * 128 * 2 * 1024
+
+
+def test_workspace_holds_the_attention_that_importance_looks_at():
+    """256 heads over one pair of keys and values: three float32 copies of 16 queries' scores outweigh the rest."""
+    one = KVShape(tuple(range(16)), heads=1, key_dim=16, value_dim=16)
+    many = dataclasses.replace(SHAPE, heads=256, kv=one)
+    context = 65536
+    assert workspace_bytes(many, GEOMETRY, context) > 3 * 256 * 16 * context * 4
+
+
+def test_experts_resident_by_hand():
+    """p4 is 2.36 MB of nibbles and 0.29 MB of parameters; level 8 adds as many nibbles again."""
+    made = plan()
+    p4, p0 = 2_359_296 + 294_912, 2_359_296
+    assert made.experts_resident == {
+        "8": made.plane_bytes // (p4 + p0),
+        "4": made.plane_bytes // p4,
+        "2": made.plane_bytes // p4,
+    }
+
+
+def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch):
+    """No limit asked: all experts fit, and no more than they need is taken."""
+    monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 10**12)
+    made = plan(vram_limit=None)
+    assert made.vram_experts == SHAPE.experts
+    assert made.plane_bytes == SHAPE.experts * FORM.bytes_at(4)
+
+
+def test_without_a_limit_the_machine_is_one(monkeypatch):
+    """No limit asked on a small machine: what is free, less what the process itself takes."""
+    monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 4_000_000_000)
+    assert plan(vram_limit=None).vram_limit_bytes == 3_500_000_000
+
+
+def test_a_dram_tier_smaller_than_an_expert_is_refused():
+    """An option that could have no effect is an error, not silence."""
+    with pytest.raises(DoesNotFit) as caught:
+        plan(dram_limit=1_000_000)
+    assert caught.value.minimum == FORM.bytes_at(4)
+
+
+def test_dram_holds_only_what_vram_does_not():
+    """The tiers are exclusive, so a DRAM tier larger than the rest is cut to it."""
+    made = plan(dram_limit=10**11)
+    assert made.vram_experts + made.dram_experts == SHAPE.experts
+
+
+@given(
+    limit=st.integers(1_500_000_000, 20_000_000_000),
+    levels=st.sampled_from([(8, 4), (8, 2), (8, 4, 2, 0), (8, 0)]),
+    retention=st.floats(0.5, 1),
+)
+def test_blocks_of_mixed_levels_fit_and_leave_no_room_for_one_more_expert(limit, levels, retention):
+    """What 8 bits need beside 4 is a share of the experts; together they fill the limit but for one expert."""
+    made = plan(vram_limit=limit, levels=levels, retention=retention)
+    sizes = {kind.name: kind.size for kind in FORM.kinds}
+    used = sum(sizes[name] * count for name, count in made.vram_blocks.items())
+    assert used <= made.plane_bytes
+    assert MINIMUM_EXPERTS <= made.vram_blocks["p0"] <= made.vram_blocks["p4"] <= SHAPE.experts
+    if made.vram_blocks["p0"] < SHAPE.experts:
+        assert made.plane_bytes - used < sum(sizes.values())
+
+
+def test_blocks_by_hand():
+    """8/4 at r = 0.5: for every p0 (2.36 MB) two p4 (2.65 MB each), 7.67 MB for two experts."""
+    made = plan(levels=(8, 4), retention=0.5)
+    pairs = made.plane_bytes / (2 * 2_654_208 + 2_359_296)
+    assert made.vram_blocks["p4"] == pytest.approx(2 * pairs, abs=2)
+    assert made.vram_blocks["p0"] == pytest.approx(pairs, abs=2)
+
+
+def test_what_is_left_over_goes_to_every_kind():
+    """Where the limit holds everything at its highest level, everything is there, whatever shares were expected."""
+    kinds = [
+        BlockKind(name, size * BLOCK, level) for name, size, level in (("a", 5, 2), ("b", 4, 4), ("c", 8, 8))
+    ]
+    shares = dict(zip(kinds, (1.0, 0.5, 0.1), strict=True))
+    assert divide(17 * BLOCK * 10, shares, 10, 2) == {"a": 10, "b": 10, "c": 10}
+    assert divide(17 * BLOCK * 10 - 1, shares, 10, 2) == {"a": 10, "b": 10, "c": 9}
+
+
+def test_a_limit_above_the_free_memory_holds_fewer_experts(tiny_store, monkeypatch, caplog):
+    """What the machine has not got is not promised: the blocks fit into what is free, and a line says so."""
+    store, settings = StoreModel.open(tiny_store), RunSettings.uniform(8)
+    plan = store.plan(vram_limit=None, settings=settings, context=64)
+    used, expert = plan.used_bytes(store.form), store.form.bytes_at(8)
+    monkeypatch.setattr(process, "resident_bytes", lambda: 10**12)
+    monkeypatch.setattr(process, "available_memory", lambda: used)
+    assert within_memory(store, plan, settings) is plan
+    monkeypatch.setattr(process, "available_memory", lambda: used - 3 * expert + 1)
+    smaller = within_memory(store, plan, settings)
+    assert smaller.vram_experts == plan.vram_experts - 3
+    assert smaller.context == plan.context
+    assert "fewer experts" in caplog.text
+    monkeypatch.setattr(process, "available_memory", lambda: plan.dense_bytes)
+    with pytest.raises(DoesNotFit):
+        within_memory(store, plan, settings)

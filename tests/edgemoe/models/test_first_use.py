@@ -1,0 +1,110 @@
+"""What is said before a big checkpoint is converted."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+
+import pytest
+from conftest import a_tokenizer
+from gguf_files import write_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from edgemoe.cli import main
+from edgemoe.console.sizes import parse_size
+from edgemoe.models import first_use
+from edgemoe.models import resolve as stores
+from edgemoe.models.resolve import resolve_store
+from storage.checkpoint import Checkpoint
+
+
+@pytest.fixture
+def small_is_big(monkeypatch, tmp_path):
+    """Every checkpoint is big, and the cache is empty."""
+    monkeypatch.setattr(first_use, "BIG_BYTES", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_the_first_use_is_announced_and_the_second_is_not(
+    small_is_big, monkeypatch, capsys, checkpoint, tmp_path
+):
+    """Before the conversion's own lines: what, where, how much disk, how long."""
+    monkeypatch.setattr(sys, "argv", ["edgemoe", "plan", "--model", str(checkpoint)])
+    assert main() == 0
+    said, time, *rest = capsys.readouterr().err.splitlines()
+    assert "tiny is used for the first time: its 387 KB of weights" in said
+    assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in said
+    assert "about 0 min (assumed: 200 MB/s)" in time
+    announced = re.search(r"into a store of (\S+ KB) in", said)
+    made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    headers = 2 * 4096 + 8192
+    assert announced
+    assert made - headers < parse_size(announced[1]) <= made
+    assert any("converting" in line for line in rest)
+    assert main() == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
+    """A store made for one device is of no use to another: what is converted again is announced again."""
+    made = []
+    for layout in ("cpu-generic", "cuda"):
+        made.append(resolve_store(checkpoint, layout))
+        assert "tiny is used for the first time" in capsys.readouterr().err
+        assert resolve_store(checkpoint, layout) == made[-1]
+        assert capsys.readouterr().err == ""
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize("command", [["eval", "--tasks", "--task-count", "1"], ["bench"]])
+def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, capsys, checkpoint, command):
+    """Not those only that plan first; what is said comes before the first weight is read."""
+
+    class Converts(Exception):
+        pass
+
+    def convert(*args: object, **options: object) -> None:
+        raise Converts
+
+    monkeypatch.setattr(stores, "convert_checkpoint", convert)
+    monkeypatch.setattr(sys, "argv", ["edgemoe", *command, "--model", str(checkpoint)])
+    with pytest.raises(Converts):
+        main()
+    assert "tiny is used for the first time" in capsys.readouterr().err
+
+
+def test_what_is_small_needs_no_words(monkeypatch, capsys, checkpoint, tiny_store, tmp_path):
+    """Nor does a store, whatever its size."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    resolve_store(checkpoint)
+    monkeypatch.setattr(first_use, "BIG_BYTES", 1)
+    assert resolve_store(tiny_store) == tiny_store
+    assert "first time" not in capsys.readouterr().err
+
+
+def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
+    """It has no config.json beside it, and may be as big as any other checkpoint."""
+    path = tmp_path / "model.gguf"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(vocab_size=300, head_dim=32, max_position_embeddings=64, **sizes, **experts)
+    write_model(path, Qwen3MoeForCausalLM(config), a_tokenizer())
+    resolve_store(path)
+    assert "model.gguf is used for the first time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])
+def test_the_figures(monkeypatch, checkpoint, tmp_path, rate, minutes):
+    """57 GB: the free disk of a directory still to be made, and the time at a rate."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
+    opened = Checkpoint.open(checkpoint)
+    monkeypatch.setattr(opened, "names", lambda: ["all"])
+    monkeypatch.setattr(opened, "nbytes", lambda name: 57_000_000_000)
+    monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
+    first, second = first_use.announcement(opened, "big", tmp_path / "a" / "b", rate)
+    assert "57 GB of weights" in first
+    assert "a store of 31 GB in" in first
+    assert f"{minutes} " in second
+    assert "(123 GB free)" in first

@@ -1,0 +1,136 @@
+"""Importance against cases worked out by hand and a dense reference (DyMoE eq. 1-2)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgemoe.policy.importance import LAST_QUERIES, QUERY_BLOCK, expert_importance, token_scores
+
+
+def dense_attention(query, keys, scaling, window):
+    """The whole [heads, R, N] matrix of attention weights, in float64, straight from the definition."""
+    heads, rows, _ = query.shape
+    tokens = keys.shape[1]
+    repeated = keys.double().repeat_interleave(heads // keys.shape[0], 0)
+    scores = query.double() @ repeated.transpose(1, 2) * scaling
+    for row in range(rows):
+        position = tokens - rows + row
+        scores[:, row, position + 1 :] = -torch.inf
+        if window:
+            scores[:, row, : max(position - window + 1, 0)] = -torch.inf
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("rows", "past"), [(1, 0), (7, 0), (7, 9), (QUERY_BLOCK + 6, 3)])
+@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
+def test_blockwise_scores_are_those_of_the_whole_matrix(signal, rows, past, window):
+    """In blocks or at once: attention received, averaged over heads and the signal's queries."""
+    generator = torch.Generator().manual_seed(rows)
+    query = torch.randn(6, rows, 8, generator=generator)
+    keys = torch.randn(2, past + rows, 8, generator=generator)
+    weights = dense_attention(query, keys, 0.4, window).mean(0)[:, past:]
+    got = token_scores(query, keys, 0.4, window, signal)
+    for token in range(rows):
+        seeing = [q for q in range(rows) if q >= token and (window is None or q - token < window)]
+        queries = {
+            "heavy-hitters": list(range(rows)),
+            "heavy-hitters-mean": seeing,
+            "heavy-hitters-last": list(range(max(rows - LAST_QUERIES, 0), rows)),
+        }[signal]
+        want = float(weights[queries, token].sum()) / len(queries)
+        assert float(got[token]) == pytest.approx(want, rel=1e-4, abs=1e-7)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operator made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple) else (out,):
+            if isinstance(each, torch.Tensor):
+                held = each.untyped_storage().nbytes() // each.element_size()
+                self.elements = max(self.elements, held)
+        return out
+
+
+def test_no_more_than_a_block_of_queries_is_held():
+    """Neither the whole matrix nor a copy of the keys for each head: the largest tensor is one block's scores."""
+    heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 20 * QUERY_BLOCK, 4 * QUERY_BLOCK
+    query, keys = torch.randn(heads, rows, dim), torch.randn(2, tokens, dim)
+    with Largest() as largest:
+        token_scores(query.bfloat16(), keys.bfloat16(), 0.1, None, "heavy-hitters")
+    assert largest.elements == heads * QUERY_BLOCK * tokens
+
+
+def test_scores_by_hand():
+    """One head, keys all zero: every query spreads its attention evenly over what it sees."""
+    got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters")
+    assert got.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 3, (1 / 3) / 3])
+    got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters-mean")
+    assert got.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 2, 1 / 3])
+
+
+INDEX = torch.tensor([[0, 1], [0, 2], [3, 1], [0, 1]])
+WEIGHTS = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.5, 0.5], [0.6, 0.4]])
+SCORES = torch.tensor([0.1, 0.5, 0.4, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("signal", "want"),
+    [
+        ("load", [3, 3, 1, 1, 0]),
+        ("gate", [2.3, 1.0, 0.2, 0.5, 0]),
+        ("heavy-hitters", [1, 1, 1, 1, 0]),  # tokens 1 and 2 are heavy: experts 0, 2 and 3, 1
+        ("mix", [3 / 8 + 1 / 4, 3 / 8 + 1 / 4, 1 / 8 + 1 / 4, 1 / 8 + 1 / 4, 0]),
+    ],
+)
+def test_importance_by_hand(signal, want):
+    """Four tokens, five experts, the two tokens of highest score are heavy hitters."""
+    got = expert_importance(signal, INDEX, WEIGHTS, SCORES, 0.5, 5)
+    # A tie-break is worth less than the smallest step of its signal.
+    step = {"mix": 1 / 8}.get(signal, 1)
+    assert got.tolist() == pytest.approx(want, abs=step / 2 + 1e-6 if signal != "gate" else 1e-6)
+    assert got[4] == 0
+
+
+def test_ties_go_by_gate_weight():
+    """Experts 0 and 1 have three tokens each; the gates trust 0 more. Never enough to overtake a token."""
+    load = expert_importance("load", INDEX, WEIGHTS, None, 0.5, 5)
+    assert load[0] > load[1] > load[3] > load[2]
+    assert load[0] - load[1] < 1
+
+
+def test_random_is_the_same_for_the_same_routing_and_not_for_another():
+    """A prompt's answer can be repeated, whatever else was run before it."""
+    first = expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5)
+    torch.rand(3)
+    assert torch.equal(first, expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5))
+    assert not torch.equal(first, expert_importance("random", INDEX + 1, WEIGHTS, None, 0.5, 5))
+    assert math.isfinite(float(first.sum()))
+
+
+def test_sinks_take_their_share_of_every_query():
+    """Attention that goes to a head's sink is received by no token."""
+    query, keys = torch.zeros(2, 3, 4), torch.zeros(1, 3, 4)
+    sinks = torch.tensor([math.log(1.0), math.log(3.0)])
+    # Query i sees i + 1 tokens of weight 1 each, beside a sink of weight 1 in one head and 3 in the other.
+    to_each = [(1 / (seen + 1) + 1 / (seen + 3)) / 2 for seen in (1, 2, 3)]
+    want = torch.tensor([sum(to_each[token:]) / 3 for token in range(3)])
+    got = token_scores(query, keys, 1.0, None, "heavy-hitters", sinks)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("signal", ["heavy-hitters", "mix"])
+def test_a_layer_without_scores_goes_by_load(signal):
+    """Where there is no attention, a prompt's experts are ranked by how many tokens they get."""
+    index = torch.tensor([[0, 1], [0, 2], [0, 1]])
+    weights = torch.full((3, 2), 0.5)
+    wanted = expert_importance("load", index, weights, None, 0.5, 4)
+    assert torch.equal(expert_importance(signal, index, weights, None, 0.5, 4), wanted)

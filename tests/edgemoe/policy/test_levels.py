@@ -1,0 +1,177 @@
+"""Levels per token and expert, and what the engine makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgemoe.experts.layer import without_skipped
+from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.levels import ExpertUse, LevelPolicy, mean_bits, share_at
+from edgemoe.policy.settings import RunSettings
+from storage.errors import UserError
+
+INDEX = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]])
+WEIGHTS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(4)).tolist()
+
+
+def policy(levels, retention=0.5, **changes):
+    return LevelPolicy(RunSettings(levels=levels, retention=retention, **changes), layers=3, experts=8)
+
+
+def test_decode_goes_by_each_tokens_own_gates():
+    """Last layer at r = 0.75: r(l) = 0.5, so each token's two largest of four gates are critical (eq. 3)."""
+    got = policy((4, 2), 0.75).levels(2, INDEX, WEIGHTS, None, decode=True)
+    assert got.tolist() == [[4, 4, 2, 2], [2, 2, 4, 4]]
+    first = policy((4, 2), 0.75).levels(0, INDEX, WEIGHTS, None, decode=True)
+    assert set(first.flatten().tolist()) == {4}
+
+
+def test_prefill_gives_an_expert_one_level():
+    """Six distinct experts, r(l) = 0.5: the three with most gate weight (0, 1, 5) are critical for every token."""
+    got = policy((4, 0), 0.75, importance="gate").levels(2, INDEX, WEIGHTS, None, decode=False)
+    assert got.tolist() == [[4, 4, 0, 0], [4, 4, 0, 4]]
+
+
+def test_heavy_hitters_decide_where_they_are_asked():
+    """Only token 1 is a heavy hitter: its experts 0, 1, 4, 5 come before 2 and 3 (eq. 2)."""
+    chosen = policy((4, 2), 0.8, importance="heavy-hitters", heavy_hitters=0.5)
+    got = chosen.levels(1, INDEX, WEIGHTS, torch.tensor([0.1, 0.9]), decode=False)
+    assert got[1].tolist() == [4, 4, 4, 4]
+    assert got[0].tolist() == [4, 4, 4, 2]  # ceil(0.8 * 6) = 5: expert 2's gate breaks the tie with 3
+
+
+def test_four_levels_skip_only_the_negligible():
+    """A gate far below the mean is skipped, one far above it gets the most bits."""
+    weights = torch.tensor([[0.94, 0.05, 0.0099, 0.0001]])
+    got = policy((8, 4, 2, 0), 0.9).levels(1, INDEX[:1], weights, None, decode=True)[0].tolist()
+    assert got[0] == 8
+    assert got[3] == 0
+    assert got == sorted(got, reverse=True)
+
+
+def test_only_one_layer_may_be_scheduled():
+    """The rest gets the highest level."""
+    lowered = policy((4, 2), 0.5, only_layer=2)
+    assert set(lowered.levels(1, INDEX, WEIGHTS, None, decode=True).flatten().tolist()) == {4}
+    assert 2 in lowered.levels(2, INDEX, WEIGHTS, None, decode=True)
+
+
+def test_predictions_are_read_as_the_schedule_would_have_them():
+    """The likeliest at the high level, the rest at the low one or not at all; 8 is never guessed beside 4."""
+    experts = [5, 2, 7, 0]
+    assert policy((4, 2), 0.75).predicted(2, experts) == {5: 4, 2: 4, 7: 2, 0: 2}
+    assert policy((4, 0), 0.75).predicted(2, experts) == {5: 4, 2: 4}
+    assert policy((4,), 1.0).predicted(2, experts) == dict.fromkeys(experts, 4)
+    assert set(policy((8, 4, 2, 0), 0.75).predicted(2, experts).values()) == {4, 2}
+
+
+def test_skipped_weights_by_hand():
+    """Two of four are skipped: 0.6 of 1.0 is left, or scaled back to 1.0."""
+    weights, levels = torch.tensor([[0.4, 0.3, 0.2, 0.1]]), torch.tensor([[4, 0, 4, 0]])
+    plain = without_skipped(weights, levels, renormalise=False)
+    assert plain[0].tolist() == pytest.approx([0.4, 0, 0.2, 0])
+    scaled = without_skipped(weights, levels, renormalise=True)
+    assert scaled[0].tolist() == pytest.approx([0.4 / 0.6, 0, 0.2 / 0.6, 0])
+    nothing = without_skipped(weights, torch.zeros_like(levels), renormalise=True)
+    assert nothing[0].tolist() == [0, 0, 0, 0]
+
+
+def test_use_by_hand():
+    """Three pairs at 4 and one skipped: 3.375 bits a weight, three quarters critical."""
+    use = ExpertUse()
+    use.scheduled_at(4, 3)
+    use.scheduled_at(0, 1)
+    use.computed_at(8, scheduled=4)
+    use.computed_at(0, scheduled=0)
+    both = use + use
+    assert mean_bits(both.scheduled) == mean_bits(use.scheduled) == 3 * 4.5 / 4
+    assert share_at(both.scheduled, 4) == 0.75
+    assert mean_bits({}) is share_at({}, 4) is None
+    assert (both.reused, both.experts) == (2, {8: 2, 0: 2})
+    assert mean_bits(use.experts) == 8.5 / 2
+
+
+def run(engine, tokens=PROMPT, *, rest=()):
+    sequence = engine.new_sequence()
+    logits = engine.prefill(sequence, tokens)
+    for token in rest:
+        logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
+    engine.end_sequence(sequence)
+    return logits
+
+
+def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
+    """At 4/0, what was skipped is missing from the reads: bytes are those of the experts kept."""
+    engine = open_engine(tiny_store, levels=(4, 0), retention=0.5)
+    run(engine)
+    counts, use = engine.take_counts(), engine.take_use()
+    assert use.experts[0] > 0
+    assert counts.requests == use.experts[4]
+    assert set(engine.vram.resident().values()) == {4}
+    assert len(engine.vram.resident()) == use.experts[4]
+
+
+@pytest.mark.parametrize("levels", [(4, 2), (4, 0), (8, 4), (8, 4, 2, 0)])
+@pytest.mark.parametrize("speculate", ["off", "full"])
+def test_scheduled_levels_give_the_same_bits_under_every_limit(open_engine, tiny_store, levels, speculate):
+    """Exactly as scheduled: what is resident, evicted or read ahead decides no bit of the answer."""
+    how = {"levels": levels, "retention": 0.6, "exact": True}
+    want = run(open_engine(tiny_store, **how), rest=(5, 9, 5))
+    for experts, dram in ((2, 0), (3, 4), (7, 0)):
+        engine = open_engine(tiny_store, experts=experts, dram_experts=dram, speculate=speculate, **how)
+        assert torch.equal(run(engine, rest=(5, 9, 5)), want)
+        for tier in (engine.vram, engine.dram):
+            if tier is not None:
+                tier.check_integrity()
+
+
+def test_retention_one_is_the_high_level(open_engine, tiny_store):
+    """At r = 1 nothing is sub-critical: the answer is that of the high level alone."""
+    want = run(open_engine(tiny_store, level=4), rest=(5, 9))
+    assert torch.equal(run(open_engine(tiny_store, levels=(4, 0), retention=1.0), rest=(5, 9)), want)
+    lower = run(open_engine(tiny_store, levels=(4, 0), retention=0.5), rest=(5, 9))
+    assert not torch.equal(lower, want)
+
+
+def test_a_window_under_the_decode_policy_is_the_tokens_one_by_one(open_engine, tiny_store):
+    """all_logits(decode=True) chooses levels per token: the same as feeding them singly, up to rounding."""
+    how = {"levels": (4, 0), "retention": 0.75, "exact": True}
+    engine = open_engine(tiny_store, **how)
+    sequence = engine.new_sequence()
+    singly = torch.stack([engine.step(Step((Segment(sequence, (t,)),)))[0] for t in PROMPT])
+    one_by_one = engine.take_use()
+    sequence.crop(0)
+    at_once = engine.all_logits(sequence, PROMPT, decode=True)
+    together = engine.take_use()
+    assert together.scheduled == one_by_one.scheduled
+    assert (at_once - singly).norm() / singly.norm() < 0.02
+    sequence.crop(0)
+    prefilled = engine.all_logits(sequence, PROMPT, decode=False)
+    assert (prefilled - singly).norm() / singly.norm() > 0.02
+
+
+def test_levels_change_between_steps(open_engine, tiny_store):
+    """configure: from 8 to 4/0 and back gives the first answer again; above the plan is refused."""
+    engine = open_engine(tiny_store, levels=(8,))
+    first = run(engine)
+    settings = engine.settings
+    engine.configure(settings.with_(levels=(4, 0), retention=0.5))
+    assert not torch.equal(run(engine), first)
+    engine.configure(settings)
+    assert torch.equal(run(engine), first)
+    small = open_engine(tiny_store, levels=(4,))
+    with pytest.raises(UserError, match="levels up to 4"):
+        small.configure(small.settings.with_(levels=(8,)))
+    with pytest.raises(UserError, match="readers"):
+        small.configure(small.settings.with_(readers=1))
+
+
+def test_heavy_hitters_change_what_is_critical(open_engine, tiny_store):
+    """The signals are really looked at: they lead to different answers, attention's among them."""
+    answers = [
+        run(open_engine(tiny_store, levels=(4, 0), retention=0.75, importance=signal, heavy_hitters=0.2))
+        for signal in ("heavy-hitters", "load", "random")
+    ]
+    assert len({tuple(answer.tolist()) for answer in answers}) == len(answers)

@@ -1,0 +1,79 @@
+"""prefetch.predictor: the experts that DyMoE's equations 6 to 8 name, in their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from prefetch.predictor import predict
+
+
+def case(tokens: int, experts: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, 16, generator=generator), torch.randn(experts, 16, generator=generator)
+
+
+def scores_of(hidden: torch.Tensor, gate: torch.Tensor) -> list[list[float]]:
+    """Equation 6, one row and one expert at a time, in float64."""
+    rows = []
+    for h in hidden.double():
+        exponentials = [torch.exp(h @ w) for w in gate.double()]
+        rows.append([float(e / sum(exponentials)) for e in exponentials])
+    return rows
+
+
+def top(row: list[float], k: int) -> list[int]:
+    return sorted(range(len(row)), key=lambda e: -row[e])[:k]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(2, 9), st.data(), st.integers(0, 999))
+def test_prefill_goes_by_frequency(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
+    """Exactly the experts some token predicts, by how many do (eq. 7), then by their mean score."""
+    k = data.draw(st.integers(1, experts))
+    hidden, gate = case(tokens, experts, seed)
+    rows = scores_of(hidden, gate)
+    counts = Counter(expert for row in rows for expert in top(row, k))
+    expected = sorted(counts, key=lambda e: (-counts[e], -sum(row[e] for row in rows)))
+    assert predict(F.linear(hidden, gate), k, decode=False) == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 5), st.integers(2, 9), st.data(), st.integers(0, 999))
+def test_decode_goes_by_score(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
+    """The top k of every sequence's token, by the score it has there at best (eq. 8)."""
+    k = data.draw(st.integers(1, experts))
+    hidden, gate = case(tokens, experts, seed)
+    best: dict[int, float] = {}
+    for row in scores_of(hidden, gate):
+        for expert in top(row, k):
+            best[expert] = max(best.get(expert, 0.0), row[expert])
+    assert predict(F.linear(hidden, gate), k, decode=True) == sorted(best, key=lambda e: -best[e])
+
+
+def test_an_example_by_hand() -> None:
+    """Three tokens choose 2 of 4: expert 1 thrice, 3 twice, 0 once; expert 2 never. In decode the sure one leads."""
+    gate = torch.eye(4)
+    hidden = torch.tensor([[0.0, 2, 0, 1], [0, 1, 0, 2], [9, 3, 0, 0]])
+    assert predict(F.linear(hidden, gate), 2, decode=False) == [1, 3, 0]
+    assert predict(F.linear(hidden, gate), 2, decode=True)[0] == 0
+
+
+def test_frequency_outweighs_any_score() -> None:
+    """One token that is certain of an expert does not bring it before one that two tokens merely prefer."""
+    hidden = torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 0.1]])
+    assert predict(F.linear(hidden, torch.eye(2)), 1, decode=False) == [1, 0]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_bf16_is_what_models_have(decode: bool) -> None:
+    """Hidden states and gates in bfloat16 give plain numbers, each once."""
+    hidden, gate = case(7, 8, 0)
+    experts = predict(F.linear(hidden.bfloat16(), gate.bfloat16()), 2, decode=decode)
+    assert len(set(experts)) == len(experts) >= 2
+    assert all(type(expert) is int and 0 <= expert < 8 for expert in experts)

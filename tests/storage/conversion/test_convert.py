@@ -1,0 +1,452 @@
+"""Conversion: what a store holds against the model's own weights, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from small_conversion import contents
+from transformers import AutoConfig, AutoTokenizer
+
+from edgemoe.families.table import family_of
+from storage.checkpoint import Checkpoint
+from storage.convert import convert
+from storage.encode import decode
+from storage.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused, UserError
+from storage.layout import LAYOUTS
+from storage.manifest import Manifest
+from storage.planes import dequantize, quantize
+
+LAYOUT = LAYOUTS["cpu-generic"]
+MOE_LAYERS, EXPERTS, HIDDEN, INNER = (0, 2), 8, 64, 32
+
+
+def run(
+    source: Path, destination: Path, *, max_level=8, layout=LAYOUT, dense_bits=16, progress=None
+) -> Manifest:
+    return convert(
+        source,
+        destination,
+        family_of(Checkpoint.open(source).config),
+        max_level=max_level,
+        layout=layout,
+        dense_bits=dense_bits,
+        progress=progress or (lambda done, total: None),
+    )
+
+
+def change(source: Path, destination: Path, edit) -> Path:
+    """A copy of a checkpoint in one file whose dict of tensors `edit` has had its way with."""
+    shutil.copytree(source, destination)
+    tensors = load_file(destination / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, destination / "model.safetensors", {"format": "pt"})
+    return destination
+
+
+@pytest.fixture(scope="module")
+def store(checkpoint, tmp_path_factory):
+    """The checkpoint converted at level 8, dense weights in bf16. Not to be changed."""
+    directory = tmp_path_factory.mktemp("store") / "l8"
+    run(checkpoint, directory)
+    return directory
+
+
+@pytest.mark.parametrize("max_level", [8, 4])
+def test_fused_and_separate_experts_give_the_same_store(checkpoint, fused_checkpoint, tmp_path, max_level):
+    """How the checkpoint keeps its experts leaves no trace in records and dense weights."""
+    run(checkpoint, tmp_path / "a", max_level=max_level)
+    run(fused_checkpoint, tmp_path / "b", max_level=max_level)
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert a.keys() == b.keys()
+    weights = [name for name in a if name.endswith(".safetensors")]
+    assert len(weights) == len(MOE_LAYERS) + 1
+    assert all(a[name] == b[name] for name in weights)
+
+
+def test_records_are_the_models_experts(store, tiny_model):
+    """Every record stands for its expert's weights: close at level 8, less so at 4 and 2; gate above up."""
+    geometry, state = Manifest.load(store).geometry, tiny_model.state_dict()
+    bounds = {8: (0.001, 0.01), 4: (0.03, 0.12), 2: (0.2, 0.45)}
+    for layer in MOE_LAYERS:
+        experts = f"model.layers.{layer}.mlp.experts"
+        with safe_open(store / f"experts-{layer:05d}.safetensors", "np") as file:
+            for expert in range(EXPERTS):
+                record = file.get_tensor(f"experts.{layer}.{expert}")
+                source = (state[f"{experts}.gate_up_proj"][expert], state[f"{experts}.down_proj"][expert])
+                for level, (least, most) in bounds.items():
+                    for got, weight in zip(decode(record, geometry, LAYOUT, level), source, strict=True):
+                        error = float((got - weight.float()).norm() / weight.float().norm())
+                        assert least < error < most, (layer, expert, level)
+
+
+def test_records_are_exactly_the_quantized_matrices(store, tiny_model):
+    """Decoding gives, bit for bit, what quantizing the model's own matrices and dequantizing them gives."""
+    geometry, state = Manifest.load(store).geometry, tiny_model.state_dict()
+    gate_up = state["model.layers.2.mlp.experts.gate_up_proj"][5].float()
+    down = state["model.layers.2.mlp.experts.down_proj"][5].float()
+    with safe_open(store / "experts-00002.safetensors", "np") as file:
+        record = file.get_tensor("experts.2.5")
+    for level in (8, 4, 2):
+        got = decode(record, geometry, LAYOUT, level)
+        for matrix, weight, group in ((got[0], gate_up, 64), (got[1], down, 32)):
+            assert torch.equal(matrix, dequantize(*quantize(weight, group), level))
+
+
+@pytest.mark.parametrize(("max_level", "record"), [(8, 20_480), (4, 12_288)])
+def test_bytes_on_disk(checkpoint, tmp_path, max_level, record):
+    """A layer's file is a block of header and 8 records, whose size follows from the shapes by hand.
+
+    Parameters: (64 + 64) groups of 4 bytes in one block. Nibbles: 64 x 64 / 2 + 64 x 32 / 2 = 3,072 bytes,
+    padded to two blocks; half of them to each of base and d4, as many again to d8.
+    """
+    run(checkpoint, tmp_path / "store", max_level=max_level)
+    for layer in MOE_LAYERS:
+        assert (tmp_path / f"store/experts-{layer:05d}.safetensors").stat().st_size == 4096 + EXPERTS * record
+
+
+def test_dense_weights_at_16_bits_keep_their_bits(store, checkpoint):
+    """Everything that is no expert's, router included, is there under its name with its bits."""
+    dense, source = load_file(store / "dense.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert dense.keys() == {name for name in source if ".experts." not in name}
+    for name, tensor in dense.items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, source[name])
+
+
+def test_dense_weights_at_8_bits(checkpoint, tmp_path):
+    """Matrices become int8 with a bf16 scale per row, close to the source; norms and routers stay."""
+    run(checkpoint, tmp_path / "store", dense_bits=8)
+    dense, source = (
+        load_file(tmp_path / "store/dense.safetensors"),
+        load_file(checkpoint / "model.safetensors"),
+    )
+    matrices = 0
+    for name, weight in source.items():
+        if ".experts." in name:
+            continue
+        if weight.dim() == 1 or name.endswith("mlp.gate.weight"):
+            assert torch.equal(dense.pop(name), weight)
+            continue
+        codes, scales = dense.pop(name), dense.pop(name + "_scale")
+        assert (codes.dtype, codes.shape) == (torch.int8, weight.shape)
+        assert (scales.dtype, scales.shape) == (torch.bfloat16, weight.shape[:1])
+        error = codes.float() * scales.float()[:, None] - weight.float()
+        assert bool((error.abs() <= weight.float().abs().amax(1, keepdim=True) / 250).all())
+        matrices += 1
+    assert not dense
+    assert matrices == 2 + 3 * 4 + 3  # embedding and head, attention, and the dense layer's MLP
+
+
+def test_a_float32_source_becomes_bf16(checkpoint, tmp_path):
+    """Norms included, dense weights are rounded to bf16 as transformers rounds a model loaded in bf16."""
+
+    def widen(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].float() * 1.001
+
+    source = change(checkpoint, tmp_path / "fp32", widen)
+    run(source, tmp_path / "store")
+    wide = load_file(source / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "store/dense.safetensors").items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, wide[name].to(torch.bfloat16))
+
+
+def test_companions_are_copied_and_nothing_else(store, checkpoint):
+    """The store has the model's own config and tokenizer, readable by transformers, and no stray file."""
+    there = contents(store)
+    copied = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    copied.add("chat_template.jinja")
+    records = {f"experts-{layer:05d}.safetensors" for layer in MOE_LAYERS}
+    assert there.keys() == copied | records | {"dense.safetensors", "store.json"}
+    assert all(there[name] == (checkpoint / name).read_bytes() for name in copied)
+    assert AutoConfig.from_pretrained(store).model_type == "qwen3_moe"
+    text = "Ünïcode <|im_end|> and all"
+    expected = AutoTokenizer.from_pretrained(checkpoint)(text).input_ids
+    assert AutoTokenizer.from_pretrained(store)(text).input_ids == expected
+
+
+def test_progress_ends_at_the_weights_bytes(checkpoint, tmp_path):
+    """The callback sees growing counts that end at the bytes of all tensors of the source."""
+    seen = []
+    run(checkpoint, tmp_path / "store", progress=lambda *counts: seen.append(counts))
+    total = sum(tensor.nbytes for tensor in load_file(checkpoint / "model.safetensors").values())
+    assert {total for _, total in seen} == {total}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1][0] == total
+
+
+@pytest.mark.parametrize("matrix", ["gate", "up", "down"])
+def test_a_missing_expert_tensor_is_fatal_before_anything_is_written(checkpoint, tmp_path, matrix):
+    """No expert is ever invented: its tensor is named, and the destination does not come into being."""
+    name = f"model.layers.2.mlp.experts.7.{matrix}_proj.weight"
+    source = change(checkpoint, tmp_path / "source", lambda tensors: tensors.pop(name))
+    with pytest.raises(MissingTensor, match=name):
+        run(source, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_expert_tensor_of_another_shape_is_missing(checkpoint, tmp_path):
+    """Shapes must be the config's; both are in the message."""
+    name = "model.layers.0.mlp.experts.3.down_proj.weight"
+
+    def cut(tensors):
+        tensors[name] = tensors[name][:, :16].contiguous()
+
+    with pytest.raises(MissingTensor, match=r"\(64, 32\).*\(64, 16\)"):
+        run(change(checkpoint, tmp_path / "source", cut), tmp_path / "store")
+
+
+def test_a_fused_tensor_with_too_few_experts_is_missing(fused_checkpoint, tmp_path):
+    """A config that asks for more experts than the fused tensor has is refused, whichever of them lies."""
+    source = Path(shutil.copytree(fused_checkpoint, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_local_experts": 9}))
+    with pytest.raises(MissingTensor, match=r"\(9, 64, 64\).*\(8, 64, 64\)"):
+        run(source, tmp_path / "store")
+
+
+@pytest.mark.parametrize("values", [{"num_local_experts": 6}, {"mlp_only_layers": [0, 1]}])
+def test_experts_that_the_config_does_not_know_are_refused(checkpoint, tmp_path, values):
+    """Left over expert weights would otherwise end up among the dense ones."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | values))
+    with pytest.raises(ModelRefused, match=r"more tensors hold expert weights"):
+        run(source, tmp_path / "store")
+
+
+def test_a_model_without_experts_is_refused(checkpoint, tmp_path):
+    """A config whose layers are all dense is no mixture of experts."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [0, 1, 2]}))
+    with pytest.raises(ModelRefused, match="no layer with experts"):
+        run(source, tmp_path / "store")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_name_their_expert(checkpoint, tmp_path, value):
+    """Layer, expert and matrix are in the message, and the store is not finished."""
+
+    def spoil(tensors):
+        tensors["model.layers.2.mlp.experts.4.up_proj.weight"][3, 5] = value
+
+    with pytest.raises(DamagedData, match="layer 2, expert 4, matrix gate_up"):
+        run(change(checkpoint, tmp_path / "source", spoil), tmp_path / "store")
+    assert not (tmp_path / "store/store.json").exists()
+
+
+def test_dense_weights_that_are_not_finite_are_named(checkpoint, tmp_path):
+    """The tensor's name is in the message."""
+
+    def spoil(tensors):
+        tensors["model.norm.weight"][0] = float("nan")
+
+    with pytest.raises(DamagedData, match=r"model\.norm\.weight"):
+        run(change(checkpoint, tmp_path / "source", spoil), tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["model.extra", "model.layers.0.mlp.experts.0.up_proj.weight"])
+def test_tensors_that_are_quantized_already_are_refused_before_writing(checkpoint, tmp_path, name):
+    """Whole numbers instead of weights, an expert's or not, are refused by name."""
+
+    def quantized(tensors):
+        tensors[name] = torch.zeros(INNER, HIDDEN, dtype=torch.int8)
+
+    with pytest.raises(ModelRefused, match=name):
+        run(change(checkpoint, tmp_path / "source", quantized), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_name_that_scales_would_take_is_refused(checkpoint, tmp_path):
+    """A tensor called like another's scales would be mistaken for them."""
+
+    def add(tensors):
+        tensors["lm_head.weight_scale"] = torch.ones(300)
+
+    source = change(checkpoint, tmp_path / "source", add)
+    with pytest.raises(ModelRefused, match=r"lm_head\.weight_scale"):
+        run(source, tmp_path / "store", dense_bits=8)
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it on its way out."""
+
+
+@pytest.mark.parametrize("step", [1, 8, 9, 16, 17, 30, 41])
+def test_an_interrupted_conversion_resumes_to_the_same_bytes(checkpoint, store, tmp_path, step):
+    """Stopped after any expert or tensor there is no store; run again, all files are as if never stopped."""
+    calls = []
+
+    def stop(done, total):
+        calls.append(done)
+        if len(calls) == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(checkpoint, tmp_path / "store", progress=stop)
+    assert not (tmp_path / "store/store.json").exists()
+    first = []
+    run(checkpoint, tmp_path / "store", progress=lambda done, total: first.append(done))
+    assert contents(tmp_path / "store") == contents(store)
+    layers_done = min((step - 1) // EXPERTS, len(MOE_LAYERS))
+    layer_bytes = 3 * HIDDEN * INNER * 2 * EXPERTS
+    assert first[:layers_done] == [layer_bytes * (i + 1) for i in range(layers_done)]
+    assert (first[layers_done] - layer_bytes * layers_done) < layer_bytes
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from edgemoe.families.table import family_of
+from storage.checkpoint import Checkpoint
+from storage.convert import convert
+from storage.layout import LAYOUTS
+
+source, calls = Path(sys.argv[1]), []
+
+def die(done, total):
+    calls.append(done)
+    if len(calls) == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+convert(source, Path(sys.argv[2]), family_of(Checkpoint.open(source).config), max_level=8,
+        layout=LAYOUTS["cpu-generic"], dense_bits=16, progress=die)
+"""
+
+
+def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a script in another process on one thread, with this repository's packages."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_killed_conversion_resumes_to_the_same_bytes(checkpoint, store, tmp_path):
+    """SIGKILL in the middle of the second layer leaves what the next run needs, and no more at its end."""
+    assert python(KILL, checkpoint, tmp_path / "store").returncode == -signal.SIGKILL
+    assert not (tmp_path / "store/store.json").exists()
+    run(checkpoint, tmp_path / "store")
+    assert contents(tmp_path / "store") == contents(store)
+
+
+def test_a_finished_store_is_left_alone(checkpoint, store, tmp_path):
+    """The same conversion again reads no weights, writes nothing, and returns the manifest."""
+    times = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    again = run(checkpoint, store, progress=lambda done, total: pytest.fail("weights were read"))
+    assert again == Manifest.load(store)
+    assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == times
+
+
+@pytest.mark.parametrize("other", [{"max_level": 4}, {"dense_bits": 8}, {"layout": LAYOUTS["cuda"]}])
+def test_a_store_of_other_options_is_not_overwritten(checkpoint, store, other):
+    """Another level, layout or dense width asked for the same directory is refused; no byte changes."""
+    before = contents(store)
+    with pytest.raises(UserError, match=store.name):
+        run(checkpoint, store, **other)
+    assert contents(store) == before
+
+
+def test_a_store_of_another_source_is_not_overwritten(checkpoint, store, tmp_path):
+    """The same model with one weight changed is another source."""
+
+    def touch(tensors):
+        tensors["lm_head.weight"][0, 0] += 1
+
+    before = contents(store)
+    with pytest.raises(UserError, match="source"):
+        run(change(checkpoint, tmp_path / "source", touch), store)
+    assert contents(store) == before
+
+
+def test_the_checkpoints_own_directory_is_refused(checkpoint, tmp_path):
+    """A store is not written over the model it is made from."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+    before = contents(source)
+    with pytest.raises(UserError):
+        run(source, source)
+    assert contents(source) == before
+
+
+def test_a_source_that_changes_meanwhile_gives_no_store(checkpoint, tmp_path):
+    """Weights of one model and the tokenizer of another would be a store of neither."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+
+    def replace_tokenizer(done, total):
+        (source / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(DamagedData, match="changed"):
+        run(source, tmp_path / "store", progress=replace_tokenizer)
+    assert not (tmp_path / "store/store.json").exists()
+
+
+def test_a_disk_that_is_too_small_for_everything_is_refused_at_once(checkpoint, tmp_path, monkeypatch):
+    """Room for one layer is not enough: nothing is written, and the bytes needed are told."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=200_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DoesNotFit) as refused:
+        run(checkpoint, tmp_path / "store")
+    assert refused.value.minimum >= 2 * EXPERTS * 20_480
+    assert not list((tmp_path / "store").glob("*.safetensors*"))
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from edgemoe.families.table import family_of
+from storage.checkpoint import Checkpoint
+from storage.convert import convert
+from storage.layout import LAYOUTS
+
+def status(field):
+    line = next(l for l in open("/proc/self/status") if l.startswith(field))
+    return int(line.split()[1]) * 1024
+
+def run(source, destination):
+    convert(Path(source), Path(destination), family_of(Checkpoint.open(Path(source)).config), max_level=8,
+            layout=LAYOUTS["cpu-generic"], dense_bits=8, progress=lambda done, total: None, threads=2)
+
+small, large, work = sys.argv[1:]
+run(small, work + "/small-store")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = status("VmRSS")
+run(large, work + "/large-store")
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peak memory is measured through /proc"
+)
+def test_peak_memory_is_a_few_experts_not_the_checkpoint(checkpoint, tmp_path):
+    """200 MB of fused experts, 50 MB a tensor, pass two threads in less than 36 MB of additional memory."""
+    source = tmp_path / "large"
+    shutil.copytree(checkpoint, source)
+    config = json.loads((source / "config.json").read_text())
+    sizes = {"hidden_size": 512, "moe_intermediate_size": 512, "num_local_experts": 32}
+    sizes |= {"num_hidden_layers": 4, "mlp_only_layers": []}
+    (source / "config.json").write_text(json.dumps(config | sizes))
+    ramp = torch.arange(32 * 1024 * 512).remainder(1009).sub(504).div(1000).to(torch.bfloat16)
+    tensors = {"model.embed_tokens.weight": torch.ones(300, 512, dtype=torch.bfloat16)}
+    for layer in range(4):
+        experts = f"model.layers.{layer}.mlp.experts"
+        tensors[f"{experts}.gate_up_proj"] = ramp.view(32, 1024, 512).clone()
+        tensors[f"{experts}.down_proj"] = ramp[: 32 * 512 * 512].view(32, 512, 512).clone()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    del tensors
+    measured = python(MEASURE, checkpoint, source, tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    assert (source / "model.safetensors").stat().st_size > 5 * 36e6
+    assert int(measured.stdout) < 36e6

@@ -1,0 +1,426 @@
+"""Quantized checkpoints: files that the formats' own libraries wrote, against those libraries' own dequantization.
+
+How they were made is in tests/data/formats/make_*.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from storage.encode import quantize_matrix
+from storage.errors import DamagedData, MissingTensor, ModelRefused
+from storage.formats import FORMATS, open_weights
+from storage.formats.mxfp4 import VALUES
+from storage.planes import dequantize
+from storage.record import MatrixSpec
+from storage.tensors import StoredTensors
+
+DATA = Path(__file__).parents[2] / "data" / "formats"
+EXPERT = "model.layers.0.mlp.experts.0."
+EXACT = {
+    "gptq": 32,
+    "gptq-asymmetric": 32,
+    "gptq-autogptq": 32,
+    "awq": 32,
+    "awq-autoawq": 32,
+    "awq-autoawq-128": 128,
+    "autoround-gptq": 32,
+    "autoround-gptqmodel": 32,
+    "autoround-awq": 32,
+    "compressed-int4-group": 32,
+    "compressed-int4-asymmetric": 32,
+    "compressed-int4-channel": None,
+}
+"""Checkpoint of 4-bit codes -> the group its records must have; None: as the shape allows."""
+
+INEXACT = (
+    "gptq-autogptq-act-order",
+    "gptq-autogptq-act-order-8",
+    "gptq-autogptq-2",
+    "compressed-int8-group",
+    "compressed-int8-channel",
+    "compressed-fp8-channel",
+    "compressed-fp8-tensor",
+)
+ROWS = {"gptq": "GPTQ", "awq": "AWQ", "autoround": "AutoRound", "compressed": "compressed-tensors"}
+
+
+def opened(directory: Path, settings: object):
+    """(format's name, weights) of a directory whose config.json has this quantization_config."""
+    config = {} if settings is None else {"quantization_config": settings}
+    return open_weights(config, StoredTensors.open(directory))
+
+
+def settings_of(name: str) -> dict:
+    return json.loads((DATA / name / "quantization_config.json").read_text())
+
+
+def marked(names):
+    """The checkpoints as parameters, each marked with the row of the table it stands for."""
+    return [pytest.param(name, marks=pytest.mark.covers(ROWS[name.split("-")[0]])) for name in names]
+
+
+@pytest.mark.parametrize("name", marked([*EXACT, *INEXACT]))
+def test_weights_are_those_of_the_formats_own_library(name):
+    """Dequantized in float32, every matrix is the library's; no tensor is left over, none is made up."""
+    row, weights = opened(DATA / name, settings_of(name))
+    expected = load_file(DATA / name / "expected.safetensors")
+    assert row == ROWS[name.split("-")[0]]
+    assert set(weights) == set(expected)
+    for matrix, value in expected.items():
+        assert weights[matrix].shape == value.shape
+        # The library rounds to the bf16 or fp16 that it computes in, and no further.
+        torch.testing.assert_close(weights[matrix].read(), value, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", marked(EXACT))
+def test_four_bit_codes_are_kept_to_the_bit(name):
+    """At level 4 a record stands for the source's own weights, but for the rounding of parameters to bf16."""
+    _, weights = opened(DATA / name, settings_of(name))
+    for matrix, value in load_file(DATA / name / "expected.safetensors").items():
+        codes = weights[matrix].codes()
+        assert EXACT[name] in (None, codes.group)
+        torch.testing.assert_close(codes.weights(), weights[matrix].read(), rtol=1e-5, atol=1e-6)
+        spec = MatrixSpec.of("m", *value.shape, codes.group)
+        stored, parameters = quantize_matrix(codes, spec)
+        assert torch.equal(stored[: spec.rows, : spec.cols] >> 4, codes.codes)
+        error = (dequantize(stored, parameters, 4)[: spec.rows, : spec.cols] - codes.weights()).norm()
+        assert error < 2**-8 * codes.weights().norm()
+
+
+@pytest.mark.parametrize("name", marked(["awq-autoawq", "awq-autoawq-128"]))
+def test_stored_codes_are_those_that_autoawq_unpacks(name):
+    """A record's upper nibbles are the numbers that the library's own unpacking finds, output by output."""
+    _, weights = opened(DATA / name, settings_of(name))
+    for matrix, expected in load_file(DATA / name / "codes.safetensors").items():
+        codes = weights[matrix].codes()
+        stored, _ = quantize_matrix(codes, MatrixSpec.of("m", *expected.shape, codes.group))
+        assert torch.equal(stored[: expected.shape[0], : expected.shape[1]] >> 4, expected)
+
+
+@pytest.mark.parametrize("name", ["gptq-autogptq-act-order", "gptq-autogptq-act-order-8"])
+def test_the_act_order_checkpoints_are_out_of_order(name):
+    """Full groups, but most inputs not in group k / 32: a reader that left g_idx out would be seen."""
+    groups = load_file(DATA / name / "model.safetensors")[f"{EXPERT}gate_proj.g_idx"]
+    in_order = torch.arange(len(groups)) // 32
+    assert settings_of(name)["desc_act"]
+    assert torch.equal(groups.sort().values, in_order.int())
+    assert (groups != in_order).sum() > len(groups) // 2
+
+
+@pytest.mark.parametrize("name", marked(INEXACT))
+def test_what_has_no_four_bit_codes_says_so(name):
+    """Other sources are dequantized, and keep level 8."""
+    _, weights = opened(DATA / name, settings_of(name))
+    assert {weight.group for weight in weights.values()} == {None}
+
+
+def test_the_bytes_of_a_weight_are_those_of_its_parts():
+    """Progress and deliveries by layer count every stored tensor once."""
+    for name in (*EXACT, *INEXACT):
+        _, weights = opened(DATA / name, settings_of(name))
+        stored = load_file(DATA / name / "model.safetensors")
+        assert sorted(part for weight in weights.values() for part in weight.parts) == sorted(stored)
+        assert sum(weight.nbytes for weight in weights.values()) == sum(t.nbytes for t in stored.values())
+
+
+@pytest.fixture
+def gptq(tmp_path: Path) -> Path:
+    """A copy of the GPTQ checkpoint that a test may change."""
+    return Path(shutil.copytree(DATA / "gptq", tmp_path / "gptq"))
+
+
+def rewrite(directory: Path, change) -> None:
+    """Saves the tensors again after `change` had its way with their dict."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors"
+    )
+
+
+@pytest.mark.covers("GPTQ")
+def test_act_order_is_read_input_by_input_and_keeps_level_8(gptq):
+    """With desc_act, g_idx says which scale an input has; its codes are not offered, as groups do not lie together."""
+    matrix = f"{EXPERT}gate_proj"
+    plain = opened(gptq, settings_of("gptq"))[1][f"{matrix}.weight"].read()
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(3))
+
+    def permute(tensors):
+        # Inputs in another order: every code, and with it the number of its group, moves.
+        raw = tensors[f"{matrix}.qweight"].T.contiguous().view(torch.uint8)
+        codes = torch.stack((raw & 15, raw >> 4), -1).view(64, 64)[:, order]
+        packed = (codes[:, 0::2] | (codes[:, 1::2] << 4)).contiguous()
+        tensors[f"{matrix}.qweight"] = packed.view(torch.int32).T
+        tensors[f"{matrix}.g_idx"] = (torch.arange(64) // 32)[order].to(torch.int32)
+
+    rewrite(gptq, permute)
+    for name in ("up_proj", "down_proj"):
+        rewrite(
+            gptq, lambda t, name=name: t.update({f"{EXPERT}{name}.g_idx": (torch.arange(64) // 32).int()})
+        )
+    _, weights = opened(gptq, settings_of("gptq") | {"desc_act": True})
+    assert weights[f"{matrix}.weight"].group is None
+    torch.testing.assert_close(weights[f"{matrix}.weight"].read(), plain[:, order])
+    _, lying = opened(gptq, settings_of("gptq") | {"desc_act": False})
+    with pytest.raises(DamagedData, match="g_idx"):
+        lying[f"{matrix}.weight"].codes()
+
+
+@pytest.mark.parametrize("low", [-1, 2])
+def test_a_group_that_is_not_there_is_damage(gptq, low):
+    """g_idx indexes scales, so it is checked before it does."""
+    name = f"{EXPERT}gate_proj.g_idx"
+    rewrite(gptq, lambda tensors: tensors.update({name: torch.full((64,), low, dtype=torch.int32)}))
+    _, weights = opened(gptq, settings_of("gptq"))
+    with pytest.raises(DamagedData, match="g_idx"):
+        weights[f"{EXPERT}gate_proj.weight"].read()
+
+
+def test_gptq_v2_has_plain_zero_points(gptq):
+    """The same tensors marked v2 are one step of the scale higher: their zero points are not one less."""
+    matrix = f"{EXPERT}gate_proj"
+    first = opened(gptq, settings_of("gptq"))[1][f"{matrix}.weight"].read()
+    second = opened(gptq, settings_of("gptq") | {"checkpoint_format": "gptq_v2"})[1][
+        f"{matrix}.weight"
+    ].read()
+    scales = load_file(gptq / "model.safetensors")[f"{matrix}.scales"].float()
+    torch.testing.assert_close(second - first, scales.T.repeat_interleave(32, 1), rtol=1e-4, atol=1e-6)
+
+
+PARTS = {
+    "gptq": ("qzeros", "scales"),
+    "awq": ("qzeros", "scales"),
+    "compressed-int4-group": ("weight_scale",),
+}
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
+@pytest.mark.parametrize("how", ["missing", "shorter", "type"])
+def test_a_part_that_does_not_fit_is_named_before_anything_is_read(tmp_path, name, part, how):
+    """Packed shapes must agree with each other, with the group and the bits; the part is in the message."""
+    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
+    whole = f"{EXPERT}gate_proj.{part}"
+
+    def spoil(tensors):
+        spoilt = tensors.pop(whole)
+        if how != "missing":
+            tensors[whole] = spoilt[..., :-1] if how == "shorter" else spoilt.to(torch.int64)
+
+    rewrite(directory, spoil)
+    with pytest.raises(MissingTensor, match=part):
+        opened(directory, settings_of(name))
+
+
+def test_a_matrix_in_two_forms_is_refused(gptq):
+    """Which of the two is meant nobody can know."""
+    rewrite(gptq, lambda tensors: tensors.update({f"{EXPERT}gate_proj.weight": torch.zeros(64, 64)}))
+    with pytest.raises(ModelRefused, match=r"gate_proj\.weight"):
+        opened(gptq, settings_of("gptq"))
+
+
+HOSTILE = [
+    ("gptq", {"bits": 3}),
+    ("gptq", {"bits": 10**30}),
+    ("gptq", {"bits": True}),
+    ("gptq", {"bits": "4"}),
+    ("gptq", {"bits": 0}),
+    ("gptq", {"group_size": 0}),
+    ("gptq", {"group_size": -2}),
+    ("gptq", {"group_size": 10**12}),
+    ("gptq", {"group_size": 32.0}),
+    ("gptq", {"desc_act": "yes"}),
+    ("gptq", {"checkpoint_format": "marlin"}),
+    ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}),
+    ("gptq", {"dynamic": [1]}),
+    ("awq", {"bits": 8}),
+    ("awq", {"version": "gemv"}),
+    ("awq", {"group_size": 1 << 40}),
+    ("autoround-gptq", {"packing_format": "auto_round:mlx"}),
+    ("autoround-gptq", {"packing_format": None}),
+    ("autoround-gptq", {"data_type": "nv_fp"}),
+    ("compressed-int4-group", {"config_groups": None}),
+    ("compressed-int4-group", {"config_groups": {}}),
+    ("compressed-int4-group", {"config_groups": {"a": 1}}),
+    ("compressed-int4-group", {"quant_method": ["compressed-tensors"]}),
+    ("compressed-int4-group", {"quant_method": "exl3"}),
+    ("compressed-int4-group", {"quant_method": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), HOSTILE)
+def test_settings_out_of_bounds_are_refused(name, change):
+    """Whatever quantization_config says is bounded before anything is allocated or read."""
+    with pytest.raises(ModelRefused):
+        opened(DATA / name, settings_of(name) | change)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"num_bits": 3},
+        {"num_bits": 1 << 31},
+        {"strategy": "tensor_group"},
+        {"group_size": -5},
+        {"type": "complex"},
+        {"strategy": "block", "block_structure": [128]},
+        {"strategy": "block", "block_structure": [128, 10**9]},
+    ],
+)
+def test_schemes_out_of_bounds_are_refused(weights):
+    """The same holds for what lies deeper, in a group of compressed-tensors' config."""
+    settings = settings_of("compressed-int4-group")
+    settings["config_groups"]["group_0"]["weights"] |= weights
+    with pytest.raises(ModelRefused):
+        opened(DATA / "compressed-int4-group", settings)
+
+
+@pytest.mark.parametrize("settings", [[], "gptq", 4, True])
+def test_a_quantization_config_that_is_no_object_is_refused(settings):
+    """It is not looked into."""
+    with pytest.raises(ModelRefused, match="quantization_config"):
+        opened(DATA / "gptq", settings)
+
+
+def test_a_shape_that_contradicts_its_tensor_is_damage(tmp_path):
+    """compressed-tensors stores every matrix's shape beside it; the two must agree."""
+    directory = Path(shutil.copytree(DATA / "compressed-int4-group", tmp_path / "copy"))
+    name = f"{EXPERT}gate_proj.weight_shape"
+    rewrite(directory, lambda tensors: tensors.update({name: torch.tensor([32, 1 << 40])}))
+    _, weights = opened(directory, settings_of("compressed-int4-group"))
+    with pytest.raises(DamagedData, match="weight_shape"):
+        weights[f"{EXPERT}gate_proj.weight"].read()
+
+
+def test_outputs_that_do_not_fill_a_word_are_read(tmp_path):
+    """Zero points of 4 outputs take half a word of 4-bit fields; the other half is nobody's."""
+    tensors = {
+        "a.qweight": torch.full((8, 4), 0x21212121, dtype=torch.int32),
+        "a.qzeros": torch.zeros(2, 1, dtype=torch.int32),
+        "a.scales": torch.ones(2, 4),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    _, weights = opened(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": 32})
+    expected = torch.tensor([0.0, 1.0]).repeat(4, 32)
+    assert torch.equal(weights["a.weight"].read(), expected)
+
+
+@pytest.mark.parametrize(("group", "columns"), [(1024, 2048), (-1, 96), (48, 96), (-1, 40)])
+def test_wide_groups_are_split_and_others_dequantized(tmp_path, group, columns):
+    """A source's group becomes as many of a record's as lie in it whole; where none does, codes are not offered."""
+    groups = columns // group if group > 0 else 1
+    generator = torch.Generator().manual_seed(group + columns)
+    codes = torch.randint(0, 16, (8, columns), generator=generator)
+    scales = torch.rand(groups, 8, generator=generator) + 0.5
+    words = torch.zeros(columns // 8, 8, dtype=torch.int64)
+    for column in range(columns):
+        words[column // 8] |= codes[:, column] << 4 * (column % 8)
+    tensors = {"a.qweight": (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32), "a.scales": scales}
+    tensors["a.qzeros"] = torch.full((groups, 1), 0x77777777, dtype=torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    _, weights = opened(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": group})
+    expected = (codes - 8) * scales.T.repeat_interleave(columns // groups, 1)
+    torch.testing.assert_close(weights["a.weight"].read(), expected)
+    assert weights["a.weight"].group == {(1024, 2048): 256, (-1, 96): 32}.get((group, columns))
+    if weights["a.weight"].group:
+        torch.testing.assert_close(weights["a.weight"].codes().weights(), expected)
+
+
+@pytest.mark.covers("FP8")
+def test_fp8_blocks_have_a_scale_each(tmp_path):
+    """DeepSeek's layout: 128 x 128 blocks, the last ones cut off by the matrix; scales are multiplied by."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 3, generator=generator) + 0.1
+    save_file(
+        {"a.weight": weight, "a.weight_scale_inv": scales, "norm.weight": torch.ones(3)},
+        tmp_path / "model.safetensors",
+    )
+    row, weights = opened(tmp_path, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    expected = weight.float()
+    for i in range(200):
+        for block in range(3):
+            expected[i, 128 * block : 128 * (block + 1)] *= scales[i // 128, block]
+    assert row == "FP8"
+    assert set(weights) == {"a.weight", "norm.weight"}
+    torch.testing.assert_close(weights["a.weight"].read(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.covers("FP8")
+def test_fused_fp8_experts_are_read_one_by_one(tmp_path):
+    """[E, N, K] with [E, blocks, blocks] scales, and no suffix of its own: a slice is that expert's matrix."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(3, 130, 64, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 2, 1, generator=generator) + 0.1
+    save_file({"gate_up_proj": weight, "gate_up_proj_scale_inv": scales}, tmp_path / "model.safetensors")
+    _, weights = opened(tmp_path, {"quant_method": "fp8"})
+    whole = weights["gate_up_proj"].read()
+    for expert in range(3):
+        expected = weight[expert].float() * scales[expert].repeat_interleave(128, 0)[:130]
+        assert torch.equal(weights["gate_up_proj"].read_slice(expert), expected)
+        assert torch.equal(whole[expert], expected)
+
+
+@pytest.mark.parametrize("scales", [None, (2, 2), (3,)])
+def test_fp8_without_its_scales_is_not_believed(tmp_path, scales):
+    """A matrix without scales would be read as other weights than it stands for."""
+    tensors = {"a.weight": torch.zeros(200, 300).to(torch.float8_e4m3fn)}
+    if scales:
+        tensors["a.weight_scale_inv"] = torch.ones(scales)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(MissingTensor, match="weight_scale_inv"):
+        opened(tmp_path, {"quant_method": "fp8"})
+
+
+@pytest.mark.parametrize("block", [[128], [0, 128], [128, 10**9], "128", [128.0, 128.0], [1, 2, 3]])
+def test_fp8_blocks_out_of_bounds_are_refused(tmp_path, block):
+    """Sides of blocks size what is allocated."""
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelRefused, match="weight_block_size"):
+        opened(tmp_path, {"quant_method": "fp8", "weight_block_size": block})
+
+
+@pytest.mark.covers("MXFP4")
+def test_mxfp4_is_what_transformers_makes_of_it(tmp_path):
+    """Blocks and scales of gpt-oss become the [E, K, N] that transformers dequantizes them to."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(5)
+    blocks = torch.randint(0, 256, (2, 6, 4, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 135, (2, 6, 4), generator=generator, dtype=torch.uint8)
+    save_file(
+        {"e.gate_up_proj_blocks": blocks, "e.gate_up_proj_scales": scales}, tmp_path / "model.safetensors"
+    )
+    row, weights = opened(tmp_path, {"quant_method": "mxfp4"})
+    expected = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32).float()
+    weight = weights["e.gate_up_proj"]
+    assert (row, weight.group, weight.shape) == ("MXFP4", None, tuple(expected.shape))
+    assert torch.equal(weight.read(), expected)
+    assert torch.equal(weight.read_slice(1), expected[1])
+    assert len(set(VALUES)) == 15
+
+
+@pytest.mark.parametrize(
+    ("blocks", "scales"), [((2, 6, 4, 15), (2, 6, 4)), ((2, 6, 4, 16), (2, 6, 3)), ((6, 16), (6,))]
+)
+def test_mxfp4_parts_must_fit(tmp_path, blocks, scales):
+    """16 bytes are a block, and every block has a scale."""
+    tensors = {
+        "e_blocks": torch.zeros(blocks, dtype=torch.uint8),
+        "e_scales": torch.zeros(scales, dtype=torch.uint8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(MissingTensor, match="e_"):
+        opened(tmp_path, {"quant_method": "mxfp4"})
+
+
+def test_every_format_has_a_name_of_its_own():
+    """The table says in words what is read and what becomes of it, once for each format."""
+    assert len({row.name for row in FORMATS}) == len(FORMATS) >= 8
+    assert all(row.variants and row.stored for row in FORMATS)

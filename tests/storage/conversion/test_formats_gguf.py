@@ -1,0 +1,305 @@
+"""GGUF: tensors against the gguf package's own reading, whole models against transformers' own, and lies refused."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from conftest import CHAT_TEMPLATE, a_tokenizer
+from gguf_files import Kind, blocks, write_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from edgemoe.families.table import family_of
+from storage.checkpoint import Checkpoint, find_gguf
+from storage.errors import BadHeader, EdgemoeError, MissingTensor, ModelRefused, TruncatedFile
+from storage.expert_weights import ExpertWeights
+from storage.formats.gguf_header import read_gguf_header
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    """2 layers of 4 experts of 256; weights in float32. Not to be changed."""
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, head_dim=64, num_experts=4, moe_intermediate_size=256, norm_topk_prob=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def mixtral():
+    """The same sizes as Mixtral has them."""
+    torch.manual_seed(1)
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=256))
+
+
+@pytest.fixture(scope="module")
+def file(qwen3, tmp_path_factory) -> Path:
+    """The Qwen3 model with experts in F16 and a tokenizer. Not to be changed."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_model(path, qwen3, a_tokenizer())
+    return path
+
+
+@pytest.fixture
+def copy(file, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copy(file, tmp_path / "tiny.gguf"))
+
+
+def quantized(kind: Kind):
+    """Experts of one type: random codes, as nothing here can write all types."""
+
+    def make(name: str, weight: torch.Tensor) -> tuple[np.ndarray, Kind]:
+        return blocks(kind, tuple(weight.shape), sum(name.encode())), kind
+
+    return make
+
+
+@pytest.mark.covers("GGUF")
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K])
+def test_tensors_are_what_the_gguf_package_reads(qwen3, tmp_path, kind):
+    """Every expert's matrix is a slice of what the package reads and dequantizes; 4-bit codes give the same."""
+    path = tmp_path / "experts.gguf"
+    write_model(path, qwen3, experts=quantized(kind))
+    opened = Checkpoint.open(path)
+    theirs = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
+    exact = kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+    for part in ("gate", "up", "down"):
+        for expert in range(4):
+            name = f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"
+            expected = torch.from_numpy(theirs[f"blk.1.ffn_{part}_exps.weight"][expert].copy())
+            assert torch.equal(opened.read(name), expected)
+            assert opened.group(name) == (32 if exact else None)
+            if exact:
+                codes = opened.codes(name)
+                assert int(codes.codes.max()) == 15
+                torch.testing.assert_close(codes.weights(), expected, rtol=1e-5, atol=1e-6)
+    experts = ExpertWeights(opened, family_of(opened.config))
+    assert experts.geometry(None).max_level == (4 if exact else 8)
+    if exact:
+        with pytest.raises(ModelRefused, match="max-level"):
+            experts.geometry(8)
+
+
+def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
+    """Q4_K_M files have some matrices in Q6_K: then no record could keep all codes, and none does."""
+
+    def mixed(name: str, weight: torch.Tensor):
+        return quantized(Kind.Q6_K if name.startswith("blk.1.ffn_down") else Kind.Q4_K)(name, weight)
+
+    path = tmp_path / "mixed.gguf"
+    write_model(path, qwen3, experts=mixed)
+    opened = Checkpoint.open(path)
+    experts = ExpertWeights(opened, family_of(opened.config))
+    assert experts.geometry(None).max_level == 8
+    assert all(isinstance(matrix, torch.Tensor) for matrix in experts.read(0, 0))
+
+
+@pytest.mark.covers("GGUF")
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+def test_a_file_is_the_model_it_was_made_from(family, request, tmp_path):
+    """Names, shapes and weights are transformers' own; Mixtral's query and key rows are back in their order."""
+    model = request.getfixturevalue(family)
+    path = tmp_path / "model.gguf"
+    write_model(path, model)
+    opened = Checkpoint.open(path)
+    model.save_pretrained(tmp_path / "saved")
+    saved = Checkpoint.open(tmp_path / "saved")
+    assert opened.names() == saved.names()
+    for name in saved.names():
+        expected = saved.read(name)
+        torch.testing.assert_close(
+            opened.read(name), expected.half().float() if ".experts." in name else expected
+        )
+
+
+@pytest.mark.covers("GGUF")
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+def test_its_config_tokenizer_and_template_come_along(family, request, tmp_path):
+    """transformers reads the unpacked files as the model's own: every size, every token, the template."""
+    model, tokenizer = request.getfixturevalue(family), a_tokenizer()
+    path = tmp_path / "model.gguf"
+    write_model(path, model, tokenizer)
+    opened = Checkpoint.open(path)
+    companions = opened.companions()
+    assert {p.name for p in companions} >= {"config.json", "tokenizer.json", "chat_template.jinja"}
+    config = AutoConfig.from_pretrained(companions[0].parent)
+    for key in (
+        *SIZES,
+        "model_type",
+        "hidden_size",
+        "rms_norm_eps",
+        "rope_parameters",
+        "tie_word_embeddings",
+    ):
+        if key != "bos_token_id":
+            assert getattr(config, key) == pytest.approx(getattr(model.config, key)), key
+    unpacked = AutoTokenizer.from_pretrained(companions[0].parent)
+    text = "the quick brown fox, twice<|im_end|>\n"
+    assert unpacked(text).input_ids == tokenizer(text).input_ids
+    assert unpacked.eos_token == tokenizer.eos_token
+    assert unpacked.chat_template == CHAT_TEMPLATE
+
+
+def test_the_fingerprint_is_the_files_own(file, copy):
+    """A copy elsewhere has the same one; a bit changed at either end of the data another."""
+    original = Checkpoint.open(file).fingerprint()
+    assert Checkpoint.open(copy).fingerprint() == original
+    data = copy.read_bytes()
+    copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert Checkpoint.open(copy).fingerprint() != original
+
+
+def test_a_directory_with_one_file_is_that_file(copy, tmp_path):
+    """A directory is its only GGUF; with two, or split into several, one has to be named or merged."""
+    assert find_gguf(tmp_path) == copy
+    assert Checkpoint.open(tmp_path).format == "GGUF"
+    shutil.copy(copy, tmp_path / "other.gguf")
+    with pytest.raises(ModelRefused, match=r"2, first other\.gguf"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_link_out_of_the_directory_is_refused(file, tmp_path):
+    """As with every other file of a model's directory."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "model.gguf").symlink_to(file)
+    with pytest.raises(ModelRefused, match="outside"):
+        Checkpoint.open(inner)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"expert_count": None}, "experts"),
+        ({"block_count": None}, "block_count"),
+        ({"embedding_length": 1 << 31}, "hidden_size"),
+        ({"expert_count": 1 << 20}, "num_experts"),
+        ({"expert_count": 5}, "ffn_gate_exps"),
+        ({"rope.freq_base": float("nan")}, "rope_theta"),
+        ({"rope.scaling.type": "yarn"}, "yarn"),
+        ({"attention.head_count": 0}, "num_attention_heads"),
+        ({"expert_used_count": 9}, "num_experts_per_tok"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(qwen3, tmp_path, change, match):
+    """The same bounds hold as for a config.json; what is not there is named."""
+    write_model(tmp_path / "bad.gguf", qwen3, change=change)
+    with pytest.raises((ModelRefused, MissingTensor), match=match):
+        Checkpoint.open(tmp_path / "bad.gguf")
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path):
+    """The message has the list of those that are known."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelRefused, match=r"qwen3moe.*'mamba'"):
+        Checkpoint.open(tmp_path / "m.gguf")
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def header(tensors: int = 0, fields: int = 0, body: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, fields) + body
+
+
+def tensor(name: bytes = b"t", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+LIES = {
+    "magic": b"GGML" + bytes(20),
+    "version": header(version=1),
+    "tensors without end": header(tensors=1 << 62),
+    "fields without end": header(fields=1 << 62),
+    "a key without end": header(fields=1, body=struct.pack("<Q", 1 << 62)),
+    "a field of no type": header(fields=1, body=text(b"k") + struct.pack("<I", 77)),
+    "a list without end": header(fields=1, body=text(b"k") + struct.pack("<IIQ", 9, 4, 1 << 62)),
+    "texts without end": header(fields=1, body=text(b"k") + struct.pack("<IIQ", 9, 8, 1 << 62)),
+    "a list of lists": header(fields=1, body=text(b"k") + struct.pack("<IIQ", 9, 9, 1)),
+    "a key twice": header(fields=2, body=2 * (text(b"k") + struct.pack("<II", 4, 1))),
+    "no UTF-8": header(fields=1, body=text(b"\xff\xfe") + struct.pack("<II", 4, 1)),
+    "an alignment of 3": header(fields=1, body=text(b"general.alignment") + struct.pack("<II", 4, 3)),
+    "an alignment of 0": header(fields=1, body=text(b"general.alignment") + struct.pack("<II", 4, 0)),
+    "dimensions without end": header(tensors=1, body=text(b"t") + struct.pack("<I", 1 << 30)),
+    "no dimension": header(tensors=1, body=tensor(shape=())),
+    "a size that overflows": header(tensors=1, body=tensor(shape=(1 << 40, 1 << 40))),
+    "a size of nothing": header(tensors=1, body=tensor(shape=(0,))),
+    "an unknown type": header(tensors=1, body=tensor(kind=9999)),
+    "a row of half a block": header(tensors=1, body=tensor(shape=(33,), kind=int(Kind.Q8_0))),
+    "an offset without end": header(tensors=1, body=tensor(offset=1 << 63)),
+    "a hole": header(tensors=1, body=tensor(offset=64)) + bytes(4096),
+    "a tensor twice": header(tensors=2, body=tensor() + tensor(offset=128)) + bytes(4096),
+    "an overlap": header(tensors=2, body=tensor() + tensor(name=b"u", offset=32)) + bytes(4096),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_is_refused(tmp_path, lie):
+    """No count, length or offset is used before it is bounded: the answer is BadHeader, at once."""
+    (tmp_path / "lie.gguf").write_bytes(LIES[lie])
+    with pytest.raises(BadHeader):
+        read_gguf_header(tmp_path / "lie.gguf")
+
+
+@pytest.mark.parametrize("cut", [2, 10, 30, 1000, -1])
+def test_a_file_that_ends_early_is_truncated(copy, cut):
+    """In the header or in the data, before anything is read of it."""
+    data = copy.read_bytes()
+    copy.write_bytes(data[:cut])
+    with pytest.raises(TruncatedFile):
+        Checkpoint.open(copy)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_change_of_the_header_does_more_than_be_refused(file, tmp_path, data):
+    """Bytes of a good header replaced anywhere: it is read all the same, or refused by an error of the tree."""
+    whole = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, 3000))
+    whole[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
+    changed = tmp_path / "changed.gguf"
+    changed.write_bytes(whole)
+    with suppress(EdgemoeError):
+        Checkpoint.open(changed)
+
+
+def test_a_tokenizer_that_is_none_is_refused(qwen3, tmp_path):
+    """A file without a vocabulary cannot be chatted with; the message says what is the matter."""
+    write_model(tmp_path / "mute.gguf", qwen3)
+    with pytest.raises(ModelRefused, match="tokenizer"):
+        Checkpoint.open(tmp_path / "mute.gguf").companions()

@@ -1,0 +1,206 @@
+"""A conversion in which any one call of the operating system goes wrong: a typed error or none, and no harm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from faulty_disk import FaultyDisk
+from small_conversion import contents, run
+
+import storage.source_file
+from storage.atomic import PARTIAL
+from storage.errors import DamagedData, DoesNotFit, EdgemoeError, ReadFailed
+from storage.manifest import MANIFEST_NAME
+from storage.retry import RETRIES
+from storage.verify import verify
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A directory in memory where there is one: hundreds of conversions sync thousands of files."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_number_of_threads_leaves_no_trace(small_source, straight_files, tmp_path, threads):
+    """One thread or more than there are experts: the same bytes in every file."""
+    run(small_source, tmp_path / "store", threads=threads)
+    assert contents(tmp_path / "store") == straight_files
+
+
+CACHED = storage.source_file.DIRECT_FROM
+FAULTS = {
+    "EIO once": (errno.EIO, False, CACHED),
+    "EIO once, past the page cache": (errno.EIO, False, 0),
+    "EIO from then on": (errno.EIO, True, CACHED),
+    "ENOSPC once": (errno.ENOSPC, False, CACHED),
+    "EINTR once": (errno.EINTR, False, CACHED),
+    "one byte": (None, False, CACHED),
+}
+
+
+@pytest.mark.parametrize(("number", "stays", "direct_from"), FAULTS.values(), ids=FAULTS)
+def test_whichever_call_fails_nothing_is_damaged(
+    small_source, straight_files, fast, monkeypatch, number, stays, direct_from
+):
+    """For every N, the Nth call fails: a typed error or none, and the next run ends as a straight one."""
+    monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
+    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
+    with monkeypatch.context() as patch:
+        calls = FaultyDisk(patch, 0, None).calls
+        run(small_source, fast / "0")
+    assert len(calls) > 100
+    assert {"open", "write", "fsync", "replace", "preadv", "read"} <= set(calls)
+    failed = 0
+    for at in range(1, len(calls) + 1):
+        store = fast / str(at)
+        with monkeypatch.context() as patch:
+            disk = FaultyDisk(patch, at, number, stays=stays)
+            try:
+                run(small_source, store)
+            except EdgemoeError as caught:
+                failed += 1
+                assert number is not None
+                name = disk.calls[at - 1]
+                full = number == errno.ENOSPC and name in ("write", "fsync")
+                assert caught.exit_code == 3 if full else caught.exit_code in (3, 4), name
+        assert len(disk.calls) >= at, "the fault was never met"
+        if store.exists() and not (store / MANIFEST_NAME).exists():
+            left = contents(store).items()
+            whole = {k: v for k, v in left if k != "unfinished.json" and not k.endswith(PARTIAL)}
+            assert whole.items() <= straight_files.items(), at
+        run(small_source, store)
+        assert contents(store) == straight_files, at
+    assert (failed == 0) == (number is None)
+
+
+@pytest.mark.parametrize("failures", [RETRIES, RETRIES + 1])
+def test_reads_of_the_source_survive_a_disk_that_hesitates(
+    small_source, straight_files, tmp_path, monkeypatch, failures
+):
+    """As many EIO in a row as there are retries go unnoticed; one more ends in an error that names the file."""
+    monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
+    real, left = os.preadv, [errno.EIO] * failures
+
+    def hesitate(fd, buffers, offset):
+        if left:
+            number = left.pop()
+            raise OSError(number, os.strerror(number))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", hesitate)
+    if failures > RETRIES:
+        with pytest.raises(ReadFailed, match=r"model-0000\d-of-00002\.safetensors: Input/output error"):
+            run(small_source, tmp_path / "store")
+        return
+    run(small_source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight_files
+
+
+def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
+    """One bit anywhere in each plane, header and file: verify names exactly that one."""
+    run(small_source, fast / "store")
+    assert verify(fast / "store", lambda done, total: None).damage == ()
+    for path in sorted((fast / "store").iterdir()):
+        if path.name == MANIFEST_NAME:
+            continue
+        raw = path.read_bytes()
+        for at in range(0, len(raw), max(len(raw) // 7, 1)):
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+            damage = verify(fast / "store", lambda done, total: None).damage
+            # The spaces that pad a header may change without changing what it says.
+            assert len(damage) == 1 or raw[at : at + 1] == b" ", (path.name, at)
+            assert all(isinstance(found, DamagedData) and path.name in str(found) for found in damage)
+        path.write_bytes(raw)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A filesystem of its own with 256 KiB, where this process may mount one."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
+    try:
+        done = subprocess.run(mounted, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("no filesystem may be mounted here; the next test fills one by a limit instead")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_real_disk_that_fills_up_in_the_middle(small_source, straight_files, small_disk):
+    """Something else takes the space while a conversion runs: exit 3, no half file, and room again ends it well."""
+    steps: list[int] = []
+
+    def fill(done: int, total: int) -> None:
+        steps.append(done)
+        if len(steps) == 2:
+            with suppress(OSError), (small_disk / "filler").open("wb", 0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+
+    with pytest.raises(DoesNotFit, match="filled up"):
+        run(small_source, small_disk / "store", progress=fill)
+    assert set(contents(small_disk / "store")) == {"unfinished.json"}
+    with pytest.raises(DoesNotFit, match="bytes free"):
+        run(small_source, small_disk / "store")
+    (small_disk / "filler").unlink()
+    run(small_source, small_disk / "store")
+    assert contents(small_disk / "store") == straight_files
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from small_conversion import run
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+from storage.errors import DoesNotFit
+try:
+    run(Path(sys.argv[1]), Path(sys.argv[2]))
+except DoesNotFit as error:
+    print(error)
+"""
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, tmp_path):
+    """A limit on file sizes (ulimit -f), met in the middle of a layer: exit 3, and the layers before it are kept."""
+    layer = straight_files["experts-00000.safetensors"]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "support" / "files")))
+    limited = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(small_source), str(tmp_path / "store"), str(len(layer) // 2)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert limited.returncode == 0, limited.stderr
+    assert "experts-00000" in limited.stdout
+    assert set(contents(tmp_path / "store")) == {"unfinished.json"}
+    run(small_source, tmp_path / "store")
+    assert contents(tmp_path / "store") == straight_files
+
+
+def test_a_directory_that_may_not_be_written_is_the_users_mistake(small_source, tmp_path, monkeypatch):
+    """Exit 2 with the path, for what the user can mend."""
+    monkeypatch.setattr(os, "mkdir", _refuse)
+    with pytest.raises(EdgemoeError, match="may write to") as caught:
+        run(small_source, tmp_path / "store")
+    assert caught.value.exit_code == 2
+
+
+def _refuse(*args: object, **kwargs: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", "there")

@@ -1,0 +1,152 @@
+"""storage/layout.py against orders written out byte by byte, and against torch's own operator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from storage import layout as layout_module
+from storage.errors import UserError
+from storage.layout import LAYOUTS, detect, probe
+
+SHAPES = [(16, 32), (32, 32), (48, 64), (64, 32), (80, 64), (112, 96), (200 // 16 * 16, 128)]
+
+
+def pack_slowly(name: str, nibbles: np.ndarray) -> bytes:
+    """The order that the module's docstring describes, one byte at a time."""
+    rows, cols = nibbles.shape
+    if name == "cuda":
+        slab = 32 if cols % 64 else 64
+        return bytes(
+            int(row[start + (first * slab // 4) + j] | row[start + (first + 2) * slab // 4 + j] << 4)
+            for first in (0, 1)
+            for start in range(0, cols, slab)
+            for row in nibbles
+            for j in range(slab // 4)
+        )
+    block = 64 if name == "cpu-avx512" else 32
+    halves = [], []
+    for start in range(0, rows, block):
+        height = min(block, rows - start)
+        half = height // 2
+        for k in range(cols):
+            for d in range(half):
+                split_in_halves = height == block and name != "cpu-generic"
+                low, high = (d, d + half) if split_in_halves else (2 * d, 2 * d + 1)
+                second = name == "cpu-avx2-paired" and k % 4 >= 2
+                halves[second].append(int(nibbles[start + low, k] | nibbles[start + high, k] << 4))
+    return bytes(halves[0] + halves[1])
+
+
+def a_matrix(rows: int, cols: int) -> torch.Tensor:
+    return torch.randint(0, 16, (rows, cols), generator=torch.Generator().manual_seed(rows * cols)).to(
+        torch.uint8
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pack_is_the_described_order_and_unpack_its_inverse(name, shape):
+    """Each layout's bytes are where its description puts them, incomplete blocks too, and come back."""
+    matrix = a_matrix(*shape)
+    packed = LAYOUTS[name].pack(matrix)
+    assert packed.numpy().tobytes() == pack_slowly(name, matrix.numpy())
+    assert torch.equal(LAYOUTS[name].unpack(packed, *shape), matrix)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_detected_layout_is_the_operators_own(shape):
+    """In this process torch packs every shape exactly as the detected layout does."""
+    matrix = a_matrix(*shape)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(matrix.to(torch.int32), 1)
+    assert torch.equal(detect().pack(matrix), packed.reshape(-1))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-generic"])
+def test_add_to_adds_every_nibble_transposed(name, shape):
+    """Each weight's nibble is added at its own column and row, to what was there."""
+    matrix = a_matrix(*shape)
+    out = torch.full((shape[1], shape[0]), 0.5)
+    LAYOUTS[name].add_to(LAYOUTS[name].pack(matrix), out)
+    assert torch.equal(out, matrix.T + 0.5)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("lengths", [(1024, 3072), (256, 512, 1280), (8192,)])
+def test_spans_cover_every_byte_once(name, lengths):
+    """Matrices share an expert's nibbles out among them: no byte twice, each as many as it has, padding left over."""
+    total, taken = 8192, []
+    for at, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
+        spans = LAYOUTS[name].spans(at, length, total)
+        assert sum(span.stop - span.start for span in spans) == length
+        taken += [byte for span in spans for byte in range(span.start, span.stop)]
+        assert all(0 <= span.start < span.stop <= total for span in spans)
+    assert len(taken) == len(set(taken)) == sum(lengths)
+
+
+INNER = """
+import sys, pytest
+from storage.layout import detect
+print(detect().name, flush=True)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [("default", "cpu-generic"), ("avx2", "cpu-avx2"), ("avx512", "cpu-avx512")]
+)
+def test_the_kernel_computes_at_every_vector_width(capability, name):
+    """With torch held to a width, its layout is detected, and the kernel's tests hold there."""
+    widths = ["default", "avx2", "avx512"]
+    if widths.index(capability) > widths.index(torch.backends.cpu.get_cpu_capability().lower()):
+        pytest.skip(f"this processor has no {capability}")
+    here = Path(__file__)
+    tests = [
+        f"{here}::test_the_detected_layout_is_the_operators_own",
+        str(here.parent / "conversion" / "test_encode.py"),
+    ]
+    inner = subprocess.run(
+        [sys.executable, "-c", INNER, "--noconftest", "-k", "operator or kernel", *tests],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(here.parents[2])},
+        cwd=here.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert inner.returncode == 0, inner.stdout + inner.stderr
+    assert inner.stdout.startswith(f"{name}\n")
+    assert "passed" in inner.stdout
+
+
+def test_probes_tell_layouts_apart_and_stay():
+    """A probe is the hash of a fixed matrix in the described order, so old stores keep matching."""
+    known = np.array([(i * 2654435761 >> 13) % 16 for i in range(80 * 64)], np.uint8).reshape(80, 64)
+    assert {name: probe(name) for name in LAYOUTS} == {
+        name: xxhash.xxh3_64_hexdigest(pack_slowly(name, known)) for name in LAYOUTS
+    }
+    assert len({probe(name) for name in LAYOUTS}) == len(LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    "answer", [AttributeError("no such operator"), torch.zeros(80, 32, dtype=torch.uint8)]
+)
+def test_a_kernel_that_is_missing_or_unknown_is_refused(monkeypatch, answer):
+    """Without a kernel whose order is known, the user is told which torch to install."""
+
+    def convert(matrix: torch.Tensor, tiles: int) -> torch.Tensor:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(layout_module.torch.ops.aten, "_convert_weight_to_int4pack_for_cpu", convert)
+    with pytest.raises(UserError, match="Install"):
+        detect.__wrapped__()

@@ -1,0 +1,99 @@
+"""Engines on a device that works late and out of order, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from device_double import DoubleDevice, Poisoned
+
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.registry import Compute
+from edgemoe.kernels.torch_planes import PlaneExpertKernel
+from edgemoe.kv.step import Segment, Step
+from edgemoe.memory import tiers
+from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.policy.settings import RunSettings
+from storage.forms import PlaneForm
+from storage.layout import LAYOUTS
+
+PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
+DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
+
+
+class Launched:
+    """A kernel whose blocks have to stay as they are until the double says that it has ended."""
+
+    def __init__(self, kernel: ExpertKernel, device: DoubleDevice) -> None:
+        self._kernel, self._device = kernel, device
+        self.refusals = 0
+
+    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate) -> torch.Tensor:
+        if self.refusals:
+            self.refusals -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand more")
+        for part in parts:
+            if isinstance(part.blocks["base"], torch.Tensor):  # what lies in RAM is computed there and then
+                self._device.launch(part.blocks)
+        return self._kernel.forward(x, parts, gate)
+
+
+def in_planes(directory: Path, device: DoubleDevice | None) -> StoreModel:
+    """A store as it is computed on a device, by torch's operators on planes."""
+    store = StoreModel.open(directory)
+    layout = LAYOUTS[store.manifest.layout]
+    way = Compute("planes", layout, PlaneForm, PlaneExpertKernel)
+    form = PlaneForm(store.manifest.geometry, layout, layout)
+    return replace(store, form=form, compute=way, device=device)
+
+
+def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_experts: int):
+    """A plan with room for so many experts in each tier; None: all."""
+    each, limit = store.form.bytes_at(settings.levels[0]), None
+    if experts is not None:
+        least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+        limit = least + (experts - MINIMUM_EXPERTS) * each
+    return store.plan(vram_limit=limit, dram_limit=dram_experts * each, settings=settings, context=64)
+
+
+def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+    """For a fixture: opens engines on a double, or in RAM (None); ends them after the test, and the doubles too."""
+    patch.setattr(tiers, "OnDevice", Poisoned)
+    doubles = []
+    with ExitStack() as stack:
+
+        def open_one(
+            device: DoubleDevice | None,
+            experts: int | None = None,
+            dram_experts: int = 0,
+            *,
+            ends: bool = True,
+            **settings,
+        ) -> Engine:
+            chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
+            store = in_planes(directory, device)
+            plan = limited(store, chosen, experts, dram_experts)
+            if device and ends:
+                doubles.append(device)
+            wrap = (lambda kernel: Launched(kernel, device)) if device else (lambda kernel: kernel)
+            return stack.enter_context(Engine(store, plan, chosen, wrap_kernel=wrap))
+
+        yield open_one
+    for device in doubles:
+        device.end()
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    """The prompt's last logits and those of the decoded tokens, [9, vocab]."""
+    sequence = engine.new_sequence()
+    rows = [engine.prefill(sequence, PROMPT)]
+    rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
+    for tier in (engine.vram, engine.dram):
+        if tier is not None:
+            tier.check_integrity()
+    return torch.stack(rows)

@@ -1,0 +1,26 @@
+"""Experts of several shapes as planes in RAM, for the tests of kernels that read planes."""
+
+from __future__ import annotations
+
+import torch
+from records import KEY, MemoryReader, a_store, blocks_for
+
+from storage.forms import PlaneForm
+from storage.layout import LAYOUTS
+
+SHAPES = {"small": ((48, 64), (64, 24)), "odd": ((200, 100), (100, 100)), "tiny": ((2, 3), (3, 1))}
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    first, second = both.chunk(2, dim=-1)
+    return torch.nn.functional.silu(first) * second
+
+
+def an_expert(shape: str, layout: str):
+    """(geometry, record, level -> blocks) of an expert of one of SHAPES."""
+    geometry, _, record = a_store(SHAPES[shape], LAYOUTS[layout])
+    form = PlaneForm(geometry, LAYOUTS[layout], LAYOUTS[layout])
+    blocks = {level: blocks_for(form, level) for level in (8, 4, 2)}
+    for level, into in blocks.items():
+        form.fill(MemoryReader(record, geometry), KEY, level, into, None)
+    return geometry, record, blocks

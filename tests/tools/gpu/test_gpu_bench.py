@@ -1,0 +1,154 @@
+"""tools/gpu/bench.py: rehearsed from nothing on the CPU, and its arithmetic on made-up figures."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from device_double import DoubleDevice
+
+from edgemoe.bench import bandwidth
+from tools.gpu import bench as gpu_bench
+from tools.synthetic import store as synthesize
+
+TINY = [
+    "--device",
+    "cpu",
+    "--like",
+    "tiny",
+    "--limits",
+    "3MB",
+    "--dram-small",
+    "200KB",
+    "--offload-layers",
+    "2",
+]
+TINY += ["--prompt-tokens", "16", "--new-tokens", "3", "--offload-tokens", "2"]
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_one_command_from_nothing(monkeypatch, capsys, tmp_path):
+    """Every case is measured cold and warm, the store is gone afterwards, and nothing is taken for a GPU's figure."""
+    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
+    work, file = tmp_path / "work", tmp_path / "gpu.json"
+    work.mkdir()
+    assert gpu_bench.main([*TINY, "--work", str(work), "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    tiers = [f"3 MB, DRAM {size}: {row.name}" for size in ("large", "small") for row in gpu_bench.TIERED]
+    loaded = [f"3 MB, DRAM large: {row.name}" for row in gpu_bench.LOADED]
+    names = {*tiers, *loaded, "everything resident: exact 4"}
+    assert {(row["name"], row["arm"]) for row in report["rows"]} == {
+        (n, a) for n in names for a in ("cold", "warm")
+    }
+    assert not any(work.iterdir())
+    assert report["left_out"] == []
+    assert all(aim["found"] is not None for aim in report["aims"])
+    by_name = {row["name"]: row for row in report["rows"] if row["arm"] == "warm"}
+    from_ssd, from_dram = (by_name[name] for name in loaded)
+    assert from_ssd["bytes_per_token"]["ssd"] > 0 == from_ssd["dram_limit_bytes"]
+    assert from_dram["bytes_per_token"]["ssd"] < from_ssd["bytes_per_token"]["ssd"]
+    assert from_dram["bytes_per_token"]["dram"] > 0 == from_ssd["bytes_per_token"]["dram"]
+    assert by_name["everything resident: exact 4"]["hit_rate"]["vram"] == 1
+    assert report["offload"]["layers"] == 2
+    printed = capsys.readouterr().out
+    assert printed.startswith("A rehearsal on the CPU: no figure here is a GPU's.")
+    assert "GPU's.\n\n| row |" in printed
+
+
+def test_what_there_is_no_time_for_is_named(monkeypatch, capsys, tmp_path):
+    """Once the minutes are over no case is begun, and each is listed; no aim is said to be reached."""
+
+    def in_this_process(given, layout, store):
+        options = ["--like", given.like, "--layout", layout, "--max-level", "4"]
+        assert synthesize.main([*options, str(store)]) == 0
+
+    monkeypatch.setattr(gpu_bench, "synthesize", in_this_process)
+    assert gpu_bench.main([*TINY, "--minutes", "0", "--work", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("0 minutes were over") == 5  # four cases, and accelerate's
+    assert printed.count("not measured") == 5
+
+
+def row(name: str, tpot: float, *, peak: int = 9) -> dict:
+    return {
+        "name": f"12 GB, DRAM large: {name}",
+        "arm": "warm",
+        "tpot_s": {"mean": tpot},
+        "fraction_of_bound": 0.75,
+        "peak_vram_bytes": peak,
+        "vram_limit_bytes": 10,
+    }
+
+
+def test_aims_are_ratios_of_the_rows():
+    """Each figure is the quotient of the two times it names; offload's is per layer; the worst peak counts."""
+    rows = [
+        row("exact 4", 0.050),
+        row("4/2 + prefetch", 0.040, peak=11),
+        row("on demand from SSD", 0.200),
+        row("on demand from DRAM", 0.100),
+    ]
+    found = gpu_bench.aims(rows, {"layers": 16, "tpot_s": 0.32}, 48, 12_000_000_000)
+    # accelerate: 20 ms a layer; 4/2: 40 ms of 48 layers
+    assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 1.1])
+    missing = gpu_bench.aims([], "not installed", 48, 12_000_000_000)
+    assert [aim["found"] for aim in missing] == [None] * 5
+
+
+def test_the_smallest_limit_comes_first():
+    """Limits may be given in any order; each gets both DRAM tiers, and what the aims need is measured first."""
+    made = list(gpu_bench.cases([24, 12, 16], 100, 4, gpu=False))
+    assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
+        *[(12, 100, 4), (12, 100, 2), (None, 0, 1), (12, 4, 4)],
+        *[(16, 100, 4), (16, 4, 4), (24, 100, 4), (24, 4, 4)],
+    ]
+
+
+def test_graphs_are_measured_on_a_gpu():
+    """With and without, everything resident and under the smallest limit, right after what the aims need."""
+    made = [(case.vram, case.rows[0].name) for case in gpu_bench.cases([12, 24], 100, 4, gpu=True)]
+    assert made[2:5] == [(None, "exact 4"), (None, "exact 4, graphs"), (12, "4/2 + prefetch, graphs")]
+
+
+def test_a_wrong_size_is_the_users_mistake(capsys):
+    """A limit that is no size ends the command before anything is written, with exit code 2."""
+    assert gpu_bench.main(["--device", "cpu", "--limits", "many"]) == 2
+    assert "many" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--runs", "0"], "1 or more"),
+        (["--layers", "-3"], "1 or more"),
+        (["--new-tokens", "1"], "2 or more"),
+        (["--offload-tokens", "1"], "2 or more"),
+        (["--offload-layers", "many"], "1 or more"),
+    ],
+)
+def test_a_wrong_number_is_the_users_mistake(capsys, options, wanted):
+    """What would divide by zero, or measure nothing, ends the command at once, with what was wanted."""
+    with pytest.raises(SystemExit) as ended:
+        gpu_bench.main(["--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--work"])
+def test_a_missing_folder_is_found_before_measuring(monkeypatch, capsys, tmp_path, option):
+    """Nothing is synthesized for a report that cannot be written, nor where there is no folder for the store."""
+    monkeypatch.setattr(gpu_bench, "synthesize", lambda *_: pytest.fail("began"))
+    assert gpu_bench.main([*TINY, option, str(tmp_path / "none" / "gpu.json")]) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def test_a_devices_links_are_measured_by_its_own_copies(monkeypatch):
+    """Host memory is pinned for the probe, given back after it, and nothing the device forbids is done."""
+    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
+    device = DoubleDevice(seed=1)
+    assert bandwidth._copy_to(device) > 0
+    assert bandwidth._read_on(device) > 0
+    assert device.broken == []

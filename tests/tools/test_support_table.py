@@ -1,0 +1,82 @@
+"""The tables of families and formats: what stands in the docs is what the registries have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import support_table
+from tools.support_table import FILES, REQUIRED, Outcomes, rewritten, rows_of, sections
+
+DOCS = FILES[0].read_text(encoding="utf-8")
+
+
+def committed(section: str) -> dict[str, tuple[str, str]]:
+    """row's name -> (verdict, remark) of the table in docs/models.md."""
+    cells = re.findall(r"^\| `([^`]+)` \| (.*) \| (.*) \|$", sections(DOCS)[section], re.MULTILINE)
+    return {name: (verdict, remark) for name, verdict, remark in cells}
+
+
+def test_the_docs_have_the_families():
+    """The table that test_the_committed_table_is_the_registrys looks at is there."""
+    assert "families" in sections(DOCS)
+
+
+@pytest.mark.parametrize("section", sections(DOCS))
+def test_the_committed_table_is_the_registrys(section):
+    """Every row of the registry and no other stands in docs/models.md, with its remark and a verdict."""
+    found = committed(section)
+    assert {name: remark for name, (_, remark) in found.items()} == {
+        row.name: row.remark for row in rows_of(section)
+    }
+    for row in rows_of(section):
+        verdict = found[row.name][0]
+        wanted = r"yes \([1-9]\d* tests\)" if row.refused is None else f"no: {re.escape(row.refused)}"
+        assert re.fullmatch(wanted, verdict), (row.name, verdict)
+
+
+@pytest.mark.parametrize("section", REQUIRED)
+def test_no_required_row_is_missing(section):
+    """What users were promised a word about has a row."""
+    assert set(REQUIRED[section]) <= {row.name for row in rows_of(section)}
+
+
+def test_a_row_says_yes_only_where_all_its_tests_passed(monkeypatch):
+    """Passed, failed, untested and refused rows each say so."""
+    rows = [support_table.Row(name, "") for name in ("good", "bad", "bare")]
+    rows.append(support_table.Row("never", "", "reasons"))
+    monkeypatch.setattr(support_table, "rows_of", lambda section: rows)
+    outcomes = Outcomes()
+    outcomes.passed |= {"good": 3, "bad": 1}
+    outcomes.failed |= {"bad": ["a test"]}
+    text = rewritten("before\n<!-- families -->\nold\n<!-- end -->\nafter\n", outcomes)
+    assert re.findall(r"`(\w+)` \| ([^|]+) \|", text) == [
+        ("good", "yes (3 tests)"),
+        ("bad", "no: 1 of 2 tests failed"),
+        ("bare", "no: nothing tests it"),
+        ("never", "no: reasons"),
+    ]
+    assert text.startswith("before\n<!-- families -->\n| Family")
+    assert text.endswith("<!-- end -->\nafter\n")
+
+
+def test_outcomes_are_counted_by_the_rows_that_tests_cover(tmp_path: Path):
+    """A marked test counts for its row, a failure and a skip count against it, an unmarked one does not run."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_configure(config):\n    config.addinivalue_line('markers', 'covers(row): x')\n"
+    )
+    (tmp_path / "test_rows.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.covers('one')\ndef test_a(): pass\n"
+        "@pytest.mark.covers('one', 'two')\ndef test_b(): pass\n"
+        "@pytest.mark.covers('two')\ndef test_c(): assert False\n"
+        "@pytest.mark.covers('three')\ndef test_d(): pytest.skip('not here')\n"
+        "def test_e(): raise SystemExit\n"
+    )
+    outcomes = Outcomes()
+    arguments = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
+    pytest.main(arguments, plugins=[outcomes])
+    assert dict(outcomes.passed) == {"one": 2, "two": 1}
+    assert {name: len(tests) for name, tests in outcomes.failed.items()} == {"two": 1, "three": 1}

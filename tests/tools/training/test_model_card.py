@@ -1,0 +1,148 @@
+"""tools/model_card.py and what it measures with: trigram perplexity, routing, and the card's own figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tools import model_card
+from tools.training import train_demo
+from tools.training.batches import as_batch
+from tools.training.model import Size, build
+from tools.training.routing import hot_experts, hot_load, loads, overlap
+from tools.training.trigram import DISCOUNT, Trigram
+
+TINY = Size(
+    vocabulary=400, hidden=32, layers=2, experts=8, inner=16, top_k=2, heads=2, kv_heads=1, head_dim=16
+)
+
+
+def reference_probability(
+    texts: list[list[int]], vocabulary: int, history: tuple[int, ...], word: int
+) -> float:
+    """Interpolated absolute discounting, as written in textbooks, over dictionaries."""
+    padded = [[vocabulary, vocabulary, *text] for text in texts]
+    if not history:
+        single = Counter(token for text in texts for token in text)
+        return (single[word] + 1) / (single.total() + vocabulary + 1)
+    n = len(history)
+    followers = Counter(
+        text[i] for text in padded for i in range(2, len(text)) if tuple(text[i - n : i]) == history
+    )
+    shorter = reference_probability(texts, vocabulary, history[1:], word)
+    if not followers:
+        return shorter
+    own = max(followers[word] - DISCOUNT, 0) / followers.total()
+    return own + DISCOUNT * len(followers) / followers.total() * shorter
+
+
+def test_trigram_is_the_textbook_one() -> None:
+    """Probabilities equal a plain count over dictionaries, of seen and unseen contexts, and sum to one."""
+    texts = [[0, 1, 2, 0, 1, 3, 0, 1, 2], [2, 2, 1, 0], [3]]
+    trigram = Trigram([np.array(text) for text in texts], 5)
+    for first in range(6):
+        for second in range(6):
+            words = np.arange(6)
+            found = trigram.probabilities(np.full(6, first), np.full(6, second), words)
+            expected = [reference_probability(texts, 5, (first, second), int(word)) for word in words]
+            np.testing.assert_allclose(found, expected)
+            assert found.sum() == pytest.approx(1.0)
+
+
+def test_trigram_loss_knows_where_conversations_start() -> None:
+    """A conversation's tokens are predicted from its own alone: the mean of the textbook's negative logarithms."""
+    texts = [[0, 1, 2, 0, 1, 3, 0, 1, 2], [2, 2, 1, 0]]
+    trigram = Trigram([np.array(text) for text in texts], 5)
+    batch = as_batch([[([0, 1, 3], [False, True, True]), ([2, 2], [False, True])]], 8, apart=True)
+    histories = [((5, 0), 1), ((0, 1), 3), ((5, 2), 2)]
+    expected = [-math.log(reference_probability(texts, 5, history, word)) for history, word in histories]
+    assert trigram.loss([batch]) == pytest.approx(sum(expected) / 3)
+
+
+def test_loads_count_what_routers_choose() -> None:
+    """Each layer's loads are the shares of its routers' choices over real tokens, domain by domain."""
+    special = {"bos_token_id": 0, "eos_token_id": 4, "pad_token_id": 0}
+    model = build(TINY, seed=0, special=special).eval()
+    text = as_batch([[([5, 6, 7], [True] * 3)]], 8, apart=False)
+    chosen: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, out: chosen.append(out[2]))
+    found = loads(model, {"prose": [text]})["prose"]
+    for layer, index in enumerate(chosen):
+        counts = Counter(index[:3].flatten().tolist())
+        assert found[layer].tolist() == pytest.approx([counts[e] / 6 for e in range(8)])
+
+
+def test_hot_experts_and_their_overlap() -> None:
+    """Of eight experts two are hot; their load and what two domains share are as counted by hand."""
+    a = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5]])
+    b = torch.tensor([[0.1, 0.4, 0.3, 0.1, 0.1, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    assert hot_experts(a) == [{0, 1}, {0, 7}]
+    assert hot_load(a) == pytest.approx([0.7, 1.0])
+    assert overlap(a, b) == [0.5, 0.0]
+    assert overlap(a, a) == [1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def carded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The card of a tiny model trained for two steps."""
+    root = tmp_path_factory.mktemp("card")
+    for i in range(3):
+        (root / f"{i}.txt").write_text(f"Once upon a time {i} things happened, and then more did.\n" * 200)
+        (root / f"m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n\n\n" * 200)
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.training.corpus.sysconfig.get_paths", lambda: {"stdlib": str(root)})
+        patch.setattr(model_card, "TRIGRAM_TASKS", 200)
+        small = ["--chat-tokens", "256", "--text-tokens", "512", "--count", "1", "--steps", "2"]
+        assert train_demo.main(["--corpus", str(root), "--out", str(root / "out"), *small], TINY) == 0
+        assert model_card.main([str(root / "out"), "--rows", "2", "--count", "2"]) == 0
+    torch.set_num_threads(threads)
+    return root / "out" / "model"
+
+
+def test_card_says_what_was_measured(carded: Path) -> None:
+    """Every figure of figures.json that a reader needs stands in the card."""
+    figures = json.loads((carded / "figures.json").read_text())
+    text = (carded / "README.md").read_text()
+    for name, value in figures["perplexity"].items():
+        assert f"| {name} | {value:.2f} | {figures['trigram'][name]:.2f} |" in text
+    for kind, share in figures["accuracy"].items():
+        assert f"| {kind} | {100 * share:.0f} % |" in text
+    assert set(figures["repeated"]) == {"prose", "python"}
+    for name, share in figures["repeated"].items():
+        assert f"{name} {100 * share:.1f} %" in text
+    assert "2 steps, 1,536 tokens" in text
+    assert figures["run"]["commands"][0] in text
+    assert figures["weight_bytes"] == (carded / "model.safetensors").stat().st_size
+    assert set(figures["overlap"]) == {"prose / python", "prose / tasks", "python / tasks"}
+
+
+def test_figures_are_plausible(carded: Path) -> None:
+    """An untrained model is near chance, counting beats it, and a hot quarter of experts has a quarter or more."""
+    figures = json.loads((carded / "figures.json").read_text())
+    assert all(value == pytest.approx(400, rel=0.25) for value in figures["perplexity"].values())
+    assert max(figures["trigram"]["prose"], figures["trigram"]["python"]) < 20
+    assert all(0.25 <= share <= 1 for layers in figures["hot_load"].values() for share in layers)
+    assert sum(figures["accuracy"].values()) == 0
+
+
+def test_figures_are_drawn(carded: Path) -> None:
+    """The card's pictures are there and are PNG."""
+    text = (carded / "README.md").read_text()
+    for name in ("loss.png", "routing.png"):
+        assert f"]({name})" in text
+        assert (carded / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything but a trainer's --out exits 2 and says so."""
+    assert model_card.main([str(tmp_path)]) == 2
+    assert "Train first" in capsys.readouterr().err

@@ -1,0 +1,282 @@
+"""What a GPU makes of a model larger than its memory, from nothing, in one command:
+
+    gpu_bench.py --json gpu.json
+    gpu_bench.py --device cpu --like tiny --limits 3MB,4MB --dram-small 200KB --offload-layers 2    (a rehearsal)
+
+Synthesizes a store of Qwen3-30B-A3B's shape (48 layers, experts up to level 4, 17 GB) in a folder of --work that is
+removed at the end, and measures with `edgemoe bench`'s own means, cold and warm each:
+  - loading on demand, from SSD and from DRAM, with the same readers and kernels;
+  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well if that pays, for every limit of GPU
+    memory, with a large and a small DRAM tier;
+  - everything resident: the ceiling;
+  - on a GPU, 4/2 with prefetch and everything resident again, with --graphs;
+  - transformers with accelerate's CPU offload: the same shape in bf16, --offload-layers of it, with its share of the
+    smallest limit (gpu_bench_offload.py; left out where accelerate is not installed).
+Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then what the project
+aims at beside what was found. What --minutes leave no time for is named, not run. Needs 50 GB of disk, 100 GB of RAM.
+
+On --device cpu "VRAM" is RAM: that tests the command and says nothing about a GPU, and the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgemoe.bench.rows import PAPER_RETENTION, BenchRow
+from edgemoe.bench.run import BenchRequest, run_bench
+from edgemoe.bench.tables import times_and_bytes
+from edgemoe.console.output_files import require_folders
+from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.engine.engine import StoreModel
+from edgemoe.kernels.registry import compute
+from edgemoe.machine.devices import chosen, open_device
+from edgemoe.policy.settings import RunSettings
+from storage.errors import DoesNotFit, EdgemoeError, UserError
+from tools.gpu.options import parse
+
+Json = dict[str, Any]
+
+FOUR = RunSettings.uniform(4, speculate="auto")
+MIXED = RunSettings(levels=(4, 2), retention=PAPER_RETENTION, speculate="auto")
+ON_DEMAND = RunSettings.uniform(4, cache=False)
+
+TIERED = (
+    BenchRow("exact 4", FOUR),
+    BenchRow("4/2 + prefetch", MIXED),
+    BenchRow("4/2 + prefetch, CPU's experts", MIXED.with_(cpu_experts="auto")),
+    BenchRow("4/0 + prefetch", MIXED.with_(levels=(4, 0))),
+)
+RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
+NOTED = (BenchRow("4/2 + prefetch, graphs", MIXED.with_(graphs=True)),)
+NOTED_RESIDENT = (BenchRow("exact 4, graphs", RunSettings.uniform(4, graphs=True)),)
+LOADED = (
+    BenchRow("on demand from SSD", ON_DEMAND),
+    BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows under the same limits.
+
+    Args:
+        name: before the rows' own.
+        rows: at least one.
+        vram: bytes; None: what everything resident needs.
+        dram: bytes.
+    """
+
+    name: str
+    rows: tuple[BenchRow, ...]
+    vram: int | None
+    dram: int
+
+
+def cases(limits: Sequence[int], dram_large: int, dram_small: int, *, gpu: bool) -> Iterator[Case]:
+    """Every case, what the aims need first. The smallest limit is the first; graphs are a GPU's only."""
+    least, *more = sorted(limits)
+    yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
+    yield Case(_named(least, "DRAM large"), LOADED, least, dram_large)
+    yield Case("everything resident", RESIDENT, None, 0)
+    if gpu:
+        yield Case("everything resident", NOTED_RESIDENT, None, 0)
+        yield Case(_named(least, "DRAM large"), NOTED, least, dram_large)
+    yield Case(_named(least, "DRAM small"), TIERED, least, dram_small)
+    for limit in more:
+        yield Case(_named(limit, "DRAM large"), TIERED, limit, dram_large)
+        yield Case(_named(limit, "DRAM small"), TIERED, limit, dram_small)
+
+
+def _named(limit: int, dram: str) -> str:
+    return f"{format_size(limit)}, {dram}"
+
+
+class Clock:
+    """Says what is done, and when the time is up."""
+
+    def __init__(self, minutes: float) -> None:
+        self._start, self._seconds = time.monotonic(), 60 * minutes
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more should be begun."""
+        return self.seconds > self._seconds
+
+    def say(self, what: str, of: str = "") -> None:
+        """One line on stderr."""
+        print(f"{self.seconds:6.1f} s  {of}{what}", file=sys.stderr, flush=True)
+
+
+def synthesize(given: argparse.Namespace, layout: str, store: Path) -> None:
+    """Writes the store, in a process of its own.
+
+    Raises:
+        subprocess.CalledProcessError: it failed, and has said why.
+    """
+    command = [sys.executable, "-m", "tools.synthetic.store", "--like", given.like, "--max-level", "4"]
+    command += ["--layout", layout, "--seed", str(given.seed)]
+    command += ["--layers", str(given.layers)] if given.layers else []
+    subprocess.run([*command, str(store)], check=True)
+
+
+def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple[Json, list[str]]:
+    """One report of all cases, and what was left out."""
+    experts = store.shape.experts * store.form.bytes_at(4)
+    large = parse_size(given.dram_large) if given.dram_large else experts
+    limits = [parse_size(limit) for limit in given.limits.split(",")]
+    environment: Json = {}
+    rows: list[Json] = []
+    left_out: list[str] = []
+    for case in cases(limits, large, parse_size(given.dram_small), gpu=store.device is not None):
+        names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
+        if clock.is_over:
+            left_out.append(f"{names}: {given.minutes:g} minutes were over")
+            continue
+        request = BenchRequest(
+            case.rows,
+            case.vram,
+            case.dram,
+            prompt_tokens=given.prompt_tokens,
+            new_tokens=given.new_tokens,
+            runs=given.runs,
+            seed=given.seed,
+        )
+        try:
+            report = run_bench(store, request, notify=partial(clock.say, of=f"{case.name}: "))
+        except DoesNotFit as error:
+            left_out.append(f"{names}: {error}")
+            continue
+        environment = environment or report["environment"]
+        rows += [row | {"name": f"{case.name}: {row['name']}"} for row in report["rows"]]
+    return {"environment": environment, "rows": rows}, left_out
+
+
+def offload(given: argparse.Namespace, device: str, share: int) -> Json | str:
+    """What accelerate's offload takes, by a process of its own; or why that is not known."""
+    if importlib.util.find_spec("accelerate") is None:
+        return "accelerate is not installed: pip install accelerate"
+    command = [sys.executable, "-m", "tools.gpu.offload", "--like", given.like]
+    command += ["--layers", str(given.offload_layers), "--memory", str(share), "--device", device]
+    command += ["--prompt-tokens", str(given.prompt_tokens), "--new-tokens", str(given.offload_tokens)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if child.returncode:
+        return f"accelerate's process ended with {child.returncode}, and has said why"
+    answer: Json = json.loads(child.stdout.splitlines()[-1])
+    return answer
+
+
+def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -> list[Json]:
+    """What the project aims at: each with the figure wanted and the one found, None where it was not measured."""
+    at = f"{_named(least, 'DRAM large')}: "
+    found = {(row["name"], row["arm"]): row for row in rows}
+
+    def tpot(name: str) -> float | None:
+        row = found.get((at + name, "warm"))
+        return None if row is None else float(row["tpot_s"]["mean"])
+
+    def times(more: float | None, less: float | None) -> float | None:
+        return more / less if more and less else None
+
+    mixed, four = tpot("4/2 + prefetch"), found.get((at + "exact 4", "warm"))
+    per_layer = None if isinstance(offloaded, str) else offloaded["tpot_s"] / offloaded["layers"] * layers
+    over = [row["peak_vram_bytes"] / row["vram_limit_bytes"] for row in rows]
+    return [
+        _aim(
+            "exact 4, warm: fraction of the bound", 0.7, None if four is None else four["fraction_of_bound"]
+        ),
+        _aim("4/2, times faster than on demand from DRAM", 2.4, times(tpot("on demand from DRAM"), mixed)),
+        _aim("4/2, times faster than on demand from SSD", 4.3, times(tpot("on demand from SSD"), mixed)),
+        _aim("4/2, times faster a layer than accelerate's offload", 8, times(per_layer, mixed)),
+        {"aim": "largest peak over its limit", "at_most": 1.0, "found": max(over, default=None)},
+    ]
+
+
+def _aim(what: str, at_least: float, found: float | None) -> Json:
+    return {"aim": what, "at_least": at_least, "found": found}
+
+
+def summary(report: Json) -> str:
+    """The report as text."""
+    parts = [report["label"], "", times_and_bytes(report["rows"]), ""]
+    offloaded = report["offload"]
+    parts.append(
+        f"accelerate's CPU offload: {offloaded if isinstance(offloaded, str) else json.dumps(offloaded)}"
+    )
+    for aim in report["aims"]:
+        wanted = f"at least {aim['at_least']}" if "at_least" in aim else f"at most {aim['at_most']}"
+        parts.append(f"- {aim['aim']}: {wanted} aimed at, {_shown(aim['found'])}")
+    parts += [f"- left out: {what}" for what in report["left_out"]]
+    parts.append(f"- {report['seconds']:.0f} s in all")
+    return "\n".join(parts)
+
+
+def _shown(found: float | None) -> str:
+    return "not measured" if found is None else f"{found:.2f} found"
+
+
+def run(given: argparse.Namespace, clock: Clock) -> Json:
+    """Everything, in turn.
+
+    Raises:
+        EdgemoeError: no such device, a size that is none, or no folder for what is to be written.
+        subprocess.CalledProcessError: the store could not be written.
+    """
+    require_folders(given.json)
+    if given.work and not given.work.is_dir():
+        raise UserError(f"a folder {given.work} was wanted", "there is none", "Make it, or name another")
+    device = open_device(given.device)
+    least = min(parse_size(limit) for limit in given.limits.split(","))
+    with tempfile.TemporaryDirectory(dir=given.work) as folder:
+        clock.say("synthesizing")
+        synthesize(given, compute(device.place if device else "cpu").layout.name, Path(folder, "store"))
+        store = StoreModel.open(Path(folder, "store"), device)
+        measured, left_out = measure(store, given, clock)
+        layers = len(store.manifest.layers)
+    share = int(least * given.offload_layers / layers)
+    clock.say("accelerate's offload")
+    late = f"{given.minutes:g} minutes were over"
+    offloaded = late if clock.is_over else offload(given, chosen(given.device), share)
+    label = f"Measured on {device.name}." if device else "A rehearsal on the CPU: no figure here is a GPU's."
+    return measured | {
+        "label": label,
+        "offload": offloaded,
+        "aims": aims(measured["rows"], offloaded, layers, least),
+        "left_out": left_out,
+        "seconds": clock.seconds,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    given = parse(__doc__, argv)
+    try:
+        report = run(given, Clock(given.minutes))
+    except EdgemoeError as error:
+        print(f"gpu_bench: {error}", file=sys.stderr)
+        return error.exit_code
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    print(summary(report), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""transformers with accelerate's CPU offload, as a child of gpu_bench.py: one line of JSON on stdout.
+
+A model of a preset's shape with random weights in bf16. As many whole layers as --memory holds are on the device; the
+others stay in RAM, and accelerate copies a layer's weights to the device every time the layer runs. On --device cpu
+nothing is offloaded: that tests the command only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import accelerate
+import torch
+import transformers
+from accelerate.utils import set_module_tensor_to_device
+
+from tools.counts import positive
+from tools.synthetic.workload import PRESETS, Shape
+
+
+def random_model(shape: Shape) -> Any:
+    """The model in RAM, in bf16. Its weights repeat a few million random numbers, which copying does not mind."""
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = transformers.AutoModelForCausalLM.from_config(shape.config(), dtype=torch.bfloat16)
+    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(torch.bfloat16)
+    for name, parameter in list(model.named_parameters()):
+        repeated = pool.repeat(-(-parameter.numel() // pool.numel()))[: parameter.numel()]
+        set_module_tensor_to_device(model, name, "cpu", value=repeated.view(parameter.shape))
+    return model.eval()
+
+
+def offloaded(model: Any, device: str, memory: int) -> Any:
+    """The model with what does not fit into `memory` bytes of the device left in RAM."""
+    if device == "cpu":
+        return model
+    places = accelerate.infer_auto_device_map(
+        model,
+        max_memory={0: memory, "cpu": 1 << 50},
+        no_split_module_classes=sorted(model._no_split_modules),
+    )
+    return accelerate.dispatch_model(model, places)
+
+
+def token_times(model: Any, device: str, prompt: torch.Tensor, new_tokens: int) -> list[float]:
+    """Seconds after the start at which each greedy token was known. `prompt` is int64 [1, T]."""
+    cache = transformers.DynamicCache(config=model.config)
+    times: list[float] = []
+    ids, start = prompt.to(device), time.perf_counter()
+    with torch.inference_mode():
+        while len(times) < new_tokens:
+            logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            ids = logits[:, -1].argmax(-1, keepdim=True).to(device)
+            ids.cpu()
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--like", choices=sorted(PRESETS), required=True)
+    parser.add_argument("--layers", type=positive, required=True)
+    parser.add_argument("--memory", type=positive, required=True, help="bytes of weights on the device")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--prompt-tokens", type=positive, required=True)
+    parser.add_argument("--new-tokens", type=int, required=True, help="2 or more")
+    given = parser.parse_args(argv)
+    shape = replace(PRESETS[given.like], layers=given.layers)
+    model = offloaded(random_model(shape), given.device, given.memory)
+    prompt = torch.randint(shape.vocab, (1, given.prompt_tokens), generator=torch.Generator().manual_seed(0))
+    token_times(model, given.device, prompt[:, :8], 2)  # what a process pays once
+    times = token_times(model, given.device, prompt, given.new_tokens)
+    places = getattr(model, "hf_device_map", {})
+    answer = {
+        "layers": given.layers,
+        "memory_bytes": given.memory,
+        "modules_in_ram": sum(place == "cpu" for place in places.values()),
+        "ttft_s": times[0],
+        "tpot_s": (times[-1] - times[0]) / (len(times) - 1),
+        "versions": {module.__name__: module.__version__ for module in (accelerate, torch, transformers)},
+    }
+    print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""edgemoe beside llama.cpp, or transformers with accelerate's disk offload, alternating under the same memory limits.
+
+    synthesize_gguf.py --like qwen3-30b-a3b --layers 16 --vocab 32000 w1.gguf
+    synthesize.py --from-gguf w1.gguf --max-level 4 --dense-bits 8 w1-store
+    compare_peers.py --gguf w1.gguf --store w1-store --limits 3GB,2GB,none --rounds 3 --json w1.json --plot w1.png
+
+Every answer is a process of its own in a fresh memory cgroup, page cache counted and dropped before (limited.py), on
+--threads threads. Both sides get the same token ids, a different prompt each round: conversations of the demo's tasks
+or a text, by the demo model's tokenizer, so that ids repeat as a text's do. Decoding is greedy and no token ends it.
+Under a limit the runs are cold: times begin when the model is open, with what mapping the file left in memory
+(llama.cpp) or with what loading filled free room with, as a chat does (edgemoe; a row 4-empty does not). `load s` is
+what came before. Without one they are warm: a prompt of random tokens and the prompt itself come
+first, for ten seconds, so that all is resident. llama.cpp maps its model; its weight repacking is off under a
+limit. edgemoe gets the limit less --beside, what its process takes beside its own --vram-limit.
+
+Nothing is measured unless the kernel enforces the limit: first a process that takes too much must die, and every run
+reads back its limit and whether it is inside. A run that fails or is killed for memory is told and the others go on.
+The JSON is written anew after every run. Linux, as root. Needs llama-cpp-python, here or in another --llama-python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from edgemoe.bench.environment import environment
+from edgemoe.bench.prompts import text_prompts
+from edgemoe.bench.quality import load_quality
+from edgemoe.chat.conversation import load_tokenizer
+from edgemoe.commands.options import DEMO, run_settings
+from edgemoe.console.output_files import require_folders, require_plot
+from edgemoe.console.sizes import format_size
+from edgemoe.engine.engine import StoreModel
+from storage.errors import EdgemoeError, UserError
+from tools.peers.limited import Controller, LimitError, find_controller
+from tools.peers.options import parse
+from tools.peers.popularity import as_table as popularity_table
+from tools.peers.popularity import compare
+from tools.peers.programs import Program, edgemoe_program, peer_program
+from tools.peers.report import Case, Json, as_table, plot, run_of, show_limit, summarize
+from tools.peers.run import Outcome, hear_endings, prove_enforced, run_child
+
+WARM_UP_SECONDS = 10
+"""Least that a warm run is warmed up for: a machine's host may give cores that have just become busy less of its
+memory's rate, and who loads or answers sooner is not to be measured sooner."""
+
+WARM_UP_TOKENS = 512
+"""Random tokens before a warm run: enough for nearly every expert of W1 to be asked for."""
+
+
+@dataclass
+class Comparison:
+    """A comparison under way: what has run, and how to run the rest.
+
+    Args:
+        controller: of memory cgroups.
+        programs: the peer first.
+        cases: limits and prompt lengths.
+        prompts: prompt length -> token ids for each round.
+        experts, vocabulary: of the model.
+        options: of the command line.
+    """
+
+    controller: Controller
+    programs: Sequence[Program]
+    cases: Sequence[Case]
+    prompts: dict[int, list[list[int]]]
+    experts: int
+    vocabulary: int
+    options: argparse.Namespace
+    runs: list[Json] = field(default_factory=list)
+    popularity: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def order(self) -> Iterator[tuple[int, Case, Program]]:
+        """Every run. The programs alternate, and a different one is first each round."""
+        for number in range(self.options.rounds):
+            first = number % len(self.programs)
+            for case in self.cases:
+                for program in [*self.programs[first:], *self.programs[:first]]:
+                    yield number, case, program
+
+    def request(self, program: Program, case: Case, number: int, *, popularity: bool = False) -> Json:
+        """What a child is asked. Under a limit edgemoe's own, and accelerate's, is what that leaves them."""
+        limit, length = case
+        prompt = self.prompts[length][number]
+        random = torch.Generator().manual_seed(self.options.seed)
+        warm_up = torch.randint(self.vocabulary, (WARM_UP_TOKENS,), generator=random).tolist()
+        request: Json = {
+            "model": str(program.model),
+            "prompt": prompt,
+            "new_tokens": self.options.new_tokens,
+            "warm_up": [] if limit is not None or popularity else [warm_up, prompt],
+            "warm_up_s": WARM_UP_SECONDS,
+            "threads": self.options.threads,
+            "capped": limit is not None,
+            "popularity": popularity,
+            "experts": self.experts,
+        }
+        own = None if limit is None else limit - self.options.beside
+        if program.settings is not None:
+            return request | {"settings": program.settings, "fill": program.fill, "vram_limit": own}
+        return request | {"memory": own}
+
+    def run(self, program: Program, case: Case, number: int) -> None:
+        """One run, added to `runs`."""
+        outcome = self._child(program, case, self.request(program, case, number))
+        self.runs.append(run_of(program.name, case, number, outcome))
+
+    def count(self) -> None:
+        """A run of the peer and of edgemoe's first row, untimed and unlimited, that counts the experts chosen."""
+        case = (None, max(self.prompts))
+        for program in self.programs[:2]:
+            outcome = self._child(program, case, self.request(program, case, 0, popularity=True))
+            if "counts" in outcome.answer:
+                self.popularity[program.name] = outcome.answer["counts"]
+
+    def _child(self, program: Program, case: Case, request: Json) -> Outcome:
+        return run_child(
+            self.controller, case[0], program.command, request, keep_cache=self.options.keep_cache
+        )
+
+    def report(self, facts: Json) -> Json:
+        """All there is so far, as one JSON object."""
+        own = {p.name: run_settings(8, **p.settings) for p in self.programs if p.settings is not None}
+        quality = load_quality(self.options.quality) if self.options.quality else []
+        rows = summarize(self.runs, self.programs[0].name, quality, own)
+        return {"environment": facts, "rows": rows, "popularity": self.popularity, "runs": self.runs}
+
+
+def measure(comparison: Comparison, facts: Json) -> None:
+    """Runs everything; the JSON is written anew after every run."""
+    order = list(comparison.order())
+    started = time.monotonic()
+    for done, (number, case, program) in enumerate(order):
+        left = (
+            f", {(time.monotonic() - started) * (len(order) - done) / done / 60:.0f} min left" if done else ""
+        )
+        where = f"limit {show_limit(case[0])}, {case[1]} tokens, round {number + 1}"
+        say(f"run {done + 1} of {len(order)}: {program.name}, {where}{left}")
+        comparison.run(program, case, number)
+        last = comparison.runs[-1]
+        say(
+            f"  {last['failure']}"
+            if last["failure"]
+            else f"  TTFT {last['ttft_s']:.2f} s, TPOT {1000 * last['tpot_s']:.1f} ms"
+        )
+        keep(comparison, facts)
+    if comparison.options.popularity:
+        say("counting the experts chosen")
+        comparison.count()
+        keep(comparison, facts)
+
+
+def keep(comparison: Comparison, facts: Json) -> None:
+    """Writes the JSON, if one was asked for, in place of the one before."""
+    path: Path | None = comparison.options.json
+    if path:
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps(comparison.report(facts)))
+        partial.replace(path)
+
+
+def say(what: str) -> None:
+    """Progress, on stderr."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def show(comparison: Comparison, facts: Json) -> None:
+    """Tables, and the plot if one was asked for."""
+    rows = comparison.report(facts)["rows"]
+    print(as_table(rows))
+    if len(comparison.popularity) == 2:
+        one, other = comparison.popularity
+        layers = compare(comparison.popularity[one], comparison.popularity[other])
+        print("\n" + popularity_table(layers, (one, other)))
+    print("\n" + "\n".join(f"- {name}: {json.dumps(value)}" for name, value in facts.items()))
+    if comparison.options.plot and rows:
+        plot(rows, comparison.options.plot)
+
+
+def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
+    """What was compared, on what. Bytes."""
+    options, peer = comparison.options, comparison.programs[0]
+    files = [peer.model] if peer.model.is_file() else sorted(peer.model.glob("*.safetensors"))
+    return environment(store) | {
+        "threads": options.threads,
+        "peer": peer.name,
+        "peer_model_bytes": sum(file.stat().st_size for file in files),
+        "store_bytes": sum(file.stat().st_size for file in store.directory.iterdir()),
+        "limits_bytes": sorted({limit for limit, _ in comparison.cases if limit is not None}, reverse=True),
+        "beside_bytes": options.beside,
+        "prompts": f"{source}, by the demo model's tokenizer",
+        "new_tokens": options.new_tokens,
+        "rounds": options.rounds,
+        "seed": options.seed,
+    }
+
+
+def require_room(
+    store: StoreModel, programs: Sequence[Program], cases: Sequence[Case], options: argparse.Namespace
+) -> None:
+    """Says what of each limit is edgemoe's own.
+
+    Raises:
+        DoesNotFit: a program of edgemoe's cannot run in that.
+    """
+    for limit, length in cases:
+        for program in programs:
+            if limit is not None:
+                own, context = limit - options.beside, length + options.new_tokens
+                settings = run_settings(store.manifest.max_level, **(program.settings or {}))
+                store.plan(vram_limit=own, settings=settings, context=context)
+                say(f"{program.name} inside {show_limit(limit)}: --vram-limit {format_size(own)}")
+
+
+def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
+    """Checks all that can be checked before the first run.
+
+    Raises:
+        UserError: a file, a module or a prompt is missing.
+        DoesNotFit: edgemoe cannot run inside a limit.
+        LimitError: this machine enforces none.
+    """
+    require_folders(options.json)
+    require_plot(options.plot)
+    store = StoreModel.open(options.store)
+    programs = [
+        peer_program(options),
+        *(edgemoe_program(levels, options.store) for levels in options.settings),
+    ]
+    tokenizer = load_tokenizer(DEMO)
+    sets = {
+        length: text_prompts(tokenizer, options.prompt_file, length, options.rounds, options.seed)
+        for length in options.prompt_tokens
+    }
+    prompts = {length: [encode() for encode in of.prompts] for length, of in sets.items()}
+    highest = max(max(ids) for of in prompts.values() for ids in of)
+    if highest >= store.shape.vocab:
+        raise UserError(
+            f"a vocabulary above {highest} was wanted",
+            f"the model has {store.shape.vocab}",
+            "Use a larger one",
+        )
+    cases = [(limit, length) for limit in options.limits for length in options.prompt_tokens]
+    require_room(store, programs[1:], cases, options)
+    controller = find_controller(Path("/proc/mounts").read_text())
+    comparison = Comparison(
+        controller, programs, cases, prompts, store.shape.experts_per_layer, store.shape.vocab, options
+    )
+    prove_enforced(controller)
+    return comparison, facts_of(comparison, store, next(iter(sets.values())).source)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code. What was measured is shown even where a signal ends it."""
+    try:
+        options = parse(argv, __doc__)
+        hear_endings()
+        comparison, facts = prepare(options)
+        try:
+            measure(comparison, facts)
+        finally:
+            if comparison.runs:
+                show(comparison, facts)
+    except (EdgemoeError, LimitError) as error:
+        print(f"compare_peers: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, EdgemoeError) else 2
+    except KeyboardInterrupt:
+        say("compare_peers: interrupted; nothing of it is left running")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

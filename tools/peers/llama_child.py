@@ -1,0 +1,159 @@
+"""llama.cpp as a child of tools/peers/compare.py: the protocol of compare_peers_run, one prompt.
+
+Runs under any Python that has llama-cpp-python, which needs nothing of edgemoe. The model is a GGUF, mapped into
+memory, on the CPU. Weight repacking makes a private copy of weights in an order that suits the processor; where
+memory is capped (`capped`) it is off, because that copy cannot be paged out to the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from tools.peers.warm_up import warm_ups
+
+TOP_K_NAME = re.compile(rb"ffn_moe_topk-(\d+)")
+"""What llama.cpp calls the tensor of a layer's chosen experts, int32 [experts used, tokens]."""
+
+BATCH = 512
+"""Most prompt tokens a call, llama.cpp's own default of a physical batch."""
+
+
+class Tensor(ctypes.Structure):
+    """The beginning of ggml's struct ggml_tensor: sizes and strides."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("sizes", ctypes.c_int64 * 4),
+        ("strides", ctypes.c_size_t * 4),
+    )
+
+
+class Counts:
+    """Counts which experts a context's routers choose. `callback` goes into its parameters."""
+
+    def __init__(self) -> None:
+        self.of_layer: dict[int, dict[int, int]] = {}
+        library = next(Path(llama_cpp.__file__).parent.glob("lib/libggml-base.*"))
+        self._ggml = ctypes.CDLL(str(library))
+        self._ggml.ggml_get_name.restype = ctypes.c_char_p
+        self._ggml.ggml_get_data.restype = ctypes.c_void_p
+        for function in (self._ggml.ggml_get_name, self._ggml.ggml_get_data):
+            function.argtypes = [ctypes.c_void_p]
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._watch)
+
+    def _watch(self, tensor: int, asks: bool, _: Any) -> bool:
+        """Called twice a tensor: whether it is wanted, then with its data; False then would stop the run."""
+        match = TOP_K_NAME.fullmatch(self._ggml.ggml_get_name(tensor))
+        if asks:
+            return match is not None
+        if match:
+            self._count(int(match[1]), tensor)
+        return True
+
+    def _count(self, layer: int, tensor: int) -> None:
+        shape = ctypes.cast(tensor, ctypes.POINTER(Tensor)).contents
+        data = self._ggml.ggml_get_data(tensor)
+        counts = self.of_layer.setdefault(layer, {})
+        for token in range(shape.sizes[1]):
+            row = (ctypes.c_int32 * shape.sizes[0]).from_address(data + token * shape.strides[1])
+            for expert in row:
+                counts[expert] = counts.get(expert, 0) + 1
+
+    def as_rows(self, experts: int) -> list[list[int]]:
+        """[layer][expert] -> times chosen."""
+        return [[self.of_layer[i].get(e, 0) for e in range(experts)] for i in sorted(self.of_layer)]
+
+
+def load_model(request: dict[str, Any]) -> Any:
+    """A handle of the model, mapped."""
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.n_gpu_layers = 0
+    if hasattr(parameters, "load_mode"):
+        parameters.load_mode = 1  # LLAMA_LOAD_MODE_MMAP; earlier versions have a switch of that name
+    else:
+        parameters.use_mmap = True
+    parameters.use_extra_bufts = not request["capped"]
+    model = llama_cpp.llama_model_load_from_file(request["model"].encode(), parameters)
+    if not model:
+        raise SystemExit(f"llama.cpp does not load {request['model']}")
+    return model
+
+
+def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> Any:
+    """A handle of a context that holds the longest prompt and the new tokens."""
+    parameters = llama_cpp.llama_context_default_params()
+    longest = max(map(len, [request["prompt"], *request["warm_up"]]))
+    parameters.n_ctx = longest + request["new_tokens"]
+    parameters.n_batch = parameters.n_ubatch = BATCH
+    parameters.n_threads = parameters.n_threads_batch = request["threads"]
+    if counts:
+        parameters.cb_eval = counts.callback
+    context = llama_cpp.llama_init_from_model(model, parameters)
+    if not context:
+        raise SystemExit("llama.cpp opens no context")
+    return context
+
+
+def generate(
+    context: Any, vocabulary: int, prompt: list[int], new_tokens: int
+) -> tuple[list[float], list[int]]:
+    """Greedy tokens after a prompt: seconds since the start at which each was known, and their ids."""
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+    times: list[float] = []
+    tokens: list[int] = []
+    start = time.perf_counter()
+    rest = list(prompt)
+    while len(tokens) < new_tokens:
+        batch, rest = rest[:BATCH], rest[BATCH:]
+        array = (llama_cpp.llama_token * len(batch))(*batch)
+        if code := llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(batch))):
+            raise SystemExit(f"llama_decode returned {code}")
+        if rest:
+            continue
+        logits = llama_cpp.llama_get_logits_ith(context, -1)
+        token = int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())
+        times.append(time.perf_counter() - start)
+        tokens.append(token)
+        rest = [token]
+    return times, tokens
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Serves one request."""
+    llama_cpp.llama_backend_init()
+    started = time.perf_counter()
+    counts = Counts() if request["popularity"] else None
+    model = load_model(request)
+    context = open_context(model, request, counts)
+    load_s = time.perf_counter() - started
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    for warm_up in warm_ups(request):
+        generate(context, vocabulary, warm_up, 2)
+    times, tokens = generate(context, vocabulary, request["prompt"], request["new_tokens"])
+    if counts:
+        return {"counts": counts.as_rows(request["experts"]), "tokens": tokens}
+    return {
+        "load_s": load_s,
+        "token_times": times,
+        "tokens": tokens,
+        "versions": {
+            "llama-cpp-python": llama_cpp.__version__,
+            "system": llama_cpp.llama_print_system_info().decode(),
+            "mmap": "on",
+            "repacking": "off" if request["capped"] else "on",
+        },
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(json.load(sys.stdin))), flush=True)

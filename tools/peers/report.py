@@ -1,0 +1,188 @@
+"""Runs of several programs put together: a row for each program, limit and prompt length, with ratios of means.
+
+A ratio says how many times as long the peer took, so more than 1 is in edgemoe's favour. The bound is the one of
+`edgemoe bench`, at the best bandwidths that any run probed: a disk that was slow for a second is not a slow disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgemoe.bench.bound import TIERS
+from edgemoe.bench.quality import EvaluationRow, quality_of
+from edgemoe.bench.summary import summary
+from edgemoe.console.sizes import format_size
+from edgemoe.policy.settings import RunSettings
+from tools.peers.run import Outcome
+
+Json = dict[str, Any]
+Case = tuple[int | None, int]
+"""(limit in bytes, prompt tokens)."""
+
+
+def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
+    """One run as it is kept: raw times, and what they are summed up from. Seconds, bytes."""
+    times = outcome.answer.get("token_times", [])
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return {
+        "name": name,
+        "limit_bytes": case[0],
+        "prompt_tokens": case[1],
+        "round": round_number,
+        "failure": outcome.failure,
+        "ttft_s": times[0] if times else None,
+        "tpot_s": sum(gaps) / len(gaps) if gaps else None,
+        "itl_s": gaps,
+        "peak_bytes": outcome.used.peak_bytes,
+        "limit_hit": outcome.used.failcnt,
+        **outcome.answer,
+    }
+
+
+def summarize(
+    runs: Sequence[Json], peer: str, quality: Sequence[EvaluationRow], settings: Mapping[str, RunSettings]
+) -> list[Json]:
+    """A row for each program and case, in the order in which they first ran.
+
+    Args:
+        runs: of run_of.
+        peer: the program that the others are measured against.
+        quality: rows of an evaluation report; none: nothing is said of quality.
+        settings: program -> what it runs with, of those that have a quality.
+    """
+    rates = best_rates(runs)
+    groups: dict[tuple[str, Case], list[Json]] = {}
+    for run in runs:
+        groups.setdefault((run["name"], (run["limit_bytes"], run["prompt_tokens"])), []).append(run)
+    rows = {key: _row(key[0], key[1], group, rates) for key, group in groups.items()}
+    for (name, case), row in rows.items():
+        against = rows.get((peer, case))
+        for measure in ("ttft_s", "tpot_s"):
+            row[f"ratio_{measure[:-2]}"] = _ratio(against, row, measure)
+        row["quality"] = quality_of(quality, settings[name]) if name in settings else None
+    return list(rows.values())
+
+
+def _ratio(against: Json | None, row: Json, measure: str) -> float | None:
+    if against is None or against[measure]["mean"] is None or row[measure]["mean"] is None:
+        return None
+    return float(against[measure]["mean"] / row[measure]["mean"])
+
+
+def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]) -> Json:
+    good = [run for run in runs if run["failure"] is None]
+    measured = [run["row"] for run in good if "row" in run]
+    shares = [reached(run, rates) for run in good if "row" in run]
+    itl = summary([gap for run in good for gap in run["itl_s"]])
+    return {
+        "name": name,
+        "limit_bytes": case[0],
+        "prompt_tokens": case[1],
+        "failed": len(runs) - len(good),
+        "ttft_s": summary([run["ttft_s"] for run in good]),
+        "tpot_s": summary([run["tpot_s"] for run in good]),
+        "itl_s": itl,
+        "p99_over_median": itl["p99"] / itl["p50"] if itl["p99"] and itl["p50"] else None,
+        "load_s": summary([run["load_s"] for run in good]),
+        "fraction_of_bound": float(np.mean(shares)) if shares else None,
+        "hit_rate": float(np.mean([row["hit_rate"]["vram"] or 0 for row in measured])) if measured else None,
+        "ssd_bytes_per_token": float(np.mean([row["bytes_per_token"]["ssd"] for row in measured]))
+        if measured
+        else None,
+        "peak_bytes": max((run["peak_bytes"] or 0 for run in runs), default=None),
+        "failures": [run["failure"] for run in runs if run["failure"]],
+    }
+
+
+def best_rates(runs: Sequence[Json]) -> dict[str, float]:
+    """Tier -> the best bytes a second that any run probed."""
+    probed = [run["row"]["bandwidth"] for run in runs if "row" in run]
+    return {tier: max(rates[tier] for rates in probed) for tier in TIERS} if probed else {}
+
+
+def reached(run: Json, rates: Mapping[str, float]) -> float:
+    """Share of a run's time per token that its bytes account for at these rates."""
+    parts, own = run["row"]["bound_per_tier_s"], run["row"]["bandwidth"]
+    at_best = {tier: parts[tier] * own[tier] / rates[tier] for tier in TIERS}
+    dense = parts["dense"] * own["vram"] / rates["vram"]
+    return float((dense + max(at_best.values())) / run["tpot_s"])
+
+
+def show_limit(limit: int | None) -> str:
+    """For people."""
+    return "none" if limit is None else format_size(limit)
+
+
+def _number(path: str, digits: int, scale: float = 1) -> Callable[[Json], str]:
+    def cell(row: Json) -> str:
+        value: Any = row
+        for name in path.split("."):
+            value = value[name]
+        return "-" if value is None else f"{scale * value:.{digits}f}"
+
+    return cell
+
+
+def _kl(row: Json) -> str:
+    value = ((row["quality"] or {}).get("decode") or {}).get("kl")
+    return "-" if value is None else f"{value:.4f}"
+
+
+COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
+    ("limit", lambda row: show_limit(row["limit_bytes"])),
+    ("prompt", lambda row: str(row["prompt_tokens"])),
+    ("program", lambda row: str(row["name"])),
+    ("runs", lambda row: f"{row['tpot_s']['n']}" + (f", {row['failed']} failed" if row["failed"] else "")),
+    ("TTFT mean s", _number("ttft_s.mean", 2)),
+    ("median", _number("ttft_s.p50", 2)),
+    ("TPOT mean ms", _number("tpot_s.mean", 1, 1000)),
+    ("median", _number("tpot_s.p50", 1, 1000)),
+    ("ITL p50", _number("itl_s.p50", 1, 1000)),
+    ("p99", _number("itl_s.p99", 1, 1000)),
+    ("p99/p50", _number("p99_over_median", 2)),
+    ("TTFT ratio", _number("ratio_ttft", 2)),
+    ("TPOT ratio", _number("ratio_tpot", 2)),
+    ("of bound %", _number("fraction_of_bound", 0, 100)),
+    ("hits %", _number("hit_rate", 0, 100)),
+    ("SSD MB a token", _number("ssd_bytes_per_token", 0, 1e-6)),
+    ("peak GB", _number("peak_bytes", 2, 1e-9)),
+    ("load s", _number("load_s.mean", 1)),
+    ("KL (decode)", _kl),
+)
+
+
+def as_table(rows: Sequence[Json]) -> str:
+    """Markdown; runs that failed are told below it."""
+    lines = ["| " + " | ".join(title for title, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += ["| " + " | ".join(cell(row) for _, cell in COLUMNS) + " |" for row in rows]
+    told = [
+        f"- {row['name']} at {show_limit(row['limit_bytes'])}, {row['prompt_tokens']} tokens: {failure}"
+        for row in rows
+        for failure in row["failures"]
+    ]
+    return "\n".join(lines + (["", *told] if told else []))
+
+
+def plot(rows: Sequence[Json], path: Path) -> None:
+    """Draws mean TTFT and TPOT of every row, and the p99 of gaps, on logarithmic axes, into an image file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 2 + 0.35 * len(rows)), layout="constrained")
+    names = [f"{show_limit(r['limit_bytes'])}, {r['prompt_tokens']}: {r['name']}" for r in rows]
+    panels = (
+        ("TTFT, s", "ttft_s", "mean", 1),
+        ("TPOT, ms", "tpot_s", "mean", 1000),
+        ("ITL p99, ms", "itl_s", "p99", 1000),
+    )
+    for axes, (title, measure, part, scale) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        axes.barh(range(len(rows)), [scale * (row[measure][part] or 0) for row in rows])
+        axes.set_xscale("log")
+        axes.set_title(title)
+        axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=120)

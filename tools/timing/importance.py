@@ -1,0 +1,146 @@
+"""Times what heavy-hitter scores (DyMoE eq. 1-2) add to a prefill, beside ranking experts by their load.
+
+    python -m tools.timing.importance CHECKPOINT_OR_STORE [--tokens 512] [--runs 3] [--vram-limit all|SIZE] [--json]
+
+One prompt is prefilled at levels 4/2 with each --importance in turn, the first round unmeasured. With all experts
+resident, the default, no read stands between the two; under a SIZE the times have the reads in them that both need.
+Prints every time, both medians, and the added share: median over median, less 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from edgemoe.bench.prompts import make_prompts
+from edgemoe.commands.options import open_store, within_memory
+from edgemoe.console.sizes import format_size
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.settings import RunSettings
+from storage.errors import DoesNotFit, EdgemoeError
+from tools.counts import positive
+
+LOAD, SCORED = "load", "heavy-hitters"
+
+SETTINGS = RunSettings(levels=(4, 2), importance=LOAD)
+
+
+def time_signals(engine: Engine, prompt: Sequence[int], runs: int) -> dict[str, list[float]]:
+    """Seconds of `runs` prefills of a prompt for each signal, in turn, in a sequence of its own each.
+
+    Args:
+        engine: open for SETTINGS and a context of the prompt's length.
+        prompt: token ids.
+        runs: of each, after one that is not counted.
+    """
+    found: dict[str, list[float]] = {LOAD: [], SCORED: []}
+    for _ in range(runs + 1):
+        for signal, seconds in found.items():
+            engine.configure(SETTINGS.with_(importance=signal))
+            sequence = engine.new_sequence()
+            start = perf_counter()
+            engine.prefill(sequence, prompt)
+            seconds.append(perf_counter() - start)
+            engine.end_sequence(sequence)
+    return {signal: seconds[1:] for signal, seconds in found.items()}
+
+
+def require_resident(store: StoreModel, plan: MemoryPlan) -> None:
+    """Raises DoesNotFit if not every expert has a block of every kind."""
+    blocks = min(plan.vram_blocks.values())
+    if blocks < store.shape.experts:
+        level = SETTINGS.levels[0]
+        more = (store.shape.experts - blocks) * store.form.bytes_at(level)
+        raise DoesNotFit(
+            f"all {store.shape.experts} experts of {store.directory} were wanted in memory at level {level}",
+            f"there is room for {blocks}",
+            "Give --vram-limit SIZE to time prefills that read",
+            minimum=plan.vram_limit_bytes + more,
+        )
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The report, by the names that --json prints. Seconds, bytes, tokens.
+
+    Raises:
+        UserError: there is no such model.
+        DoesNotFit: it does not run in the limit, or not all of it is resident where that was asked.
+        DamagedData: the store is.
+    """
+    resident = options.vram_limit == "all"
+    store, plan, settings = open_store(
+        options.model,
+        lambda max_level: SETTINGS,
+        vram_limit=None if resident else options.vram_limit,
+        dram_limit=None,
+        device="auto",
+        context=options.tokens,
+    )
+    plan = within_memory(store, plan, settings)
+    if resident:
+        require_resident(store, plan)
+    (prompts,) = make_prompts(store, "text", None, options.tokens, 1, options.seed)
+    with Engine(store, plan, settings) as engine:
+        found = time_signals(engine, prompts.prompts[0](), options.runs)
+    medians = {signal: median(seconds) for signal, seconds in found.items()}
+    return {
+        "prompt_tokens": options.tokens,
+        "prompts": prompts.source,
+        "seed": options.seed,
+        "threads": torch.get_num_threads(),
+        "vram_limit_bytes": plan.vram_limit_bytes,
+        "experts_resident": min(plan.vram_blocks.values()),
+        "samples_s": found,
+        "median_s": medians,
+        "added_share": medians[SCORED] / medians[LOAD] - 1,
+    }
+
+
+def as_table(report: dict[str, Any]) -> str:
+    """Markdown: a row for each signal, and below what one adds to the other."""
+    lines = [
+        f"{report['prompt_tokens']} tokens of {report['prompts']}, {report['threads']} threads, --vram-limit "
+        f"{format_size(report['vram_limit_bytes'])}: {report['experts_resident']} experts resident\n",
+        "| importance | median s | samples s |",
+        "|---|---|---|",
+    ]
+    for signal, seconds in report["samples_s"].items():
+        samples = ", ".join(f"{each:.3f}" for each in seconds)
+        lines.append(f"| {signal} | {report['median_s'][signal]:.3f} | {samples} |")
+    return "\n".join([*lines, f"\n{SCORED} over {LOAD}: {100 * report['added_share']:+.1f} %"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, metavar="CHECKPOINT_OR_STORE")
+    parser.add_argument("--tokens", type=positive, default=512, help="of the prompt; default: 512")
+    parser.add_argument("--runs", type=positive, default=3, help="of each importance; default: 3")
+    parser.add_argument(
+        "--vram-limit", default="all", metavar="all|SIZE", help="default: all, every expert resident"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the prompt")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(argv)
+    try:
+        report = measure(options)
+    except EdgemoeError as error:
+        print(f"time_importance: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(report) if options.json else as_table(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

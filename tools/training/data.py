@@ -1,0 +1,80 @@
+"""Everything a run is trained and measured on, in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgemoe.evaluate.tasks import training_tasks
+from tools.training.batches import paragraphs_of
+from tools.training.corpus import Domain, encode, read_books, read_stdlib
+from tools.training.model import Size
+from tools.training.tokenizer import train_tokenizer
+
+TOKENIZER_SAMPLE = {"prose": 120_000, "python": 8_000}
+"""Characters of each file that merges are learned from."""
+
+
+Files = dict[str, dict[str, int]]
+"""Domain -> how many files are for training, and how many held out."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on and measured: the tokenizer, and domains in tokens (uint16 [tokens])."""
+
+    tokenizer: Any
+    training: dict[str, np.ndarray]
+    held_out: dict[str, np.ndarray]
+    paragraphs: list[str]
+    files: Files
+
+
+def make_tokenizer(domains: Sequence[Domain], size: Size) -> Any:
+    """Learns merges from a part of every file and from tasks."""
+    texts = [text[: TOKENIZER_SAMPLE[d.name]] for d in domains for text in d.training]
+    for task in islice(training_tasks(1), 40_000):
+        texts += [text for turn in task.turns for text in (turn.question, turn.answer)]
+    return train_tokenizer(texts, size.vocabulary, size.context)
+
+
+def prepare(corpus: Path, run: Path, size: Size, *, again: bool) -> Data:
+    """Reads and encodes everything.
+
+    Args:
+        corpus: books, as read_books wants them.
+        run: directory where tokenizer and tokens are written, for resuming and for measuring the model.
+        size: of the model.
+        again: take tokenizer and tokens from `run` instead.
+
+    Raises:
+        UserError: no corpus.
+    """
+    from transformers import AutoTokenizer
+
+    domains = (read_books(corpus), read_stdlib())
+    files = {
+        f"{d.name}-{part}": run / f"{d.name}-{part}.npy" for d in domains for part in ("training", "held")
+    }
+    paragraphs = paragraphs_of(domains[0].training, 20_000, seed=0)
+    if again:
+        tokenizer = AutoTokenizer.from_pretrained(run / "tokenizer")
+        tokens = {name: np.load(path) for name, path in files.items()}
+    else:
+        run.mkdir(parents=True, exist_ok=True)
+        tokenizer = make_tokenizer(domains, size)
+        tokenizer.save_pretrained(run / "tokenizer")
+        tokens = {}
+        for d in domains:
+            tokens |= {f"{d.name}-training": encode(tokenizer, d.training)}
+            tokens |= {f"{d.name}-held": encode(tokenizer, d.held_out)}
+        for name, path in files.items():
+            np.save(path, tokens[name])
+    training = {d.name: tokens[f"{d.name}-training"] for d in domains}
+    counted = {d.name: {"training": len(d.training), "held_out": len(d.held_out)} for d in domains}
+    return Data(tokenizer, training, {d.name: tokens[f"{d.name}-held"] for d in domains}, paragraphs, counted)

@@ -1,0 +1,226 @@
+"""Trains the demo model: a small Qwen3-MoE that chats about sums, words and capitals, and reads prose and Python.
+
+    train_demo.py --corpus BOOKS --out DIR [--minutes 85]
+    train_demo.py --corpus BOOKS --out DIR --resume
+
+BOOKS is a directory of .txt files or a tar of them. Chat tasks are generated (edgemoe/evaluate/tasks.py), Python is the
+running interpreter's standard library. DIR/model is written at every checkpoint: an ordinary Hugging Face checkpoint
+in bf16, with its tokenizer and chat template. DIR/run holds what resuming needs, the log and the loss curve.
+The learning rate follows running time, so `--minutes` is what the run will take on any machine; time in which the
+process was stopped does not count. Products are computed in bf16 where the
+machine is fast at it, otherwise in float32; weights and their updates are float32 always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from storage.errors import EdgemoeError, UserError
+from tools.training.batches import Mixture
+from tools.training.curve import draw_curve
+from tools.training.data import Data, Files, prepare
+from tools.training.loop import Recipe, Run
+from tools.training.model import Size, build
+from tools.training.report import accuracy, held_out_batches, losses
+
+
+def mixture(data: Data, options: argparse.Namespace) -> Mixture:
+    """Batches as the command line asks for them."""
+    return Mixture(
+        data.tokenizer,
+        prose=data.training["prose"],
+        python=data.training["python"],
+        paragraphs=data.paragraphs,
+        seed=options.seed,
+        chat_tokens=options.chat_tokens,
+        text_tokens=options.text_tokens,
+    )
+
+
+def save_checkpoint(directory: Path, tokenizer: Any, model: Any) -> None:
+    """Writes the model in bf16 as transformers does, one tensor for each expert's matrix."""
+    config = copy.deepcopy(model.config)
+    config.dtype = torch.bfloat16
+    shipped = type(model)(config).to(torch.bfloat16)
+    shipped.load_state_dict(model.state_dict())
+    shipped.generation_config.update(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    shipped.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def compute_dtype(name: str) -> torch.dtype:
+    """What products are computed in: float32, bfloat16, or with auto what this machine is faster at."""
+    if name != "auto":
+        return torch.float32 if name == "float32" else torch.bfloat16
+    fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def report(data: Data, rows: int, count: int) -> Any:
+    """A function of the model that measures held-out losses and accuracies."""
+    batches = held_out_batches(data.tokenizer, data.held_out, rows)
+
+    def measure(model: Any) -> dict[str, Any]:
+        return {"loss": losses(model, batches), "accuracy": accuracy(model, data.tokenizer, count)}
+
+    return measure
+
+
+def check_start(options: argparse.Namespace) -> None:
+    """Neither overwrites a run nor resumes none.
+
+    Raises:
+        UserError: a run is there already, or there is none to resume.
+    """
+    directory = options.out / "run"
+    if (directory / "state.pt").exists() == options.resume:
+        return
+    if options.resume:
+        raise UserError("a run to resume was wanted", f"{directory} has none", "Leave out --resume")
+    raise UserError(
+        "a directory without a run was wanted", f"{directory} has one", "Use --resume, or another --out"
+    )
+
+
+def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: Files) -> None:
+    """A resumed run goes on with the data that it began with.
+
+    Raises:
+        UserError: naming the first option that would change it.
+    """
+    for name in ("seed", "chat_tokens", "text_tokens"):
+        if getattr(options, name) != before[name]:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} {before[name]}, as the run began, was wanted",
+                f"got {getattr(options, name)}",
+                f"Give {option} {before[name]}, or start another --out",
+            )
+    if files["prose"] != before["files"]["prose"]:
+        raise UserError(
+            f"the corpus that the run began with was wanted, {before['files']['prose']} files",
+            f"got {files['prose']} in {options.corpus}",
+            "Give the same --corpus",
+        )
+
+
+def write_description(
+    path: Path, options: argparse.Namespace, size: Size, recipe: Recipe, files: Files, threads: int
+) -> None:
+    """Writes what decided the run, for its model card, as JSON; a resumed run adds its command to those before.
+
+    Raises:
+        UserError: as check_same_data, if resumed; nothing is written.
+    """
+    commands = []
+    if options.resume:
+        before = json.loads(path.read_text())
+        check_same_data(before, options, files)
+        commands = before["commands"]
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
+    description = {
+        "commands": [*commands, options.command],
+        "seed": options.seed,
+        "size": asdict(size),
+        "recipe": asdict(recipe),
+        "chat_tokens": options.chat_tokens,
+        "text_tokens": options.text_tokens,
+        "files": files,
+        "threads": threads,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
+        "versions": {"python": platform.python_version()} | versions,
+    }
+    path.write_text(json.dumps(description, indent=1) + "\n")
+
+
+def train(options: argparse.Namespace, size: Size) -> None:
+    """Prepares, trains, saves.
+
+    Raises:
+        UserError: no corpus; a run is there already, or there is none to resume, or it began with other data.
+    """
+    check_start(options)
+    directory, threads = options.out / "run", torch.get_num_threads()
+    # Operators stay within a thread, here as in the run's own threads: answers are many small operators, and
+    # threads that wait for each other in each of them crawl on a busy machine.
+    torch.set_num_threads(1)
+    data = prepare(options.corpus, directory, size, again=options.resume)
+    recipe = Recipe(seconds=60 * options.minutes, rate=options.rate)
+    write_description(directory / "run.json", options, size, recipe, data.files, threads)
+    special = {
+        f"{kind}_token_id": getattr(data.tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")
+    }
+    model = build(size, seed=options.seed, special=special)
+    run = Run(
+        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        mixture(data, options),
+        recipe,
+        directory,
+        report=report(data, rows=8, count=options.count),
+        save=partial(save_checkpoint, options.out / "model", data.tokenizer),
+        threads=threads,
+        dtype=compute_dtype(options.dtype),
+    )
+    if options.resume:
+        run.resume()
+    else:
+        run.log_file.unlink(missing_ok=True)
+    run.train(options.steps)
+    draw_curve(run.log(), directory / "loss.png")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="books: a directory of .txt, or a tar of them"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where model/ and run/ are made")
+    parser.add_argument("--minutes", type=float, default=85.0, help="of running time")
+    parser.add_argument("--steps", type=int, help="stop after so many, before the time is up")
+    parser.add_argument("--chat-tokens", type=int, default=2048, help="of chat in a step")
+    parser.add_argument("--text-tokens", type=int, default=1024, help="of prose and Python in a step")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of products"
+    )
+    parser.add_argument("--count", type=int, default=10, help="held-out tasks of each kind in a report")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    options = parser.parse_args(argv)
+    # A model card has no use for the paths of the machine.
+    named = {str(options.corpus): "BOOKS", str(options.out): "DIR"}
+    given = [named.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
+    options.command = shlex.join(["tools/training/train_demo.py", *given])
+    return options
+
+
+def main(argv: Sequence[str] | None = None, size: Size | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    try:
+        train(parse(argv), size or Size())
+    except EdgemoeError as error:
+        print(f"train_demo: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
