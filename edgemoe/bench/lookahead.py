@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from prefetch.base import TransferCounts
+from prefetch.counts import TransferCounts
 
 
 def lookahead_report(counts: TransferCounts) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Sampler, Sampling, Trace, decode_tokens
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
-from edgemoe.policy.levels import ExpertUse
-from prefetch.base import TransferCounts
+from prefetch.counts import TransferCounts
 
 
 @dataclass(frozen=True)

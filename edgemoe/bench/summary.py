@@ -16,8 +16,8 @@ from edgemoe.bench.lookahead import lookahead_report
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
 from edgemoe.engine.engine import StoreModel
+from edgemoe.experts.use import fraction_at, mean_bits
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.policy.levels import mean_bits, share_at
 from edgemoe.policy.settings import format_levels
 from storage.base import LEVELS
 
@@ -90,7 +90,6 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "cache": settings.cache,
         "prefetch": settings.speculate,
         "cpu_experts": settings.cpu_experts,
-        "graphs": settings.graphs,
         "eviction": settings.eviction if settings.cache else "none",
         "readers": settings.readers,
         "vram_limit_bytes": plan.vram_limit_bytes,
@@ -138,7 +137,7 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
         "experts_reused": use.reused,
         "experts_on_cpu": decode.counts.left_below,
         "bits_per_weight_read": mean_bits(use.scheduled),
-        "effective_retention": share_at(use.scheduled, high),
+        "effective_retention": fraction_at(use.scheduled, high),
     }
 
 

@@ -17,7 +17,6 @@ from edgemoe.commands.options import (
     DramOption,
     EvictionOption,
     ExactOption,
-    GraphsOption,
     HeavyHittersOption,
     ImportanceOption,
     LevelsOption,
@@ -85,7 +84,6 @@ def bench_command(
     eviction: EvictionOption = None,
     speculate: SpeculateOption = None,
     cpu_experts: CpuExpertsOption = None,
-    graphs: GraphsOption = False,
     context: ContextOption = None,
     ablation: AblationOption = False,
     prompt_file: PromptFileOption = None,
@@ -111,7 +109,6 @@ def bench_command(
         "eviction": eviction,
         "speculate": speculate,
         "cpu_experts": cpu_experts,
-        "graphs": graphs,
     }
     _refuse_with_ablation(ablation, chosen)
     require_folders(trace)

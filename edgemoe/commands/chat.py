@@ -19,7 +19,6 @@ from edgemoe.commands.options import (
     DramOption,
     EvictionOption,
     ExactOption,
-    GraphsOption,
     HeavyHittersOption,
     ImportanceOption,
     JsonOption,
@@ -72,7 +71,6 @@ def chat_command(
     eviction: EvictionOption = None,
     speculate: SpeculateOption = None,
     cpu_experts: CpuExpertsOption = None,
-    graphs: GraphsOption = False,
     context: ContextOption = None,
     max_new_tokens: NewTokensOption = 512,
     temperature: TemperatureOption = None,
@@ -97,7 +95,6 @@ def chat_command(
         eviction=eviction,
         speculate=speculate,
         cpu_experts=cpu_experts,
-        graphs=graphs,
     )
     store, plan, settings = open_store(
         model,

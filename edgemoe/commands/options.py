@@ -104,14 +104,6 @@ CpuExpertsOption = Annotated[
         "--exact. Default: auto.",
     ),
 ]
-GraphsOption = Annotated[
-    bool,
-    typer.Option(
-        "--graphs",
-        help="With --device cuda: launch a new token's dense work as CUDA graphs. Off by default: whether and how much "
-        "that saves has not been measured on a GPU yet.",
-    ),
-]
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
@@ -140,7 +132,6 @@ def run_settings(
     eviction: str | None = None,
     speculate: str | None = None,
     cpu_experts: str | None = None,
-    graphs: bool = False,
 ) -> RunSettings:
     """The settings that options ask for; None is the default of settings.RunSettings, or SPECULATE, CPU_EXPERTS.
 
@@ -173,7 +164,6 @@ def run_settings(
         "heavy_hitters": heavy_hitters,
         "eviction": eviction,
         "speculate": speculate or SPECULATE,
-        "graphs": graphs,
         "cpu_experts": cpu_experts or ("off" if exact else CPU_EXPERTS),
     }
     given = {name: value for name, value in others.items() if value is not None}

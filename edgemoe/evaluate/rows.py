@@ -9,7 +9,7 @@ from typing import Any
 from edgemoe.evaluate.accuracy import mean_accuracy
 from edgemoe.evaluate.arms import TABLE, Arm, Phase
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.policy.levels import ExpertUse, mean_bits, share_at
+from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.policy.settings import format_levels
 
 BF16 = "bf16"
@@ -104,7 +104,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         phase=phase,
         levels=format_levels(settings.levels),
         retention=settings.retention,
-        effective_retention=share_at(counts, settings.levels[0]),
+        effective_retention=fraction_at(counts, settings.levels[0]),
         perplexity=quality.perplexity if quality else None,
         kl=quality.kl if quality else None,
         kl_stderr=quality.kl_stderr if quality else None,

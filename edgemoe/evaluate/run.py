@@ -30,9 +30,9 @@ from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accu
 from edgemoe.evaluate.score import Windows, reference_quality, setting_quality
 from edgemoe.evaluate.tasks import Task
 from edgemoe.evaluate.windows import text_windows
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.policy.levels import ExpertUse
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 

@@ -10,8 +10,8 @@ from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arms import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.policy.levels import ExpertUse
 from edgemoe.policy.settings import RunSettings
 
 Windows = Sequence[tuple[int, ...]]

@@ -34,9 +34,6 @@ MINIMUM_EXPERTS = 2
 ROUNDING_BYTES = 1 << 26
 """What a device's allocator loses to rounding and to holes, at most."""
 
-GRAPH_BYTES = 1 << 26
-"""What a device takes for pieces of a noted step, with what they make of one token; not measured yet."""
-
 PROCESS_BYTES = 500_000_000
 """What the interpreter, torch and transformers take beside every limit, at most."""
 
@@ -199,7 +196,7 @@ def make_plan(
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    parts = _fixed(shape, geometry, context, device, graphs=settings.graphs)
+    parts = _fixed(shape, geometry, context, device)
     fixed = sum(parts.values())
     if vram_limit is None:
         room = device.room() if device else available_memory() - dram_limit - PROCESS_BYTES
@@ -266,11 +263,10 @@ def _blocks(
 
 
 def _fixed(
-    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None, *, graphs: bool
+    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, of all on the fastest memory that is not experts."""
     workspace = workspace_bytes(shape, geometry, context, device.place if device else "cpu")
-    workspace += GRAPH_BYTES if graphs else 0
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,

@@ -15,9 +15,9 @@ from cache.policies import make_policy
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan, staging_buffers
 from edgemoe.policy.settings import RunSettings
-from prefetch.device_path import StagedRoute, Staging
-from prefetch.ram_path import ExclusiveRoute
-from prefetch.transfer_path import Route
+from prefetch.device_path import DevicePath, Staging
+from prefetch.ram_path import RamPath
+from prefetch.transfer_path import TransferPath
 from storage.base import ResidentForm
 from storage.device import Device
 
@@ -28,11 +28,11 @@ class Tiers:
 
     vram: PlaneTier
     dram: PlaneTier | None
-    route: Route
+    path: TransferPath
 
     def close(self) -> None:
         """Waits for copies and gives all the memory back. After the fetcher between them is closed. Idempotent."""
-        self.route.close()
+        self.path.close()
         for tier in (self.vram, self.dram):
             # Frames of a step that was cut short may still hold a block: the memory then goes when they do.
             with suppress(BufferError, ValueError):
@@ -55,9 +55,9 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
     if device is None:
         vram = tier("vram", plan.vram_blocks, in_ram, "cpu")
         dram = tier("dram", plan.dram_blocks, in_ram, "cpu") if plan.dram_blocks else None
-        return Tiers(vram, dram, ExclusiveRoute(vram, dram, form))
+        return Tiers(vram, dram, RamPath(vram, dram, form))
     with taking(device, "experts", plan.minimum_vram_bytes):
         vram = tier("vram", plan.vram_blocks, OnDevice(device), device.name)
     dram = tier("dram", plan.dram_blocks, Pinned(device, "dram"), "cpu") if plan.dram_blocks else None
     staging = Staging(device, form.kinds_at(plan.levels[0]), staging_buffers(settings))
-    return Tiers(vram, dram, StagedRoute(vram, dram, form, device, staging))
+    return Tiers(vram, dram, DevicePath(vram, dram, form, device, staging))

@@ -9,13 +9,13 @@ from typing import Any
 
 from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import Compute, compute
-from edgemoe.layers.dense import dense_bytes, widest_matrix
 from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
 from edgemoe.policy.settings import RunSettings
 from storage.base import ResidentForm
 from storage.checkpoint import bounded_config
 from storage.device import Device
 from storage.errors import UserError
+from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.untrusted import read_json
@@ -100,12 +100,6 @@ class StoreModel:
                 f"{self.directory} was converted with --max-level {self.manifest.max_level}",
                 "Ask for a lower level, or convert the model again with a higher one",
             )
-        if settings.graphs and not (self.device and family_of(self.config).plain_attention):
-            raise UserError(
-                "--graphs was wanted",
-                "attention is not plain in this model" if self.device else "the model is computed on the CPU",
-                "Leave it out" if self.device else "Leave it out, or use --device cuda",
-            )
         return make_plan(
             self.shape,
             self.manifest.geometry,
@@ -116,3 +110,14 @@ class StoreModel:
             context=context or self.default_context(),
             device=self.device,
         )
+
+
+def dense_bytes(path: Path) -> int:
+    """Bytes of memory that the tensors of dense.safetensors take."""
+    return sum(tensor.range.length for tensor in read_header(path).tensors.values())
+
+
+def widest_matrix(path: Path, vocab: int) -> int:
+    """Largest side of a matrix in dense.safetensors, except matrices with a row for each of `vocab` tokens."""
+    shapes = (tensor.shape for tensor in read_header(path).tensors.values())
+    return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)

@@ -70,11 +70,23 @@ def by_damage(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> to
     Returns:
         int64 [rows, M], levels.
     """
-    table = torch.tensor(levels)
+    error, price_of = cost_of_levels(levels, price)
+    cost = damage.float().unsqueeze(-1) * error + price_of
+    return torch.tensor(levels)[cost.argmin(dim=-1)]
+
+
+def cost_of_levels(levels: tuple[int, ...], price: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Squared error and price of each level, float32 [levels] each."""
     error = torch.tensor([ERROR_OF_LEVEL[level] ** 2 for level in levels])
-    bits = torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
-    cost = damage.float().unsqueeze(-1) * error + price * bits
-    return table[cost.argmin(dim=-1)]
+    return error, price * torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of rows [rows, 1], added from the first column to the last: the order that csrc/levels.c has."""
+    total = x[:, :1]
+    for column in range(1, x.shape[1]):
+        total = total + x[:, column : column + 1]
+    return total
 
 
 def price_per_bit(layer: int, layers: int, mean: float, depth: str = "cosine") -> float:

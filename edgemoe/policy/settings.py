@@ -22,10 +22,6 @@ CPU_EXPERTS = ("off", "auto")
 """What beside a device the CPU computes: nothing; of the experts that are in DRAM alone, as many as pay."""
 
 
-BULK_READERS = 8
-"""Threads that read where many experts wait (docs/decisions/0015)."""
-
-
 @dataclass(frozen=True)
 class RunSettings:
     """One way of running a model. Checked when made.
@@ -41,9 +37,8 @@ class RunSettings:
         eviction: one of cache.policies.POLICIES.
         speculate: one of prefetch.base.MODES.
         cpu_experts: one of CPU_EXPERTS. Exact, it is the same as off: which experts the CPU computes depends on limits.
-        graphs: note a new token's dense work on a device, and launch it in a few pieces.
         cache: False loads on demand: nothing is kept from one layer to the next.
-        readers: threads that read experts; in RAM, while a prompt wants many, there are BULK_READERS.
+        readers: threads that read experts; in RAM, while a prompt wants many, prefetch.workers.SCAN_WORKERS of them.
         only_layer: schedule this layer alone and give every other the highest level, to see how sensitive it
             is; None: all.
 
@@ -61,7 +56,6 @@ class RunSettings:
     eviction: str = "lfru"
     speculate: str = "off"
     cpu_experts: str = "off"
-    graphs: bool = False
     cache: bool = True
     readers: int = 2
     only_layer: int | None = None

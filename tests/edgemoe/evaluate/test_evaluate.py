@@ -20,9 +20,9 @@ from edgemoe.evaluate.arms import PHASES, Arm
 from edgemoe.evaluate.run import EvalRequest, run_eval
 from edgemoe.evaluate.studies import study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
+from edgemoe.experts.use import mean_bits
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.models.resolve import convert_checkpoint
-from edgemoe.policy.levels import mean_bits
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, UserError
 

@@ -19,7 +19,7 @@ from edgemoe.evaluate.studies import (
     table_arms,
 )
 from edgemoe.evaluate.table import claim_lines, quality_lines, task_lines
-from edgemoe.policy.levels import ExpertUse
+from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings
 from storage.errors import UserError
 
