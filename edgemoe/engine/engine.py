@@ -24,7 +24,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import build_model, skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import (
-    freeze_what_is_there,
+    freeze_existing_objects,
     peak_resident_bytes,
     reset_peak,
     resident_bytes,
@@ -51,7 +51,8 @@ FILL_BYTES = 1 << 26
 class Engine:
     """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
-    From the first one on Python's garbage collector leaves out what was there before it (process.freeze_what_is_there).
+    From the first one on Python's garbage collector leaves out what was there before it
+    (process.freeze_existing_objects).
 
     Args:
         store: an opened store.
@@ -68,7 +69,7 @@ class Engine:
         *,
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
     ) -> None:
-        freeze_what_is_there()  # nothing of an engine's own: that is to go when it does
+        freeze_existing_objects()  # nothing of an engine's own: that is to go when it does
         model = skeleton(store.directory)
         return_free_memory()
         reset_peak()
@@ -101,7 +102,7 @@ class Engine:
                 workers=settings.readers,
                 bulk=0 if self.device else BULK_READERS,
                 speculate=settings.speculate,
-                roomy=settings.cache and plan.roomy(store.form, store.shape.experts),
+                roomy=settings.cache and plan.holds_whole_model(store.form, store.shape.experts),
             )
             opened.callback(self._source.close)
             self._runner = ExpertRunner(self._source, kernel, policy, self.device)
