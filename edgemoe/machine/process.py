@@ -7,7 +7,6 @@ import gc
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -16,17 +15,9 @@ _LARGE = 8 << 20
 """Bytes from which malloc maps a block by itself: dense weights are that large, most of a prompt's activations not."""
 
 
-class _CgroupFiles(NamedTuple):
-    """The memory files of one version of cgroups; `stat_prefix` precedes the names of counters in memory.stat."""
-
-    root: Path
-    limit: str
-    usage: str
-    stat_prefix: str
-
-
-_V1 = _CgroupFiles(Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_V2 = _CgroupFiles(Path("/sys/fs/cgroup"), "memory.max", "memory.current", "")
+_CGROUP_V1 = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+_CGROUP_V2 = "/sys/fs/cgroup", "memory.max", "memory.current", ""
+"""Root, files of limit and usage, and prefix of the counters in memory.stat, by version of cgroups."""
 
 
 def resident_bytes() -> int:
@@ -105,25 +96,25 @@ def _cgroup_free_bytes() -> list[int]:
     for _, controllers, path in entries:
         if controllers and "memory" not in controllers.split(","):
             continue
-        files = _V1 if controllers else _V2
-        directory = files.root / path.lstrip("/")
-        while directory.is_relative_to(files.root):
+        root, *names = _CGROUP_V1 if controllers else _CGROUP_V2
+        directory = Path(root, path.lstrip("/"))
+        while directory.is_relative_to(root):
             # In a container the path may be the host's while the container's own cgroup is mounted at the root.
             with suppress(OSError):
-                free.append(_free_bytes(directory, files))
+                free.append(_free_bytes(directory, *names))
             directory = directory.parent
     return [max(size, 0) for size in free if size is not None]
 
 
-def _free_bytes(cgroup: Path, files: _CgroupFiles) -> int | None:
+def _free_bytes(cgroup: Path, limit_file: str, usage_file: str, prefix: str) -> int | None:
     """Free bytes of a memory cgroup; None without a limit.
 
     Cached files count as used, but the kernel drops them before it kills a process: they are free here.
     """
-    limit = (cgroup / files.limit).read_text().strip()
+    limit = (cgroup / limit_file).read_text().strip()
     if limit == "max":
         return None
     counters = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    cached = {f"{files.stat_prefix}inactive_file", f"{files.stat_prefix}active_file"}
-    free = int(limit) - int((cgroup / files.usage).read_text())
+    cached = {f"{prefix}inactive_file", f"{prefix}active_file"}
+    free = int(limit) - int((cgroup / usage_file).read_text())
     return free + sum(int(value) for name, value in counters if name in cached)

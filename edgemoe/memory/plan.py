@@ -28,7 +28,7 @@ CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
 MINIMUM_EXPERTS = 2
-"""Fewest experts the fastest tier must hold: one is computed while another arrives."""
+"""Fewest experts that the fastest tier must have blocks for: one is computed while another arrives."""
 
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
@@ -111,7 +111,7 @@ class MemoryPlan:
     def lines(self) -> tuple[str, str]:
         """The plan as two lines of text."""
         driver = f"driver {format_size(self.driver_bytes)}, " if self.driver_bytes else ""
-        # On a device both tiers may hold the same expert; tiers in RAM are exclusive.
+        # On a device an expert may be in both tiers; tiers in RAM are exclusive.
         more = "" if self.driver_bytes else "more "
         dram = f", {self.dram_experts} {more}in DRAM" if self.dram_experts else ""
         staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
@@ -166,7 +166,7 @@ def make_plan(
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
     planes = vram_limit - taken
-    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, exclusive=device is None)
+    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, device is None)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -187,12 +187,8 @@ def make_plan(
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
-    return DoesNotFit(
-        f"{option} {minimum} or more ({purposes})",
-        f"{limit}",
-        f"use {option} {minimum} or {otherwise}",
-        minimum=minimum,
-    )
+    wanted = f"{option} {minimum} or more ({purposes})"
+    return DoesNotFit(wanted, f"{limit}", f"use {option} {minimum} or {otherwise}", minimum=minimum)
 
 
 def _fixed_bytes(
@@ -210,24 +206,20 @@ def _fixed_bytes(
 
 
 def _blocks(
-    shape: ModelShape,
-    form: ResidentForm,
-    settings: RunSettings,
-    planes: int,
-    dram_limit: int,
-    *,
-    exclusive: bool,
+    shape: ModelShape, form: ResidentForm, settings: RunSettings, planes: int, dram: int, exclusive: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Block kind's name -> blocks, of the VRAM tier with `planes` bytes and of the DRAM tier.
+    """Block kind's name -> blocks, in the VRAM tier and in the DRAM tier.
 
     Args:
-        exclusive: an expert is in one tier only, as where both are in RAM; on a device it may be in both.
+        planes: bytes of the VRAM tier.
+        dram: bytes of the DRAM tier.
+        exclusive: whether an expert is in one tier at most, as where both lie in RAM.
     """
     fractions = {kind: fraction_at(settings, kind.level) for kind in form.kinds_at(settings.levels[0])}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram = count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)
-    return vram, count_blocks(dram_limit, fractions, left, 1) if dram_limit and left else {}
+    return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
 
 
 def _staging_bytes(
