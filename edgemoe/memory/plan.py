@@ -33,9 +33,6 @@ MINIMUM_EXPERTS = 2
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
 
-GRAPH_BYTES = 1 << 26
-"""What a device takes for pieces of a noted step, with what they make of one token; not measured yet."""
-
 PROCESS_BYTES = 500_000_000
 """Most bytes that the interpreter, torch and transformers take, outside every limit."""
 
@@ -153,7 +150,7 @@ def make_plan(
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    fixed = _fixed_bytes(shape, geometry, context, device, graphs=settings.graphs)
+    fixed = _fixed_bytes(shape, geometry, context, device)
     taken = sum(fixed.values())
     minimum = taken + MINIMUM_EXPERTS * each
     if vram_limit is None:
@@ -192,11 +189,10 @@ def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: 
 
 
 def _fixed_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None, *, graphs: bool
+    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
     workspace = workspace_bytes(shape, geometry, context, device.place if device else torch.device("cpu"))
-    workspace += GRAPH_BYTES if graphs else 0
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,

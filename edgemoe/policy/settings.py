@@ -49,7 +49,6 @@ class RunSettings:
         speculate: one of prefetch.base.MODES.
         cpu_experts: one of CPU_EXPERTS. With `exact`, "auto" equals "off": which experts the CPU computes depends on
             limits.
-        graphs: note a new token's dense work on a device, and launch it in a few pieces.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, there are BULK_READERS.
         only_layer: schedule this layer alone and give every other the highest level, which measures the layer's
@@ -69,7 +68,6 @@ class RunSettings:
     eviction: str = "lfru"
     speculate: str = "off"
     cpu_experts: str = "off"
-    graphs: bool = False
     cache: bool = True
     readers: int = 2
     only_layer: int | None = None
