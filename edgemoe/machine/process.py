@@ -14,7 +14,6 @@ _M_MMAP_THRESHOLD = -3
 _LARGE = 8 << 20
 """Bytes from which malloc maps a block by itself: dense weights are that large, most of a prompt's activations not."""
 
-
 _CGROUP_V1 = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
 _CGROUP_V2 = "/sys/fs/cgroup", "memory.max", "memory.current", ""
 """Root, files of limit and usage, and prefix of the counters in memory.stat, by version of cgroups."""

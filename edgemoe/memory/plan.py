@@ -234,18 +234,15 @@ def staging_buffers(settings: RunSettings) -> int:
 def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device) -> int:
     """Upper estimate of the bytes that one step allocates, without weights and KV.
 
-    The largest of a layer's three parts (attention, a dense product, its experts) on top of the tensors that live
-    through all of them; activations are bf16 with float32 copies.
+    Hidden states, which live through a whole layer, and the largest of the layer's three parts: attention, a dense
+    product, its experts. Activations are bf16 with float32 copies.
     """
     rows = min(context, PREFILL_ROWS)
-    parts = (
-        _attention_bytes(shape, rows, context),
-        _product_bytes(shape, rows),
-        _experts_bytes(shape, geometry, rows, place),
-    )
-    through = rows * shape.hidden * (2 + 2 + 4 + 4)
+    attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
+    largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
+    hidden_states = rows * shape.hidden * (2 + 2 + 4 + 4)
     logits = shape.vocab * 4 * 4
-    return through + max(parts) + logits
+    return hidden_states + largest + logits
 
 
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
