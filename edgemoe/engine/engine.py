@@ -25,7 +25,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import build_model, skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import (
-    freeze_what_is_there,
+    freeze_existing_objects,
     peak_resident_bytes,
     reset_peak,
     resident_bytes,
@@ -69,7 +69,7 @@ class Engine:
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
         wrap_source: Callable[[ExpertSource], ExpertSource] = lambda source: source,
     ) -> None:
-        freeze_what_is_there()  # before any object of an engine exists: these are collected with it
+        freeze_existing_objects()  # before any object of an engine exists: these are collected with it
         model = skeleton(store.directory)
         return_free_memory()
         reset_peak()
