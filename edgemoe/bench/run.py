@@ -142,23 +142,17 @@ def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
 
 
 def _measure(
-    store: StoreModel,
-    request: BenchRequest,
-    plans: Sequence[MemoryPlan],
-    sets: Sequence[PromptSet],
-    notify: Notify,
+    store: StoreModel, request: BenchRequest, plans: list[MemoryPlan], sets: list[PromptSet], notify: Notify
 ) -> tuple[Samples, list[Bandwidth]]:
     levels = {level for row in request.rows for level in row.settings.levels}
     planned = list(zip(request.rows, plans, strict=True))
     samples: Samples = defaultdict(list)
     probes = []
 
-    def run_row(row: BenchRow, plan: MemoryPlan, sets: Sequence[PromptSet], run: int) -> None:
+    def run_row(row: BenchRow, plan: MemoryPlan, sets: list[PromptSet], run: int) -> None:
         for prompts in sets:
-            encode = prompts.prompts[run]
-            for arm, sample in zip(
-                ARMS, _cold_and_warm(store, row, plan, encode, request.new_tokens), strict=True
-            ):
+            both = _cold_and_warm(store, row, plan, prompts.prompts[run], request.new_tokens)
+            for arm, sample in zip(ARMS, both, strict=True):
                 samples[row.name, prompts.source, arm].append(sample)
 
     notify("warming up")
@@ -194,10 +188,7 @@ def _cold_and_warm(
 
 
 def _conditions(
-    request: BenchRequest,
-    sets: Sequence[PromptSet],
-    rows: Sequence[dict[str, Any]],
-    probes: Sequence[Bandwidth],
+    request: BenchRequest, sets: list[PromptSet], rows: list[dict[str, Any]], probes: list[Bandwidth]
 ) -> dict[str, Any]:
     """Returns the conditions of the measurement, as part of the environment."""
     sources = [prompts.source for prompts in sets]

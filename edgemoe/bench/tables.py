@@ -6,6 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
@@ -14,11 +16,6 @@ from edgemoe.console.sizes import format_size
 
 Report = dict[str, Any]
 Row = dict[str, Any]
-
-
-def as_json(report: Report) -> str:
-    """Returns the whole report on one line."""
-    return json.dumps(report)
 
 
 def as_jsonl(report: Report) -> str:
@@ -71,41 +68,31 @@ def as_markdown(report: Report) -> str:
 FORMATS: dict[str, Callable[[Report], str]] = {
     "md": as_markdown,
     "csv": as_csv,
-    "json": as_json,
+    "json": json.dumps,
     "jsonl": as_jsonl,
 }
 
-Column = tuple[str, Callable[[Row], str]]
+Cell = Callable[[Row], str]
+Column = tuple[str, Cell]
 """Title, and the text of a row's cell."""
 
 
-def _value(row: Row, path: str) -> Any:
-    """Returns the value at a path of names joined by dots."""
-    found: Any = row
-    for name in path.split("."):
-        found = found[name]
-    return found
+def _text(path: str, show: Callable[[Any], str] = str) -> Cell:
+    """Shows the value at a path of names joined by dots."""
+    names = path.split(".")
+    return lambda row: show(reduce(getitem, names, row))
 
 
-def _text(path: str) -> Callable[[Row], str]:
-    return lambda row: str(_value(row, path))
+def _size(path: str) -> Cell:
+    return _text(path, format_size)
 
 
-def _size(path: str) -> Callable[[Row], str]:
-    return lambda row: format_size(_value(row, path))
-
-
-def _number(path: str, digits: int, scale: float = 1) -> Callable[[Row], str]:
+def _number(path: str, digits: int, scale: float = 1) -> Cell:
     """Shows a scaled number; "-" for None."""
-
-    def cell(row: Row) -> str:
-        value = _value(row, path)
-        return "-" if value is None else f"{scale * value:.{digits}f}"
-
-    return cell
+    return _text(path, lambda value: "-" if value is None else f"{scale * value:.{digits}f}")
 
 
-def _quality(phase: str, measure: str) -> Callable[[Row], str]:
+def _quality(phase: str, measure: str) -> Cell:
     def cell(row: Row) -> str:
         value = (row["quality"] or {}).get(phase, {}).get(measure)
         return "not measured" if value is None else f"{value:.4g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from edgemoe.evaluate.rows import BF16, EvalRow
 from edgemoe.evaluate.studies import PHASES, TABLE, Phase
@@ -105,13 +105,12 @@ def _substitute(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     """Table 2: two bits for the sub-critical experts are better than none, and than two for all."""
     for phase in PHASES:
         table = _table(rows, phase)
-        for with_two in (row for row in table if row.levels == "4/2" and row.retention != 1):
-            ratio = with_two.retention
-            for other, what in (("4/0", "4/0"), ("2", "uniform 2 bits")):
-                for row in table:
-                    if row.levels == other and (other == "2" or row.retention == ratio):
-                        text = f"{phase}: at r {ratio:g}, 4/2 is better than {what} (table 2)"
-                        yield _compared(text, with_two, row, lambda row: row.levels)
+        mixed = [row for row in table if row.levels == "4/2" and row.retention != 1]
+        others = (("4/0", "4/0"), ("2", "uniform 2 bits"))
+        for with_two, (other, what), row in product(mixed, others, table):
+            if row.levels == other and (other == "2" or row.retention == with_two.retention):
+                text = f"{phase}: at r {with_two.retention:g}, 4/2 is better than {what} (table 2)"
+                yield _compared(text, with_two, row, lambda row: row.levels)
 
 
 def _signals(rows: Sequence[EvalRow]) -> Iterator[Claim]:

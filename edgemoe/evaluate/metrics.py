@@ -68,12 +68,8 @@ class QualityMeter:
         perplexity, count = math.exp(self._nll / self._tokens), self._compared
         if not count:
             return Quality(self._tokens, perplexity, None, None, None)
-        kl, agreement = self._kl / count, self._agreed / count
-        return Quality(self._tokens, perplexity, kl, self._kl_stderr(), agreement)
-
-    def _kl_stderr(self) -> float | None:
-        count = self._compared
-        if count < 2:
-            return None
-        variance = max(self._kl_squared - self._kl**2 / count, 0.0) / (count - 1)
-        return math.sqrt(variance / count)
+        kl, agreement, stderr = self._kl / count, self._agreed / count, None
+        if count > 1:
+            variance = max(self._kl_squared - self._kl**2 / count, 0.0) / (count - 1)
+            stderr = math.sqrt(variance / count)
+        return Quality(self._tokens, perplexity, kl, stderr, agreement)

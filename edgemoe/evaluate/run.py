@@ -183,6 +183,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Shows on stderr how many of `total` pieces of work are done; yields a function to call after each."""
     finished = count(1)
     with CountProgress(what) as progress:
+        progress.update(0, total)
         yield lambda: progress.update(next(finished), total)
 
 

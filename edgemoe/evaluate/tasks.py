@@ -75,13 +75,9 @@ def _arithmetic(random: Random) -> Draft:
 
 def _times_table(random: Random) -> Draft:
     a, b = random.randint(1, 12), random.randint(1, 12)
-    questions = (
-        f"What is {a} x {b}?",
-        f"{a} x {b} = ?",
-        f"How much is {a} times {b}?",
-        f"Multiply {a} by {b}.",
-    )
-    return Draft(f"{a} x {b}", questions, f"{a} x {b} = {a * b}")
+    term = f"{a} x {b}"
+    questions = (f"What is {term}?", f"{term} = ?", f"How much is {a} times {b}?", f"Multiply {a} by {b}.")
+    return Draft(term, questions, f"{term} = {a * b}")
 
 
 def _capital(random: Random) -> Draft:

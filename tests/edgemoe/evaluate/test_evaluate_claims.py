@@ -101,10 +101,7 @@ def test_table_one_holds_and_fails_by_perplexity():
 )
 def test_a_difference_must_exceed_noise(without, stderr, holds):
     """4/2 at KL 0.01 against 4/0: there is a verdict from two standard errors of the difference on."""
-    rows = (
-        row(retention=0.75, stderr=stderr),
-        row((4, 0), without, retention=0.75, stderr=stderr),
-    )
+    rows = (row(retention=0.75, stderr=stderr), row((4, 0), without, retention=0.75, stderr=stderr))
     assert verdicts(*rows) == {"prefill: at r 0.75, 4/2 is better than 4/0 (table 2)": holds}
 
 

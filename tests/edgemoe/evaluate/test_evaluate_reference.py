@@ -11,12 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgemoe.evaluate.accuracy import (
-    mean_accuracy,
-    reference_conversations,
-    task_accuracy,
-    task_set,
-)
+from edgemoe.evaluate.accuracy import mean_accuracy, reference_conversations, task_accuracy, task_set
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import KINDS, Task, Turn
 from storage.checkpoint import Checkpoint
@@ -131,21 +126,14 @@ def test_reference_conversations_remember(reference):
     answer = start()
     assert [answer("one?"), answer("two?")] == ["so", "so"]
     start()("three?")
-    assert words.prompts == [
-        ["user: one?"],
-        ["user: one?", "assistant: so", "user: two?"],
-        ["user: three?"],
-    ]
+    assert words.prompts == [["user: one?"], ["user: one?", "assistant: so", "user: two?"], ["user: three?"]]
 
 
 def test_accuracy_counts_turns():
     """Two of three turns right in one kind, none of one in the other; both kinds weigh the same in the mean."""
     answers = {"a": "1", "b": "2", "c": "wrong", "d": "wrong"}
     tasks = {
-        "first": [
-            Task("first", (Turn("a", "1"), Turn("b", "2"))),
-            Task("first", (Turn("c", "3"),)),
-        ],
+        "first": [Task("first", (Turn("a", "1"), Turn("b", "2"))), Task("first", (Turn("c", "3"),))],
         "second": [Task("second", (Turn("d", "4"),))],
     }
     conversations: list[list[str]] = []
