@@ -31,8 +31,9 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
 
     rows = report["rows"]
     figure = Figure(figsize=(12, 2 + 0.45 * len(rows)), layout="constrained")
-    random = {True: " (random)", False: ""}
-    names = [f"{row['name']}, {row['arm']}{random[row['prompts'] == RANDOM]}" for row in rows]
+    names = [
+        f"{row['name']}, {row['arm']}" + (" (random)" if row["prompts"] == RANDOM else "") for row in rows
+    ]
     for axes, (title, bars_of) in zip(figure.subplots(1, 4, sharey=True), _PANELS, strict=True):
         bars = [bars_of(row) for row in rows]
         height = 0.8 / len(bars[0])

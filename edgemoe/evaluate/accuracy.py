@@ -32,7 +32,7 @@ def task_set(count: int, seed: int) -> dict[str, list[Task]]:
 def task_accuracy(
     tasks: Mapping[str, Sequence[Task]], start: Callable[[], Answer], done: Callable[[], None]
 ) -> dict[str, float]:
-    """Runs every task in a conversation of its own; returns the share of turns answered right, by kind.
+    """Runs every task in a conversation of its own; returns the fraction of turns answered right, by kind.
 
     Later turns of a conversation follow the answers given, right or wrong.
 

@@ -21,7 +21,7 @@ class Quality:
         perplexity: exp of the mean negative log-likelihood of `tokens`.
         kl: mean KL(reference || setting) per token, in nats; None without a reference.
         kl_stderr: standard error of `kl`, tokens taken as independent; None without a reference or for one token.
-        top1_agreement: share of tokens with the same most likely token in both; None without a reference.
+        top1_agreement: fraction of tokens with the same most likely token in both; None without a reference.
     """
 
     tokens: int

@@ -26,7 +26,7 @@ class EvalRow:
     levels: str
     retention: float | None = None
     effective_retention: float | None = None
-    """Share at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
+    """Fraction at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
     perplexity: float | None = None
     kl: float | None = None
     """Mean KL(bf16 || setting) per token, in nats."""
@@ -34,7 +34,7 @@ class EvalRow:
     """Standard error of kl over the text's tokens."""
     top1_agreement: float | None = None
     task_accuracy: float | None = None
-    """Mean over kinds of the share of turns answered right."""
+    """Mean over kinds of the fraction of turns answered right."""
     bits_per_weight_read: float | None = None
     """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode.
 

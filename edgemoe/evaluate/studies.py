@@ -68,7 +68,7 @@ def table_arms(levels: Sequence[tuple[int, ...]], retentions: Sequence[float], *
 
     Args:
         levels: bits per expert, high to low, of each setting.
-        retentions: mean share of critical experts, 0.5 to 1.
+        retentions: mean fraction of critical experts, 0.5 to 1.
         reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
     arms = []

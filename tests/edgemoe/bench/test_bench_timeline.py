@@ -68,7 +68,7 @@ def test_spans_become_complete_events():
 
 
 def test_a_span_ends_with_an_error():
-    """What failed was worked on until then."""
+    """A span ends at the error that its work raises."""
     timeline = ticking()
     with pytest.raises(ValueError, match="x"), timeline.span(SSD, "read"):
         raise ValueError("x")
