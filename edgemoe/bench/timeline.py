@@ -50,11 +50,12 @@ class Span:
 
 @dataclass
 class Timeline:
-    """Collects spans from any thread.
+    """Collects spans; any thread may add one.
 
     Args:
-        clock: nanoseconds.
-        group: put before the lanes of what is recorded from now on; a benchmark's row.
+        clock: returns nanoseconds.
+        group: prefix of the lanes of the spans that follow: the name of a benchmark's row.
+        spans: in the order of their ends.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns
@@ -62,13 +63,13 @@ class Timeline:
     spans: list[Span] = field(default_factory=list)
 
     def add(self, lane: str, name: str, start: int, **details: int) -> None:
-        """Work on a lane from `start` until now, by the calling thread."""
+        """Adds a span of the calling thread on a lane, from `start` (nanoseconds of the clock) until now."""
         thread = threading.current_thread().name
         self.spans.append(Span(self.group, lane, thread, name, start, self.clock(), details))
 
     @contextmanager
     def span(self, lane: str, name: str, **details: int) -> Iterator[None]:
-        """Work on a lane while the context is open, whether or not it ends in an error."""
+        """Adds a span on a lane for as long as the context is open, also where it ends in an error."""
         start = self.clock()
         try:
             yield
@@ -76,7 +77,7 @@ class Timeline:
             self.add(lane, name, start, **details)
 
     def as_json(self) -> dict[str, Any]:
-        """In Chrome's format: complete events, microseconds since the first one began."""
+        """Returns the spans in Chrome's trace format: complete events, in microseconds from the first start."""
         begin = min((span.start for span in self.spans), default=0)
         lanes = {(span.group, span.lane): 0 for span in self.spans}
         groups = list(dict.fromkeys(group for group, _ in lanes))
@@ -106,7 +107,7 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """Writes as_json to a file."""
+        """Writes the trace as a JSON file."""
         path.write_text(json.dumps(self.as_json()), encoding="utf-8")
 
 
