@@ -215,7 +215,6 @@ class LayerRequest(Request):
         if lease:
             self._vram.release(lease)
         self._missing.append(key)
-        self.advance()
 
     def _end(self, transfer: Transfer) -> Lease | None:
         return self._speculation.end_transfer(transfer) if transfer.ahead else self._transfers.end(transfer)
