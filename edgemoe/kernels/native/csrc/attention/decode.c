@@ -1,6 +1,6 @@
-/* A new token's attention in one call: norms of heads, rotation, its key and value into the KV, softmax, sum.
+/* Attention of one token: head norms, rotation, the write to the KV cache, softmax, and the sum over values.
  *
- * Everything is rounded to bf16 where transformers' modules round it; scores, softmax and the sum over values are
+ * Results are rounded to bf16 where transformers' modules round them; scores, softmax and the sum over values are
  * float32.
  */
 #include "attention.h"
@@ -10,11 +10,11 @@
 #if defined(__x86_64__)
 #include <math.h>
 
-static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t together, float epsilon) {
-    if (weight) edgemoe_rms_norm(x, weight, epsilon, size / together, together, x);
+static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t cols, float epsilon) {
+    if (weight) edgemoe_rms_norm(x, weight, epsilon, size / cols, cols, x);
 }
 
-/* x cos + rotate_half(x) sin for each head, both products and the sum rounded. */
+/* x = x cos + rotate_half(x) sin for each head; both products and the sum are rounded. */
 AVX2 static void rotate(uint16_t *x, int64_t heads, int64_t dim, const uint16_t *cosine, const uint16_t *sine) {
     const int64_t half = dim / 2;
     for (; heads-- > 0; x += dim)
@@ -34,23 +34,23 @@ typedef struct {
     const attention_kv *kv;
     const float *queries; /* [heads, dim] */
     float *scores;        /* [heads, stride] */
-    int64_t stride, part; /* queries of a task, of those that share keys and values */
+    int64_t stride, task_heads; /* task_heads: heads of a task, all of one key head */
     uint16_t *out;
 } attention_job;
 
-INLINE int64_t parts_of(const attention_job *job) {
-    return (job->shape->heads / job->shape->kv_heads + job->part - 1) / job->part;
+/* Tasks per key head. */
+INLINE int64_t tasks_of(const attention_job *job) {
+    return ceil_div(job->shape->heads / job->shape->kv_heads, job->task_heads);
 }
 
-AVX2 static void part_task(void *argument, int64_t task) {
+AVX2 static void heads_task(void *argument, int64_t task) {
     const attention_job *job = argument;
-    const int64_t dim = job->shape->dim, sharing = job->shape->heads / job->shape->kv_heads;
-    const int64_t kv_head = task / parts_of(job), from = task % parts_of(job) * job->part;
-    const int64_t left = sharing - from < job->part ? sharing - from : job->part;
+    const int64_t dim = job->shape->dim, sharing = job->shape->heads / job->shape->kv_heads; /* heads per key head */
+    const int64_t kv_head = task / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
     const int64_t head = kv_head * sharing + from, at = (kv_head * job->kv->context + job->kv->first) * dim;
     const heads some = {
-        .count = left, .dim = dim, .tokens = job->kv->past + 1 - job->kv->first, .stride = job->stride,
-        .scaling = job->shape->scaling, .keys = job->kv->keys + at, .values = job->kv->values + at,
+        .count = min_of(sharing - from, job->task_heads), .dim = dim, .tokens = job->kv->past + 1 - job->kv->first,
+        .stride = job->stride, .scaling = job->shape->scaling, .keys = job->kv->keys + at, .values = job->kv->values + at,
         .queries = job->queries + head * dim, .scores = job->scores + head * job->stride, .out = job->out + head * dim,
     };
     attend(&some);
@@ -76,14 +76,14 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
     const int64_t dim = shape->dim, queries = shape->heads * dim;
     attention_prepare(shape, kv, qkv, cosine, sine);
     const int64_t stride = (kv->past + 1 - kv->first + 7) / 8 * 8;
-    float *full = pool_take(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
-    if (!full) return -1;
-    for (int64_t i = 0; i < queries; i++) full[i] = from_bf16(qkv[i]);
-    int64_t part = HEADS;
-    while (part > 1 && shape->heads / part < pool_threads(p)) part /= 2;
-    attention_job job = {shape, kv, full, full + queries, stride, part, out};
-    pool_run(p, part_task, &job, shape->kv_heads * parts_of(&job));
-    pool_give_back(p);
+    float *wide = pool_acquire(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
+    if (!wide) return -1;
+    for (int64_t i = 0; i < queries; i++) wide[i] = from_bf16(qkv[i]);
+    int64_t task_heads = HEADS;
+    while (task_heads > 1 && shape->heads / task_heads < pool_threads(p)) task_heads /= 2;
+    attention_job job = {shape, kv, wide, wide + queries, stride, task_heads, out};
+    pool_run(p, heads_task, &job, shape->kv_heads * tasks_of(&job));
+    pool_release(p);
     return 0;
 }
 #endif
