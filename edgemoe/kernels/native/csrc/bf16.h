@@ -30,13 +30,6 @@ INLINE __m256 eight_from_bf16(const uint16_t *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 }
 
-/* 8 float32 numbers, rounded to bf16. */
-INLINE void eight_to_bf16(__m256 v, uint16_t *y) {
-    float lanes[8];
-    _mm256_storeu_ps(lanes, v);
-    for (int i = 0; i < 8; i++) y[i] = to_bf16(lanes[i]);
-}
-
 INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -94,8 +94,9 @@ void *pool_acquire(pool *p, size_t bytes) {
     pthread_mutex_lock(&p->caller);
     if (bytes > p->scratch_bytes) {
         free(p->scratch);
-        p->scratch = malloc(bytes);
-        p->scratch_bytes = p->scratch ? bytes : 0;
+        p->scratch_bytes = (bytes + 63) / 64 * 64;
+        p->scratch = aligned_alloc(64, p->scratch_bytes);
+        if (!p->scratch) p->scratch_bytes = 0;
     }
     if (!p->scratch) pthread_mutex_unlock(&p->caller);
     return p->scratch;

@@ -8,8 +8,8 @@
 typedef struct pool pool;
 typedef void (*task_fn)(void *job, int64_t task);
 
-/* Locks the pool for one call and returns `bytes` of scratch, aligned as by malloc. NULL: out of memory, and the pool
- * is not locked. Blocks while another call has the pool. */
+/* Locks the pool for one call and returns `bytes` of scratch at a multiple of 64, a cache line. NULL: out of memory, and
+ * the pool is not locked. Blocks while another call has the pool. */
 void *pool_acquire(pool *p, size_t bytes);
 void pool_release(pool *p);
 

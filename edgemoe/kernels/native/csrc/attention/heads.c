@@ -64,9 +64,11 @@ INLINE void sum_values(const heads *h, int64_t head, int n, int64_t from, int ve
         }
     }
     for (int k = 0; k < n; k++)
-        for (int j = 0; j < vectors; j++)
-            eight_to_bf16(_mm256_mul_ps(sum[k * vectors + j], _mm256_set1_ps(1 / total[k])),
-                          h->out + (head + k) * h->dim + from + 8 * j);
+        for (int j = 0; j < vectors; j++) {
+            float lanes[8];
+            _mm256_storeu_ps(lanes, _mm256_mul_ps(sum[k * vectors + j], _mm256_set1_ps(1 / total[k])));
+            for (int i = 0; i < 8; i++) h->out[(head + k) * h->dim + from + 8 * j + i] = to_bf16(lanes[i]);
+        }
 }
 
 /* Attention of n heads from `head`: 4, 2 or 1. */

@@ -150,6 +150,6 @@ AVX2 void gemm_block(const matrix *m, const expert *e, int64_t block, int64_t ch
                 half_block(tile + r * (e->level == 8 ? 2 : 4), scales + 4 * r, e->level, chunk, x, scale, sum, tokens, total + r);
     }
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t r = 0; r < rows; r += 8) eight_to_bf16(_mm256_load_ps(total + t * BLOCK_ROWS + r), y + t * m->rows + r);
+        for (int64_t r = 0; r < rows; r++) y[t * m->rows + r] = to_bf16(total[t * BLOCK_ROWS + r]);
 }
 #endif

@@ -104,6 +104,8 @@ AVX2 void gemv_block(const matrix *m, const expert *e, int64_t block, int64_t ch
             total[r] = _mm256_fmadd_ps(a.centre, all, total[r]);
         }
     }
-    for (int r = 0; r < 4; r++) eight_to_bf16(total[r], y + 8 * r);
+    float out[32];
+    for (int r = 0; r < 4; r++) _mm256_storeu_ps(out + 8 * r, total[r]);
+    for (int r = 0; r < 32; r++) y[r] = to_bf16(out[r]);
 }
 #endif
