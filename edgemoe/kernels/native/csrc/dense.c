@@ -74,19 +74,6 @@ INLINE float int8_row(const int8_t *w, const int16_t *x, const float *scale, int
     return horizontal_sum(total) + rest;
 }
 
-INLINE float bf16_row(const uint16_t *w, const float *x, int64_t cols) {
-    __m256 a = _mm256_setzero_ps(), b = a;
-    int64_t k = 0;
-    for (; k + 16 <= cols; k += 16) {
-        prefetch((const uint8_t *)(w + k) + PREFETCH_DISTANCE);
-        a = _mm256_fmadd_ps(eight_from_bf16(w + k), _mm256_loadu_ps(x + k), a);
-        b = _mm256_fmadd_ps(eight_from_bf16(w + k + 8), _mm256_loadu_ps(x + k + 8), b);
-    }
-    float rest = 0;
-    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
-    return horizontal_sum(_mm256_add_ps(a, b)) + rest;
-}
-
 /* 2 rows times 4 tokens, whose numbers and scales lie `cols` and `chunks` apart; widens each weight once. Gives the
  * bits of int8_row. cols % 16 == 0. */
 AVX2 static void int8_tile(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
@@ -114,19 +101,22 @@ AVX2 static void int8_tile(const int8_t *w, const int16_t *x, const float *scale
         for (int r = 0; r < 2; r++) out[r][t] = horizontal_sum(total[r][t]);
 }
 
-/* A row times 4 tokens. Gives the bits of bf16_row. cols % 16 == 0. */
-AVX2 static void bf16_tile(const uint16_t *w, const float *x, int64_t cols, float out[4]) {
+/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. */
+INLINE void bf16_tile(int tokens, const uint16_t *w, const float *x, int64_t cols, float out[4]) {
     __m256 a[4], b[4];
-    for (int t = 0; t < 4; t++) a[t] = b[t] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < cols; k += 16) {
+    float rest = 0;
+    for (int t = 0; t < tokens; t++) a[t] = b[t] = _mm256_setzero_ps();
+    int64_t k = 0;
+    for (; k + 16 <= cols; k += 16) {
         prefetch((const uint8_t *)(w + k) + PREFETCH_DISTANCE);
         const __m256 first = eight_from_bf16(w + k), last = eight_from_bf16(w + k + 8);
-        for (int t = 0; t < 4; t++) {
+        for (int t = 0; t < tokens; t++) {
             a[t] = _mm256_fmadd_ps(first, _mm256_loadu_ps(x + t * cols + k), a[t]);
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (int t = 0; t < 4; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t]));
+    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
+    for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
 /* Computes y for `rows` rows from `row` and `tokens` tokens from t: 4 or 2 rows times 4 tokens, or 1 times 1. */
@@ -150,8 +140,8 @@ INLINE void bf16_outputs(const dense_job *job, int64_t row, int64_t t, int64_t t
     const uint16_t *w = (const uint16_t *)job->weight + row * job->cols;
     const float *x = (const float *)job->prepared + t * job->cols;
     float out[4];
-    if (tokens == 4) bf16_tile(w, x, job->cols, out);
-    else out[0] = bf16_row(w, x, job->cols);
+    if (tokens == 4) bf16_tile(4, w, x, job->cols, out);
+    else bf16_tile(1, w, x, job->cols, out);
     for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row] = to_bf16(out[j]);
 }
 

@@ -33,7 +33,7 @@ typedef struct {
 /* A thread's scratch, and the running state of each lane's softmax. */
 typedef struct {
     float *queries, *sums;         /* [PANELS, dim, LANES] */
-    float *keys, *values, *panel; /* [KEYS, dim] twice, [LANES, dim] */
+    float *keys, *values, *panel;  /* [KEYS, dim] twice, [LANES, dim] */
     float largest[PANELS * LANES], total[PANELS * LANES];
     int32_t position[PANELS * LANES];
 } workspace;

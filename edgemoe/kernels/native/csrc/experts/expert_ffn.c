@@ -76,8 +76,8 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
         .down = {.m = down, .experts = experts, .count = count, .rows = y_rows, .rows_as_y = 1, .y = y},
         .inner = inner,
     };
-    job.up.blocks_per_task = job.down.blocks_per_task =
-        product_blocks_per_task(p, count * (blocks_of(up) + blocks_of(down)));
+    const int64_t blocks = count * (blocks_of(up) + blocks_of(down));
+    job.up.blocks_per_task = job.down.blocks_per_task = pool_units_per_task(p, blocks, MAX_TASK_BLOCKS);
     scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
     job.left = (atomic_int *)scratch;
     for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)tasks_of(&job.up));

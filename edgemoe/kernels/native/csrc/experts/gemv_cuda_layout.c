@@ -7,14 +7,12 @@
  * so a row's result depends on the row and the token only.
  */
 #include "../pool.h"
+#include "planes.h"
 
 #if defined(__x86_64__)
 #include <math.h>
 
-enum {
-    A14_MAX = 8191, /* |128 h + l|, with |h| <= 64 and -64 <= l <= 63 */
-    TASK_ROWS = 64,
-};
+enum { TASK_ROWS = 64 };
 
 typedef struct {
     int64_t rows, cols, group; /* padded: rows % 16 == 0, cols % 32 == 0, cols % group == 0, group % 32 == 0 */
@@ -66,7 +64,7 @@ INLINE __m256i codes_of(const slab_matrix *m, int64_t at, __m256i b, __m256i d, 
     if (level == 2) return _mm256_or_si256(top, _mm256_set1_epi8(1));
     const __m256i high = _mm256_or_si256(top, lower_bits(d, quarter));
     if (level == 4) return high;
-    const __m256i low = _mm256_loadu_si256((const __m256i *)((quarter % 2 ? m->odd : m->even) + at));
+    const __m256i low = load_bytes((quarter % 2 ? m->odd : m->even) + at);
     const __m256i shifted = quarter < 2 ? low : _mm256_srli_epi16(low, 4);
     return _mm256_or_si256(_mm256_slli_epi16(high, 4), _mm256_and_si256(shifted, nibble));
 }
@@ -83,13 +81,12 @@ INLINE __m256i repeat(const int8_t *q, int64_t run) {
 INLINE __m256 add_slab(const slab_job *job, int64_t index, int64_t row, int64_t run, int level, __m256 total) {
     const slab_matrix *m = job->m;
     const int64_t at = (index * m->rows + row) * run;
-    const __m256i b = _mm256_loadu_si256((const __m256i *)(m->base + at));
-    const __m256i d = level > 2 ? _mm256_loadu_si256((const __m256i *)(m->d4 + at)) : b;
+    const __m256i b = load_bytes(m->base + at), d = level > 2 ? load_bytes(m->d4 + at) : b;
     const __m256i ones = _mm256_set1_epi16(1), high = _mm256_set1_epi32((int32_t)0xFFFF0000);
     const __m256i lanes = run == 16 ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1) : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     /* A row's constant terms are added in its first lane. */
     const __m256 first = run == 16 ? _mm256_setr_ps(1, 0, 0, 0, 1, 0, 0, 0) : _mm256_setr_ps(1, 0, 1, 0, 1, 0, 1, 0);
-    const float unit = level == 8 ? 1 / 16.0f : 1, zero = level == 8 ? 8.46875f : level == 4 ? 8.0f : 7.5f;
+    const float unit = code_unit(level), zero = level == 8 ? 8.46875f : level == 4 ? 8.0f : 7.5f;
     const int8_t *h = job->q + index * 8 * run, *l = h + 4 * run;
     const int64_t parts = m->group < 4 * run ? 2 : 1; /* groups per slab */
     for (int64_t part = 0; part < parts; part++) {
@@ -137,8 +134,7 @@ INLINE void compute_rows(const slab_job *job, int64_t from, int64_t to, int64_t 
 
 AVX2 static void slab_task(void *argument, int64_t task) {
     const slab_job *job = argument;
-    const int64_t from = task * TASK_ROWS, to = min_of(from + TASK_ROWS, job->m->rows);
-    const int64_t level = job->m->level;
+    const int64_t from = task * TASK_ROWS, to = min_of(from + TASK_ROWS, job->m->rows), level = job->m->level;
     /* One loop for each constant run and level. */
     if (job->run == 16 && level == 2) compute_rows(job, from, to, 16, 2);
     else if (job->run == 16 && level == 4) compute_rows(job, from, to, 16, 4);

@@ -33,6 +33,9 @@ typedef struct {
  * a gemm_block call, whose block has BLOCK_ROWS rows. */
 enum { CHUNK = 64, A8_STEPS = 8, MAX_TOKENS = 64, BLOCK_ROWS = 32 };
 
+/* Largest activations. A14 is 128 h + l, with |h| <= 64 and -64 <= l <= 63. */
+enum { A14_MAX = 8191, A8_MAX = 127 };
+
 /* Memory order of a row's activations; of every 4 columns the order is 0 2 1 3. A bit set. */
 enum format {
     A14_SPLIT = 1, /* for gemv.c: per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3 */

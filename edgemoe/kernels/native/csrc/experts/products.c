@@ -2,12 +2,7 @@
 #include "products.h"
 
 #if defined(__x86_64__)
-enum {
-    MAX_BLOCKS = 16,   /* per task */
-    QUANTIZE_ROWS = 8, /* rows of a task of quantize_task */
-    A14_MAX = 8191,    /* |128 h + l|, with |h| <= 64 and -64 <= l <= 63 */
-    A8_MAX = 127,
-};
+enum { QUANTIZE_ROWS = 8 }; /* of a task of quantize_task */
 
 INLINE int32_t horizontal_sum_int(__m256i v) {
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -106,8 +101,6 @@ AVX2 static void product_block(const product *job, const expert *e, int64_t bloc
     }
 }
 
-int64_t product_blocks_per_task(const pool *p, int64_t blocks) { return pool_units_per_task(p, blocks, MAX_BLOCKS); }
-
 AVX2 void product_run_task(const product *job, const expert *e, int64_t task) {
     const int64_t end = min_of((task + 1) * job->blocks_per_task, blocks_of(job->m));
     for (int64_t block = task * job->blocks_per_task; block < end; block++) product_block(job, e, block);
@@ -127,7 +120,7 @@ AVX2 int edgemoe_expert_product(pool *p, const matrix *m, const expert *experts,
     product job = {.m = m, .experts = experts, .count = count, .rows = rows, .x = x, .y = y};
     product_prepare(&job, scratch);
     product_quantize_all(p, &job);
-    job.blocks_per_task = product_blocks_per_task(p, count * blocks_of(m));
+    job.blocks_per_task = pool_units_per_task(p, count * blocks_of(m), MAX_TASK_BLOCKS);
     pool_run(p, product_task, &job, count * tasks_of(&job));
     pool_release(p);
     return 0;

@@ -20,6 +20,8 @@ typedef struct {
     uint16_t *y;
 } product;
 
+enum { MAX_TASK_BLOCKS = 16 };
+
 INLINE int64_t blocks_of(const matrix *m) { return ceil_div(m->rows, BLOCK_ROWS); }
 
 /* Tasks per expert. */
@@ -36,9 +38,6 @@ void product_quantize(const product *job, int64_t row);
 
 /* Quantizes every row of x, on all threads of the pool. */
 void product_quantize_all(pool *p, product *job);
-
-/* Blocks per task, for a call of `blocks` blocks in all. */
-int64_t product_blocks_per_task(const pool *p, int64_t blocks);
 
 /* Computes a task's rows of y, for all of an expert's tokens. */
 void product_run_task(const product *job, const expert *e, int64_t task);

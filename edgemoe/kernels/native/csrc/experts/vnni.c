@@ -30,6 +30,12 @@ INLINE_VNNI __m512 halves_of(float a, float b) {
     return _mm512_insertf32x8(_mm512_set1_ps(a), _mm256_set1_ps(b), 1);
 }
 
+/* Adds 16 products of an int8 row and a token. */
+INLINE_VNNI __m512i add_dot_16(__m512i sum, const int8_t *w, const int16_t *x) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w)), v = _mm256_loadu_si256((const __m256i *)x);
+    return add_dot_words(sum, _mm512_zextsi256_si512(wide), _mm512_zextsi256_si512(v));
+}
+
 VNNI void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
                          float out[4][4]) {
     __m512 total[TILE_ROWS][PAIRS]; /* a token in each half */
@@ -51,13 +57,8 @@ VNNI void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, 
             }
         }
         for (; k < end; k += 16)
-            for (int r = 0; r < TILE_ROWS; r++) {
-                const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + r * cols + k)));
-                for (int t = 0; t < TILE_TOKENS; t++) {
-                    const __m256i v = _mm256_loadu_si256((const __m256i *)(x + t * cols + k));
-                    sum[r][t] = add_dot_words(sum[r][t], _mm512_zextsi256_si512(wide), _mm512_zextsi256_si512(v));
-                }
-            }
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int t = 0; t < TILE_TOKENS; t++) sum[r][t] = add_dot_16(sum[r][t], w + r * cols + k, x + t * cols + k);
         for (int p = 0; p < PAIRS; p++) {
             const __m512 by = halves_of(scale[2 * p * chunks], scale[(2 * p + 1) * chunks]);
             for (int r = 0; r < TILE_ROWS; r++) {
@@ -88,11 +89,7 @@ VNNI float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, 
                 sum[i] = add_dot_words(sum[i], wide, _mm512_loadu_si512(x + k + 32 * i));
             }
         }
-        for (; k < end; k += 16) {
-            const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + k)));
-            const __m256i v = _mm256_loadu_si256((const __m256i *)(x + k));
-            sum[0] = add_dot_words(sum[0], _mm512_zextsi256_si512(wide), _mm512_zextsi256_si512(v));
-        }
+        for (; k < end; k += 16) sum[0] = add_dot_16(sum[0], w + k, x + k);
         const __m512i all = _mm512_add_epi32(_mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3]));
         const __m256i lanes = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
         total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lanes), _mm256_set1_ps(*scale), total);
