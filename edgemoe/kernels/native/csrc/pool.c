@@ -117,8 +117,9 @@ int edgemoe_supported_12(void) { return __builtin_cpu_supports("avx2") && __buil
 int use_vnni = 0;
 
 int edgemoe_vnni(int use) {
-    return use_vnni = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return use_vnni = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
 }
 
 void edgemoe_close(pool *p) {

@@ -159,7 +159,8 @@ AVX2 static void heads_task(void *argument, int64_t task) {
 
 AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
                            const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
-    const int64_t dim = shape->dim, queries = shape->heads * dim, tokens = kv->past + 1 - kv->first, stride = (tokens + 7) / 8 * 8;
+    const int64_t dim = shape->dim, queries = shape->heads * dim;
+    const int64_t tokens = kv->past + 1 - kv->first, stride = (tokens + 7) / 8 * 8;
     attention_prepare(shape, kv, qkv, cosine, sine);
     float *wide = pool_acquire(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
     if (!wide) return -1;

@@ -73,10 +73,10 @@ AVX2 void product_quantize(const product *job, int64_t row) {
     for (int64_t c = 0; c < cols / chunk; c++) {
         const int64_t to = c * job->rows + row;
         const uint16_t *x = job->x + row * cols + c * chunk;
-        const activations *a14 = &job->a14, *a8 = &job->a8;
-        if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, a14->q + 2 * to * chunk, a14->scale + to, a14->sum + to);
-        if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, a14->q + 2 * to * chunk, a14->scale + to, a14->sum + to);
-        if (job->formats[row] & A8) quantize_chunk(x, chunk, A8, a8->q + to * chunk, a8->scale + to, a8->sum + to);
+        const activations a = job->a14, b = job->a8;
+        if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, a.q + 2 * to * chunk, a.scale + to, a.sum + to);
+        if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, a.q + 2 * to * chunk, a.scale + to, a.sum + to);
+        if (job->formats[row] & A8) quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
     }
 }
 
