@@ -56,8 +56,8 @@ class TransferPath(ABC):
     """Makes loads. Used by the engine's thread.
 
     Attributes:
-        asynchronous: whether copies and kernels go on after the calls that start them: then requests call `hand_out` and
-            `computed`.
+        asynchronous: whether copies and kernels go on after the calls that start them: then requests call `hand_out`
+            and `computed`.
     """
 
     asynchronous = False

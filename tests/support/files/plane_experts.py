@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from records import KEY, MemoryReader, a_store, blocks_for
 
+from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.base import ExpertKernel, Part
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 
 SHAPES = {"small": ((48, 64), (64, 24)), "odd": ((200, 100), (100, 100)), "tiny": ((2, 3), (3, 1))}
 
 
-def gate(both: torch.Tensor) -> torch.Tensor:
+def _silu_gated(both: torch.Tensor) -> torch.Tensor:
     first, second = both.chunk(2, dim=-1)
     return torch.nn.functional.silu(first) * second
+
+
+ACTIVATION = Activation(CUSTOM, _silu_gated)
+"""silu(h) u, not fused by any kernel."""
+
+
+def applied(
+    kernel: ExpertKernel, x: torch.Tensor, parts: Sequence[Part], activation: Activation = ACTIVATION
+) -> torch.Tensor:
+    """The result of ExpertKernel.forward in a tensor of its own."""
+    out = x.new_empty(sum(part.rows for part in parts), kernel._geometry.matrices[1].rows)  # type: ignore[attr-defined]
+    kernel.forward(x, parts, activation, out)
+    return out
 
 
 def an_expert(shape: str, layout: str):
