@@ -62,7 +62,7 @@ def require_free(path: Path, size: int) -> None:
     """Raises DoesNotFit if fewer than `size` bytes are free on the disk of `path`'s directory."""
     free = shutil.disk_usage(path.parent).free
     if free < size:
-        raise _disk_full(path, size, f"the disk has {free} bytes free")
+        raise _disk_full(path, size, f"{free} bytes free")
 
 
 def write_all(fd: int, data: memoryview | bytes) -> None:
@@ -94,22 +94,22 @@ def sync_directory(directory: Path) -> None:
 def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
     """The place in the tree of an error met while the `size` bytes of `path` were written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _disk_full(path, size, f"the disk filled up while writing ({error.strerror})")
+        return _disk_full(path, size, f"a disk that filled up while writing ({error.strerror})")
     if error.errno == errno.EFBIG:
         return _disk_full(
-            path, size, f"the disk or a limit on this process takes no file that large ({error.strerror})"
+            path, size, f"a disk or a process limit that allows no file of this size ({error.strerror})"
         )
     return WriteFailed(
-        f"{size} bytes were wanted on disk for {path}",
+        f"to write {size} bytes to {path}",
         str(error.strerror),
-        "Check the disk; an unfinished conversion goes on where it stopped",
+        "check the disk, then run the command again; an unfinished conversion resumes",
     )
 
 
 def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
     return DoesNotFit(
-        f"{size} bytes were wanted on disk for {path}",
+        f"{size} free bytes on disk for {path}",
         found,
-        "Free some space there, or choose another disk; an unfinished conversion goes on where it stopped",
+        "free some space there, or choose another disk; an unfinished conversion resumes",
         minimum=size,
     )

@@ -82,9 +82,7 @@ def bounded_config(config: object) -> dict[str, Any]:
     """
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelRefused(
-            "a config.json with a model_type was wanted",
-            f"got {shortened(config)}",
-            "Use a checkpoint made for transformers",
+            "a config.json with a model_type", shortened(config), "use a checkpoint made for transformers"
         )
     for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
         value = config.get(key)
@@ -92,18 +90,18 @@ def bounded_config(config: object) -> dict[str, Any]:
             continue
         if type(value) is not int or not 1 <= value <= bound:
             raise ModelRefused(
-                f"a whole number from 1 to {bound} was wanted for {key} in config.json",
-                f"it is {shortened(value)}",
-                "Check where this checkpoint is from",
+                f"a whole number from 1 to {bound} for {key} in config.json",
+                shortened(value),
+                "check the origin of this checkpoint",
             )
     top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
     top_k = config.get(top_k_key) or 1
     for key in EXPERT_COUNT_KEYS:
         if top_k > (config.get(key) or top_k):
             raise ModelRefused(
-                f"{top_k_key} of at most {key} = {config[key]} was wanted in config.json",
-                f"it is {top_k}",
-                "Check where this checkpoint is from",
+                f"{top_k_key} of at most {key} = {config[key]} in config.json",
+                str(top_k),
+                "check the origin of this checkpoint",
             )
     return {key: value for key, value in config.items() if key != "auto_map"}
 
@@ -142,9 +140,7 @@ class Checkpoint:
             return GgufCheckpoint(path)
         if not (directory / "config.json").exists():
             raise ModelRefused(
-                f"a checkpoint was wanted at {directory}",
-                "there is no config.json",
-                "Give a model's own directory",
+                f"a checkpoint in {directory}", "no config.json", "give the directory of a model"
             )
         config = bounded_config(read_json(directory, "config.json"))
         if (directory / "tokenizer_config.json").exists():
@@ -242,7 +238,9 @@ class Checkpoint:
     def _find(self, name: str) -> Weight:
         if name not in self._weights:
             raise MissingTensor(
-                f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
+                f"tensor {name} in {self.directory}",
+                "no tensor of that name",
+                "download the checkpoint again",
             )
         return self._weights[name]
 
@@ -296,8 +294,8 @@ def find_gguf(path: Path) -> Path | None:
     found = sorted(path.glob("*.gguf"))
     if len(found) > 1:
         raise ModelRefused(
-            f"one GGUF file was wanted in {path}",
-            f"there are {len(found)}, first {found[0].name}",
-            "Give the path of one; merge one that is split with llama-gguf-split",
+            f"one GGUF file in {path}",
+            f"{len(found)}, first {found[0].name}",
+            "give the path of one file; merge the parts of a split model with llama-gguf-split",
         )
     return inside(path, found[0].name) if found else None

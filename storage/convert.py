@@ -122,9 +122,9 @@ def _require_unchanged(source: Path, fingerprint: str) -> None:
         now = Checkpoint.open(source).fingerprint()
     if now != fingerprint:
         raise DamagedData(
-            f"{source} was wanted as it was when its conversion began",
-            "its files have changed since",
-            "Remove the destination, and convert again while nothing writes to the checkpoint",
+            f"{source} unchanged during its conversion",
+            "changed files",
+            "remove the destination, and convert again while no process writes to the checkpoint",
         )
 
 
@@ -145,8 +145,7 @@ def _source_errors(source: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        wanted = f"the checkpoint {source} was wanted"
-        raise ReadFailed(wanted, str(error), "Check the disk, then try again") from error
+        raise ReadFailed(f"the checkpoint {source}", str(error), "check the disk, then try again") from error
 
 
 @contextmanager
@@ -155,12 +154,10 @@ def _destination_errors(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        wanted, found = f"a store was wanted in {destination}", str(error)
+        wanted, found = f"a store in {destination}", str(error)
         if error.errno in _REQUEST:
-            raise UserError(wanted, found, "Choose a directory that you may write to") from error
-        raise WriteFailed(
-            wanted, found, "Check the disk; then convert again, it goes on where it stopped"
-        ) from error
+            raise UserError(wanted, found, "choose a directory that you may write to") from error
+        raise WriteFailed(wanted, found, "check the disk, then convert again to resume") from error
 
 
 class _Conversion:

@@ -91,9 +91,9 @@ class DenseWeights:
             checkpoint.dtype(name)
             if name in self._eight_bit and name + SCALE_SUFFIX in there:
                 raise ModelRefused(
-                    f"the name {name}{SCALE_SUFFIX} was wanted for the scales of {name} at 8 bits",
-                    f"{checkpoint.directory} has a tensor of that name",
-                    "Convert with dense weights at 16 bits",
+                    f"the name {name}{SCALE_SUFFIX} free for the scales of {name} at 8 bits",
+                    f"a tensor of that name in {checkpoint.directory}",
+                    "convert with dense weights at 16 bits",
                 )
 
     def specs(self) -> dict[str, Spec]:
@@ -125,9 +125,9 @@ class DenseWeights:
             weight = self._checkpoint.read(name).to(dtype)
             if not all_finite(weight):
                 raise DamagedData(
-                    f"finite weights were wanted in {name}",
-                    f"{self._checkpoint.directory} has NaN, infinity or more than bf16 can hold there",
-                    "Download the checkpoint again",
+                    f"finite weights in {name} of {self._checkpoint.directory}",
+                    "NaN, infinity or a value too large for bf16",
+                    "download the checkpoint again",
                 )
             if name in self._eight_bit:
                 codes, scales = quantize_rows(weight)

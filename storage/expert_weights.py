@@ -81,9 +81,9 @@ class ExpertWeights:
         }
         if not self.layers:
             raise ModelRefused(
-                f"a mixture of experts was wanted in {checkpoint.directory}",
-                "config.json leaves no layer with experts",
-                "Run a dense model with another program",
+                f"a mixture of experts in {checkpoint.directory}",
+                "a config.json with no layer with experts",
+                "run a dense model with another program",
             )
         self._check_names()
         self._groups = self._common_groups()
@@ -100,9 +100,9 @@ class ExpertWeights:
         group_up, group_down = self._groups or (None, None)
         if self._groups and max_level == 8:
             raise ModelRefused(
-                "a highest level of 8 was wanted",
-                f"the experts of {self._checkpoint.directory} have 4-bit codes, which level 4 keeps as they are",
-                "Leave --max-level out",
+                "experts with more than 4 bits for level 8",
+                f"experts with 4-bit codes in {self._checkpoint.directory}, which level 4 keeps exactly",
+                "leave --max-level out",
             )
         gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden, group_up)
         down = MatrixSpec.of("down", self._hidden, self._inner, group_down)
@@ -124,9 +124,9 @@ class ExpertWeights:
             parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
             if not all(all_finite(part) for part in parts):
                 raise DamagedData(
-                    f"finite weights were wanted in layer {layer}, expert {expert}, matrix {matrix}",
-                    f"{self._checkpoint.directory} has NaN or infinity there",
-                    "Download the checkpoint again",
+                    f"finite weights in layer {layer}, expert {expert}, matrix {matrix}",
+                    f"NaN or infinity in {self._checkpoint.directory}",
+                    "download the checkpoint again",
                 )
         return matrices
 
@@ -177,9 +177,7 @@ class ExpertWeights:
         if names is None:
             wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
             raise MissingTensor(
-                f"{wanted} was wanted in {self._checkpoint.directory}",
-                "it is not there",
-                "Download the checkpoint again",
+                f"{wanted} in {self._checkpoint.directory}", "no such tensor", "download the checkpoint again"
             )
         return names
 
@@ -187,20 +185,20 @@ class ExpertWeights:
         unclaimed = set(self.names)
         for layer in self.layers:
             for name, shape in self._wanted(layer):
-                found = self._checkpoint.shape(name) if name in self.names else "not there"
+                found = self._checkpoint.shape(name) if name in self.names else None
                 if found != shape:
                     raise MissingTensor(
-                        f"tensor {name} of shape {shape} was wanted in {self._checkpoint.directory}",
-                        f"it is {found}",
-                        "Download the checkpoint again",
+                        f"tensor {name} of shape {shape} in {self._checkpoint.directory}",
+                        f"shape {found}" if found else "no such tensor",
+                        "download the checkpoint again",
                     )
                 self._checkpoint.dtype(name)
                 unclaimed.discard(name)
         if unclaimed:
             raise ModelRefused(
-                f"{self.count} experts in each of {len(self.layers)} layers were wanted by config.json",
-                f"{len(unclaimed)} more tensors hold expert weights, first {min(unclaimed)}",
-                "Check that config.json belongs to this checkpoint",
+                f"{self.count} experts in each of {len(self.layers)} layers, as config.json says",
+                f"{len(unclaimed)} more tensors with expert weights, first {min(unclaimed)}",
+                "check that config.json belongs to this checkpoint",
             )
 
 

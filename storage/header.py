@@ -77,11 +77,11 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             return _read(file, path)
     except FileNotFoundError as error:
-        raise MissingTensor(f"tensors were wanted from {path}", "there is no such file", _ADVICE) from error
+        raise MissingTensor(f"tensors in {path}", "no such file", _ACTION) from error
     except RecursionError as error:  # JSON that just parses may still be too deep to be named in a message
-        raise _bad(path, "it is JSON nested too deeply") from error
+        raise _bad(path, "JSON nested too deeply") from error
     except OSError as error:
-        raise ReadFailed(f"the header of {path} was wanted", str(error.strerror), _ADVICE) from error
+        raise ReadFailed(f"the header of {path}", str(error.strerror), _ACTION) from error
 
 
 def header_bytes(
@@ -127,16 +127,16 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     out: dict[str, object] = {}
     for key, value in pairs:
         if key in out:
-            raise ValueError(f"key {shortened(key)} is there twice")
+            raise ValueError(f"key {shortened(key)} twice")
         out[key] = value
     return out
 
 
-_ADVICE = "Download or convert the file again"
+_ACTION = "download or convert the file again"
 
 
 def _bad(path: Path, found: str) -> BadHeader:
-    return BadHeader(f"a safetensors header was wanted in {path}", found, _ADVICE)
+    return BadHeader(f"a valid safetensors header in {path}", found, _ACTION)
 
 
 def _read(file: BinaryIO, path: Path) -> Header:
@@ -144,25 +144,21 @@ def _read(file: BinaryIO, path: Path) -> Header:
     file.seek(0)
     prefix = file.read(8)
     if len(prefix) < 8:
-        raise TruncatedFile(
-            f"a safetensors header was wanted in {path}", f"the file has {size} bytes", _ADVICE
-        )
+        raise TruncatedFile(f"a safetensors header in {path}", f"a file of {size} bytes", _ACTION)
     length = int.from_bytes(prefix, "little")
     if length > min(HEADER_LIMIT, size - 8):
         raise _bad(
-            path, f"it claims {length} bytes of header, the file has {size} and {HEADER_LIMIT} are allowed"
+            path, f"{length} bytes of header in a file of {size} bytes, where {HEADER_LIMIT} are allowed"
         )
     raw = file.read(length)
     if len(raw) < length:
-        raise TruncatedFile(
-            f"{length} bytes of header were wanted in {path}", f"{len(raw)} are there", _ADVICE
-        )
+        raise TruncatedFile(f"{length} bytes of header in {path}", f"{len(raw)} bytes", _ACTION)
     try:
         content = strict_json(raw)
     except ValueError as error:
-        raise _bad(path, f"it is not JSON as safetensors has it: {shortened(str(error))}") from error
+        raise _bad(path, f"JSON that safetensors does not allow ({shortened(str(error))})") from error
     if not isinstance(content, dict):
-        raise _bad(path, f"it is a {type(content).__name__}, not an object")
+        raise _bad(path, f"a {type(content).__name__}, not an object")
     metadata = _metadata(content.pop("__metadata__", {}), path)
     tensors = {name: _entry(name, value, 8 + length, path) for name, value in content.items()}
     _check_cover(tensors, 8 + length, size, path)
@@ -171,7 +167,7 @@ def _read(file: BinaryIO, path: Path) -> Header:
 
 def _metadata(value: object, path: Path) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _bad(path, f"its __metadata__ is {shortened(value)}, not texts by key")
+        raise _bad(path, f"__metadata__ {shortened(value)}, not texts by key")
     return value
 
 
@@ -180,19 +176,19 @@ def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry
     label = f"tensor {shortened(name)}"
     # json accepts an escaped half of a surrogate pair; such a name could not even be printed.
     if any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise _bad(path, f"{label} has no valid name")
+        raise _bad(path, f"{label} with a name that is not Unicode")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _bad(path, f"{label} is {shortened(value)}, not dtype, shape and data_offsets")
+        raise _bad(path, f"{label} as {shortened(value)}, not dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _bad(path, f"{label} has the unknown dtype {shortened(dtype)}")
+        raise _bad(path, f"{label} of unknown dtype {shortened(dtype)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise _bad(path, f"{label} has the shape {shortened(shape)}")
+        raise _bad(path, f"{label} of shape {shortened(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _bad(path, f"{label} has the data_offsets {shortened(offsets)}")
+        raise _bad(path, f"{label} with data_offsets {shortened(offsets)}")
     begin, end = offsets
     if prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
-        raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, cannot take {end - begin} bytes")
+        raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, in {end - begin} bytes")
     return TensorEntry(dtype, tuple(shape), ByteRange(data_start + begin, end - begin))
 
 
@@ -206,12 +202,12 @@ def _check_cover(tensors: Mapping[str, TensorEntry], data_start: int, size: int,
     at = data_start
     for name, entry in sorted(tensors.items(), key=lambda item: item[1].range):
         if entry.range.offset != at and entry.range.end <= size:
-            what = "overlaps the tensor before it" if entry.range.offset < at else "leaves a hole before it"
-            raise _bad(path, f"tensor {shortened(name)} at {entry.range.offset} {what}, which ends at {at}")
+            what = "an overlap with" if entry.range.offset < at else "a hole after"
+            raise _bad(
+                path, f"tensor {shortened(name)} at {entry.range.offset}, {what} the tensor that ends at {at}"
+            )
         at = max(at, entry.range.end)
     if at > size:
-        raise TruncatedFile(
-            f"{at} bytes were wanted in {path}, as its header says", f"it has {size}", _ADVICE
-        )
+        raise TruncatedFile(f"{at} bytes in {path}, as its header says", f"{size} bytes", _ACTION)
     if at < size:
-        raise _bad(path, f"{size - at} bytes at the file's end belong to no tensor")
+        raise _bad(path, f"{size - at} bytes at the file's end that belong to no tensor")

@@ -188,16 +188,16 @@ def detect() -> Layout:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_known_matrix(), 1)
     except (AttributeError, RuntimeError) as error:
         raise UserError(
-            "torch's 4-bit CPU kernel was wanted",
-            f"torch {torch.__version__} answers: {error}",
-            "Install torch 2.8 or newer",
+            "torch's 4-bit CPU kernel",
+            f"an error from torch {torch.__version__} ({error})",
+            "install torch 2.8 or newer",
         ) from error
     found = xxhash.xxh3_64_hexdigest(packed.reshape(-1).numpy())
     for layout in LAYOUTS.values():
         if probe(layout.name) == found:
             return layout
     raise UserError(
-        "a known layout of torch's 4-bit CPU kernel was wanted",
-        f"torch {torch.__version__} packs the known matrix to {found}, which no layout here gives",
-        "Install a torch version that edgemoe was tested with (2.13.0)",
+        "a known layout of torch's 4-bit CPU kernel",
+        f"the unknown probe {found} from torch {torch.__version__}",
+        "install a torch version that edgemoe was tested with (2.13.0)",
     )

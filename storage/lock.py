@@ -37,31 +37,31 @@ class StoreLock:
 
     def __init__(self, directory: Path, *, exclusive: bool) -> None:
         self._fd = -1
-        wanted = f"{directory} was wanted {'for writing, alone' if exclusive else 'for reading'}"
+        wanted = f"{directory} free for {'writing' if exclusive else 'reading'}"
         if fcntl is None:
-            raise UserError(
-                wanted, "this platform has no flock", "Use Linux or macOS; WSL 2 works on Windows"
-            )
+            raise UserError(wanted, "a platform without flock", "use Linux or macOS; WSL 2 works on Windows")
         try:
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise UserError(wanted, str(error.strerror), "Give the path of a store") from error
+            raise UserError(wanted, str(error.strerror), "give the path of a store") from error
         except OSError as error:
-            raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
+            raise ReadFailed(wanted, str(error.strerror), "check the disk, then try again") from error
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             found = (
-                "another process is reading or writing it" if exclusive else "another process is writing it"
+                "another process that reads or writes it" if exclusive else "another process that writes it"
             )
-            raise StoreBusy(wanted, found, "Wait until it has ended, or stop it") from error
+            raise StoreBusy(wanted, found, "wait until that process ends, or stop it") from error
         except OSError as error:
             self.close()
             if exclusive:
-                raise UserError(wanted, f"no lock: {error.strerror}", "Convert to a local disk") from error
+                raise UserError(
+                    wanted, f"a file system without locks ({error.strerror})", "convert to a local disk"
+                ) from error
             _log.warning(
-                "%s cannot be locked (%s): do not convert to it meanwhile", directory, error.strerror
+                "%s cannot be locked (%s): do not convert to it while it is read", directory, error.strerror
             )
 
     def close(self) -> None:

@@ -136,13 +136,11 @@ class Manifest:
             return cls.read(path)
         unfinished = (directory / MARKER_NAME).is_file()
         raise UserError(
-            f"a store was wanted in {directory}",
-            f"its conversion is unfinished: there is no {MANIFEST_NAME}"
+            f"a store in {directory}",
+            f"an unfinished conversion without {MANIFEST_NAME}" if unfinished else f"no {MANIFEST_NAME}",
+            "run `edgemoe convert` again to resume it"
             if unfinished
-            else f"there is no {MANIFEST_NAME}",
-            "Run `edgemoe convert` once more: it goes on where it stopped"
-            if unfinished
-            else "Give the directory that `edgemoe convert` wrote, or convert the model first",
+            else "give the directory that `edgemoe convert` wrote, or convert the model first",
         )
 
     @classmethod
@@ -159,7 +157,7 @@ class Manifest:
             return parse(path.read_bytes(), path)
         except OSError as error:
             raise BadManifest(
-                f"a manifest was wanted in {path}", str(error.strerror), "Convert again"
+                f"a manifest in {path}", str(error.strerror), "convert the model again"
             ) from error
 
 

@@ -29,7 +29,7 @@ from storage.unbuffered import bypass_cache, forget, use_cache
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 """os.preadv: (descriptor, buffers, offset in the file) -> bytes read."""
 
-_ADVICE = "Run `edgemoe verify` on the store; convert the model again if it is damaged"
+_ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
 
 _log = logging.getLogger("edgemoe")
 
@@ -71,9 +71,9 @@ class RecordReader(PlaneReader):
         """
         if preadv is None and not hasattr(os, "preadv"):
             raise UserError(
-                f"experts were wanted from {directory}",
-                f"Python on {sys.platform} has no preadv",
-                "Use Linux or macOS; WSL 2 works on Windows",
+                f"os.preadv to read {directory}",
+                f"Python on {sys.platform}, which has no preadv",
+                "use Linux or macOS; WSL 2 works on Windows",
             )
         reader = cls(manifest.geometry, preadv or os.preadv, sleep)
         try:
@@ -107,15 +107,13 @@ class RecordReader(PlaneReader):
             raise ValueError("the reader is closed")
         shard = self._shards.get(key.layer)
         if shard is None or not 0 <= key.expert < len(shard.records):
-            raise ValueError(f"the store has no {key}")
+            raise ValueError(f"expected an expert of the store, got {key}")
         span = self._geometry.span(first, last)
-        if sum(len(buffer) for buffer in into) != span.length:
+        if (size := sum(map(len, into))) != span.length:
             raise ValueError(
-                f"planes {first.label} to {last.label} are {span.length} bytes, the buffers are not"
+                f"expected buffers of {span.length} bytes for planes {first.label} to {last.label}, got {size}"
             )
-        wanted = (
-            f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}, were wanted"
-        )
+        wanted = f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}"
         self._fill(
             shard, ByteRange(shard.records[key.expert].offset + span.offset, span.length), into, wanted
         )
@@ -141,18 +139,18 @@ class RecordReader(PlaneReader):
         self.close()
 
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
-        wanted = f"the experts of layer {layer} were wanted from {path}"
+        wanted = f"the experts of layer {layer} in {path}"
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
+            raise MissingTensor(wanted, "no such file", _ACTION) from error
         except OSError as error:
-            raise ReadFailed(wanted, str(error.strerror), _ADVICE) from error
+            raise ReadFailed(wanted, str(error.strerror), _ACTION) from error
         self._resources.callback(os.close, fd)
         shard = self._shards[layer] = _Shard(path, fd, records)
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
         if (size := os.fstat(fd).st_size) < end:
-            raise TruncatedFile(wanted, f"it has {size} bytes instead of {end}", _ADVICE)
+            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", _ACTION)
         if not bypass_cache(fd):
             self._go_buffered(shard)
 
@@ -168,10 +166,8 @@ class RecordReader(PlaneReader):
                     self._go_buffered(shard)
                     continue
                 if error.errno not in TRANSIENT or failures == RETRIES:
-                    found = (
-                        f"{shard.path} at offset {span.offset + done}: {error.strerror}, {failures + 1} times"
-                    )
-                    raise ReadFailed(wanted, found, _ADVICE) from error
+                    found = f"{error.strerror}, {failures + 1} times, from {shard.path} at offset {span.offset + done}"
+                    raise ReadFailed(wanted, found, _ACTION) from error
                 got = 0
             else:
                 self._check_end(shard, span, done + got, wanted)
@@ -180,7 +176,7 @@ class RecordReader(PlaneReader):
             done += progress
             failures = 0 if progress else failures + 1
             if failures > RETRIES:
-                raise ReadFailed(wanted, f"{shard.path} gives nothing at {span.offset + done}", _ADVICE)
+                raise ReadFailed(wanted, f"no bytes from {shard.path} at {span.offset + done}", _ACTION)
             if failures:
                 self._sleep(BACK_OFF * 2 ** (failures - 1))
         if not shard.direct:
@@ -190,8 +186,8 @@ class RecordReader(PlaneReader):
     def _check_end(shard: _Shard, span: ByteRange, done: int, wanted: str) -> None:
         """Tells a read that was cut short by the file's end from one that was merely interrupted."""
         if done < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
-            found = f"{shard.path} ends at {size}, before offset {span.end}"
-            raise TruncatedFile(wanted, found, _ADVICE)
+            found = f"the end of {shard.path} at {size}, before offset {span.end}"
+            raise TruncatedFile(wanted, found, _ACTION)
 
     def _verify(
         self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
@@ -205,10 +201,10 @@ class RecordReader(PlaneReader):
                 digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
                 raise ChecksumMismatch(
-                    f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}, was wanted"
-                    f" with checksum {record.checksums[index]:016x}",
-                    f"{shard.path} at offset {record.offset + plane.offset} has {digest.hexdigest()}",
-                    _ADVICE,
+                    f"checksum {record.checksums[index]:016x} for plane {Plane(index).label} of layer {key.layer}, "
+                    f"expert {key.expert}",
+                    f"{digest.hexdigest()} from {shard.path} at offset {record.offset + plane.offset}",
+                    _ACTION,
                 )
 
     def _go_buffered(self, shard: _Shard) -> None:

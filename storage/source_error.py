@@ -46,5 +46,5 @@ class SourceError:
         """
         sums = struct.unpack(">dd", bytes.fromhex(digits)) if len(digits) == _DIGITS else (-1.0,)
         if not all(0 <= value < math.inf for value in sums):
-            raise ValueError(f"{shortened(digits)} is no error against a source")
+            raise ValueError(f"{shortened(digits)}, not two sums of squares")
         return cls(*sums)

@@ -18,7 +18,7 @@ from storage.unbuffered import aligned, bypass_cache, use_cache
 DIRECT_FROM = 1 << 20
 """Bytes from which on a range is read past the page cache; below, what the kernel reads ahead is worth more."""
 
-_ADVICE = "Download it again"
+_ACTION = "download the file again"
 
 
 def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
@@ -37,7 +37,7 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
         MissingTensor: there is no such file.
         ReadFailed: the operating system kept refusing.
     """
-    wanted = f"{size} bytes were wanted at {offset} in {path}"
+    wanted = f"{size} bytes at {offset} in {path}"
     before = offset % BLOCK
     buffer = aligned(align(before + size))
     try:
@@ -46,11 +46,11 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
             direct = size >= DIRECT_FROM and bypass_cache(fd)
             got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
     except FileNotFoundError as error:
-        raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
+        raise MissingTensor(wanted, "no such file", _ACTION) from error
     except OSError as error:
-        raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
+        raise ReadFailed(wanted, str(error.strerror), "check the disk, then try again") from error
     if got < before + size:
-        raise TruncatedFile(wanted, f"the file ends after {max(got - before, 0)} of them", _ADVICE)
+        raise TruncatedFile(wanted, f"{max(got - before, 0)} bytes before the end of the file", _ACTION)
     return buffer[before : before + size]
 
 
@@ -91,7 +91,5 @@ def read_whole(path: Path) -> bytes:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise ReadFailed(
-            f"{path} was wanted", str(error.strerror), "Check the disk, then try again"
-        ) from error
+        raise ReadFailed(f"to read {path}", str(error.strerror), "check the disk, then try again") from error
     return read_range(path, 0, size).tobytes()

@@ -117,7 +117,7 @@ class StoredTensors:
         stored = self._find(name)
         count, *rest = self.shape(name)
         if not 0 <= index < count:
-            raise IndexError(f"{name} has {count} slices, asked for {index}")
+            raise IndexError(f"expected an index from 0 to {count - 1} into {name}, got {index}")
         offset = stored.entry.range.offset + index * (stored.entry.range.length // count)
         return _read(stored.path, offset, self._dtype(name), tuple(rest))
 
@@ -129,16 +129,18 @@ class StoredTensors:
     def _dtype(self, name: str) -> torch.dtype:
         if (found := self.type_name(name)) not in DTYPES:
             raise ModelRefused(
-                f"{name} of a type among {', '.join(DTYPES)} was wanted",
-                f"it is {found} in {self.place(name)}",
-                "Use the checkpoint that this one was quantized from",
+                f"{name} with a type among {', '.join(DTYPES)}",
+                f"{found} in {self.place(name)}",
+                "use the checkpoint that this one was quantized from",
             )
         return DTYPES[found]
 
     def _find(self, name: str) -> _Stored:
         if name not in self._tensors:
             raise MissingTensor(
-                f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
+                f"tensor {name} in {self.directory}",
+                "no tensor of that name",
+                "download the checkpoint again",
             )
         return self._tensors[name]
 
@@ -148,9 +150,9 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
     weight_map = read_json(directory, INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelRefused(
-            f"a weight_map from tensors to files was wanted in {directory / INDEX_NAME}",
-            f"it is {shortened(weight_map)}",
-            "Download it again",
+            f"a weight_map from tensors to files in {directory / INDEX_NAME}",
+            shortened(weight_map),
+            "download the checkpoint again",
         )
     for file in set(weight_map.values()):
         if not file.endswith(".safetensors"):
@@ -159,9 +161,9 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
     for name, file in weight_map.items():
         if name not in headers[file].tensors:
             raise MissingTensor(
-                f"tensor {name} was wanted in {directory / file}, as {INDEX_NAME} says",
-                "the file has none of that name",
-                "Download it again",
+                f"tensor {name} in {directory / file}, as {INDEX_NAME} says",
+                "no tensor of that name",
+                "download the checkpoint again",
             )
     return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
 
@@ -171,17 +173,15 @@ def _no_weights(directory: Path) -> ModelRefused:
         if path.suffix in _PICKLED:
             return _pickled(directory, path.name)
     return ModelRefused(
-        f"weights were wanted in {directory}",
-        f"there is neither {WEIGHTS_NAME} nor {INDEX_NAME}",
-        "Download it again",
+        f"weights in {directory}", f"neither {WEIGHTS_NAME} nor {INDEX_NAME}", "download the checkpoint again"
     )
 
 
 def _pickled(directory: Path, name: str) -> ModelRefused:
     return ModelRefused(
-        f"weights as safetensors were wanted in {directory}",
-        f"{shortened(name)} is not safetensors; opening a pickle would run whatever code is in it",
-        "Convert the checkpoint to safetensors where you trust it",
+        f"weights as safetensors in {directory}",
+        f"{shortened(name)}, which may be a pickle and run code when it is opened",
+        "convert the checkpoint to safetensors on a machine where it is trusted",
     )
 
 

@@ -28,16 +28,18 @@ def inside(directory: Path, name: str) -> Path:
         target = (directory / name).resolve()
     except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, links in a circle
         raise ModelRefused(
-            f"a file name was wanted in {directory}", f"got {shortened(name)} ({error})", "Download it again"
+            f"a valid file name in {directory}",
+            f"{shortened(name)} ({error})",
+            "download the checkpoint again",
         ) from error
     if not any(target.is_relative_to(allowed) for allowed in roots):
         raise ModelRefused(
-            f"{name} was wanted in {directory}",
-            f"it leads outside, to {target}",
-            "Check where this checkpoint is from",
+            f"{name} inside {directory}",
+            f"a name that leads outside, to {target}",
+            "check the origin of this checkpoint",
         )
     if not target.is_file():
-        raise MissingTensor(f"{name} was wanted in {directory}", "there is no such file", "Download it again")
+        raise MissingTensor(f"{name} in {directory}", "no such file", "download the checkpoint again")
     return directory / name
 
 
@@ -49,18 +51,18 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
         MissingTensor: there is no such file.
     """
     path = inside(directory, name)
-    wanted = f"a JSON object of at most {JSON_LIMIT} bytes was wanted in {path}"
+    wanted = f"a JSON object of at most {JSON_LIMIT} bytes in {path}"
     size = path.stat().st_size
     if size > JSON_LIMIT:
-        raise ModelRefused(wanted, f"it has {size} bytes", "Download it again")
+        raise ModelRefused(wanted, f"{size} bytes", "download the checkpoint again")
     try:
         parsed = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelRefused(
-            wanted, f"it does not parse: {shortened(str(error))}", "Download it again"
+            wanted, f"text that does not parse ({shortened(str(error))})", "download the checkpoint again"
         ) from error
     if not isinstance(parsed, dict):
-        raise ModelRefused(wanted, f"it holds a {type(parsed).__name__}", "Download it again")
+        raise ModelRefused(wanted, f"a {type(parsed).__name__}", "download the checkpoint again")
     return parsed
 
 
@@ -68,9 +70,9 @@ def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
     """Raises ModelRefused if a parsed JSON file names code that comes with the checkpoint."""
     if "auto_map" in parsed:
         raise ModelRefused(
-            f"a {name} that transformers understands was wanted",
-            "it has auto_map: it asks to run code that comes with the checkpoint",
-            "Choose a checkpoint without remote code",
+            f"a {name} that transformers understands",
+            "auto_map, which runs code from the checkpoint",
+            "choose a checkpoint without remote code",
         )
 
 

@@ -26,7 +26,7 @@ from storage.reader import RecordReader
 from storage.writer import DENSE_NAME, tensor_name
 
 _PIECE = 1 << 20
-_ADVICE = "Convert the model again"
+_ACTION = "convert the model again"
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def _header_damage(path: Path, manifest: Manifest, layer: int) -> list[DamagedDa
     except DamagedData as error:
         return [error]
     if {name: entry.range.offset for name, entry in tensors.items()} != expected:
-        wanted = f"{len(expected)} records of layer {layer} were wanted in {path}"
-        return [BadHeader(wanted, "its header names others, or other offsets", _ADVICE)]
+        wanted = f"{len(expected)} records of layer {layer} in {path}"
+        return [BadHeader(wanted, "a header with other names or offsets", _ACTION)]
     return []
 
 
@@ -164,7 +164,7 @@ def _record_damage(
 
 
 def _check_file(path: Path, entry: FileEntry) -> _Check:
-    wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x} was wanted"
+    wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x}"
     digest, read = xxhash.xxh3_64(), 0
     try:
         with path.open("rb") as file:
@@ -172,12 +172,12 @@ def _check_file(path: Path, entry: FileEntry) -> _Check:
                 digest.update(piece)
                 read += len(piece)
     except FileNotFoundError:
-        return entry.size, read, [MissingTensor(wanted, "there is no such file", _ADVICE)]
+        return entry.size, read, [MissingTensor(wanted, "no such file", _ACTION)]
     except OSError as error:
-        return entry.size, read, [ReadFailed(wanted, f"{error.strerror} after {read} bytes", _ADVICE)]
+        return entry.size, read, [ReadFailed(wanted, f"{error.strerror} after {read} bytes", _ACTION)]
     if read < entry.size:
-        return entry.size, read, [TruncatedFile(wanted, f"it has {read} bytes", _ADVICE)]
+        return entry.size, read, [TruncatedFile(wanted, f"{read} bytes", _ACTION)]
     if digest.intdigest() != entry.checksum:
-        found = f"it has {read} bytes with checksum {digest.hexdigest()}"
-        return entry.size, read, [ChecksumMismatch(wanted, found, _ADVICE)]
+        found = f"{read} bytes with checksum {digest.hexdigest()}"
+        return entry.size, read, [ChecksumMismatch(wanted, found, _ACTION)]
     return entry.size, read, []

@@ -132,7 +132,8 @@ class StoreWriter:
             for record in records:
                 if record.nbytes != size or len(checksums) == count:
                     raise ValueError(
-                        f"layer {layer} has {count} records of {size} bytes; got {record.nbytes} more"
+                        f"expected {count} records of {size} bytes for layer {layer}, "
+                        f"got {record.nbytes} bytes after {len(checksums)} records"
                     )
                 data = record.data
                 checksums.append(
@@ -140,7 +141,7 @@ class StoreWriter:
                 )
                 write_all(fd, data)
             if len(checksums) < count:
-                raise ValueError(f"layer {layer} has {count} records, got {len(checksums)}")
+                raise ValueError(f"expected {count} records for layer {layer}, got {len(checksums)}")
             os.lseek(fd, 0, os.SEEK_SET)
             write_all(fd, _aligned(self._shard_header(layer, checksums, error)).data)
         self._errors[layer] = error
@@ -160,21 +161,23 @@ class StoreWriter:
             DoesNotFit: the disk is full.
         """
         header = header_bytes(specs, {"format": "pt"})
-        sizes = {name: tensor_bytes(dtype, shape) for name, (dtype, shape) in specs.items()}
-        expected = iter(sizes.items())
+        expected = [
+            (name, tensor_bytes(dtype, shape), tuple(shape)) for name, (dtype, shape) in specs.items()
+        ]
+        announced = iter(expected)
         digest = xxhash.xxh3_64(header)
-        total = len(header) + sum(sizes.values())
+        total = len(header) + sum(nbytes for _, nbytes, _ in expected)
         with replacing(self._directory / DENSE_NAME, total) as fd:
             write_all(fd, header)
             for name, tensor in tensors:
                 raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                wanted = next(expected, None)
-                if wanted != (name, raw.nbytes) or tuple(tensor.shape) != tuple(specs[name][1]):
-                    raise ValueError(f"tensor {name} of {raw.nbytes} bytes came where {wanted} was announced")
+                got = (name, raw.nbytes, tuple(tensor.shape))
+                if got != (wanted := next(announced, None)):
+                    raise ValueError(f"expected the tensor {wanted} (name, bytes, shape), got {got}")
                 digest.update(raw)
                 write_all(fd, raw)
-            if missing := next(expected, None):
-                raise ValueError(f"tensor {missing[0]} was announced and did not come")
+            if missing := next(announced, None):
+                raise ValueError(f"expected the tensor {missing} (name, bytes, shape), got no more tensors")
         self._files[DENSE_NAME] = FileEntry(total, digest.intdigest())
 
     def copy(self, path: Path) -> None:
@@ -222,14 +225,12 @@ class StoreWriter:
                 return
         strangers = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
         if strangers:
-            raise self._occupied(f"it holds {strangers[0]} and no unfinished conversion")
+            raise self._occupied(f"{strangers[0]} and no unfinished conversion")
         self._empty.save(self._directory / MARKER_NAME)
 
     def _occupied(self, found: str) -> UserError:
         return UserError(
-            f"{self._directory} was wanted for a store",
-            found,
-            "Choose another directory, or remove this one",
+            f"{self._directory} free for this store", found, "choose another directory, or remove this one"
         )
 
     def _complete_layers(self) -> dict[int, LayerRecords]:
@@ -249,13 +250,13 @@ class StoreWriter:
         planes, count = len(self._geometry.planes), len(header.tensors)
         if not re.fullmatch(rf"[0-9a-f]{{{16 * planes * count}}}", digits, re.ASCII):
             raise BadHeader(
-                f"checksums of {count} records were wanted in {path}", "there are others", "Convert again"
+                f"checksums of {count} records in {path}", "other metadata", "convert the model again"
             )
         try:
             error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
         except ValueError as found:
             raise BadHeader(
-                f"the error of layer {layer} was wanted in {path}", str(found), "Convert again"
+                f"the error of layer {layer} in {path}", str(found), "convert the model again"
             ) from found
         numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
         checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
@@ -263,7 +264,7 @@ class StoreWriter:
         with path.open("rb") as file:
             if file.read(len(ours)) != ours:
                 raise BadHeader(
-                    f"records of layer {layer} were wanted in {path}", "there are others", "Convert again"
+                    f"the records of layer {layer} in {path}", "other records", "convert the model again"
                 )
         self._errors[layer] = error
         return self._layer_records(layer, len(ours), checksums)
@@ -294,5 +295,5 @@ def _difference(found: Manifest, wanted: Manifest) -> str:
     for name in ("source", "layout", "dense_bits", "max_level", "geometry"):
         theirs, ours = getattr(found, name), getattr(wanted, name)
         if theirs != ours:
-            return f"it holds a conversion with {name} {theirs}, not {ours}"
-    return "it holds another conversion"
+            return f"a conversion with {name} {theirs}, not {ours}"
+    return "another conversion"

@@ -94,16 +94,16 @@ def open_weights(config: Mapping[str, Any], tensors: StoredTensors) -> tuple[str
     settings: Settings | None = config.get("quantization_config")
     if settings is not None and not isinstance(settings, dict):
         raise ModelRefused(
-            "an object was wanted as quantization_config in config.json",
-            f"it is {shortened(settings)}",
-            "Check where this checkpoint is from",
+            "an object as quantization_config in config.json",
+            shortened(settings),
+            "check the origin of this checkpoint",
         )
     method = None if settings is None else settings.get("quant_method")
     for known in FORMATS:
         if known.open and known.method == method and (settings is None or method is not None):
             return known.name, known.open(settings or {}, tensors)
     raise ModelRefused(
-        f"a known format was wanted for quant_method {shortened(method)} in config.json",
-        f"edgemoe reads {', '.join(row.name for row in FORMATS)}",
-        "Use the checkpoint that this one was quantized from",
+        f"a format among {', '.join(row.name for row in FORMATS)}",
+        f"quant_method {shortened(method)} in config.json",
+        "use the checkpoint that this one was quantized from",
     )

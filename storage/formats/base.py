@@ -121,9 +121,9 @@ def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: o
     value = settings.get(key, default)
     if not any(type(value) is type(known) and value == known for known in allowed):
         raise ModelRefused(
-            f"{key} among {', '.join(map(str, allowed))} was wanted in quantization_config",
-            f"it is {shortened(value)}",
-            "Use the checkpoint that this one was quantized from",
+            f"{key} among {', '.join(map(str, allowed))} in quantization_config",
+            shortened(value),
+            "use the checkpoint that this one was quantized from",
         )
     return value
 
@@ -139,9 +139,9 @@ def group_size(settings: Settings, key: str = "group_size", default: object = No
         return None
     if type(value) is not int or not 1 <= value <= LARGEST_GROUP:
         raise ModelRefused(
-            f"a group from 1 to {LARGEST_GROUP}, or -1, was wanted as {key} in quantization_config",
-            f"it is {shortened(value)}",
-            "Check where this checkpoint is from",
+            f"a group from 1 to {LARGEST_GROUP}, or -1, as {key} in quantization_config",
+            shortened(value),
+            "check the origin of this checkpoint",
         )
     return value
 
@@ -191,15 +191,15 @@ def expect(tensors: StoredTensors, name: str, shape: tuple[int, ...], types: tup
     Raises:
         MissingTensor: it is not there, or of another shape or type.
     """
-    found: object = "not there"
+    found = "no such tensor"
     if name in tensors:
         if tensors.shape(name) == shape and tensors.type_name(name) in types:
             return
         found = f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
     raise MissingTensor(
-        f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, was wanted in {tensors.directory}",
-        f"it is {found}",
-        "Download the checkpoint again; its config.json may belong to another one",
+        f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
+        found,
+        "download the checkpoint again; its config.json may belong to another one",
     )
 
 
@@ -212,8 +212,8 @@ def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
     shape = tensors.shape(name)
     if len(shape) != 2 or 0 in shape:
         raise MissingTensor(
-            f"a matrix was wanted in {name} of {tensors.directory}",
-            f"its shape is {list(shape)}",
-            "Download the checkpoint again",
+            f"a matrix in {name} of {tensors.directory}",
+            f"shape {list(shape)}",
+            "download the checkpoint again",
         )
     return shape[0], shape[1]

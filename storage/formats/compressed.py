@@ -34,6 +34,7 @@ from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
 from storage.formats.grouped import GroupedWeight, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
+from storage.untrusted import shortened
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")
@@ -92,9 +93,9 @@ class PackedWeight(GroupedWeight):
         bits, read, stem = self._scheme.bits, self._tensors.read, f"{self._stem}.weight"
         if (found := tuple(read(f"{stem}_shape").tolist())) != self.shape:
             raise DamagedData(
-                f"a weight_shape of {list(self.shape)} was wanted for {stem} in {self._tensors.directory}",
-                f"it is {list(found)}",
-                "Download the checkpoint again",
+                f"a weight_shape of {list(self.shape)} for {stem} in {self._tensors.directory}",
+                str(list(found)),
+                "download the checkpoint again",
             )
         codes = fields(read(f"{stem}_packed"), bits)
         scales = read(f"{stem}_scale").float()
@@ -131,9 +132,9 @@ def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelRefused(
-            "config_groups were wanted in quantization_config",
-            f"it has {type(groups).__name__}",
-            "Check that config.json belongs to this checkpoint",
+            "an object of objects as config_groups in quantization_config",
+            shortened(groups),
+            "check that config.json belongs to this checkpoint",
         )
     out: dict[str, list[Scheme]] = {"int": [], "float": []}
     for group in groups.values():
@@ -163,8 +164,8 @@ def _scheme(weights: Mapping[str, Any]) -> tuple[str, Scheme]:
 def _only(schemes: Mapping[str, list[Scheme]], kind: str, name: str) -> Scheme:
     if len(schemes[kind]) != 1:
         raise ModelRefused(
-            f"one scheme for weights of type {kind} was wanted in quantization_config, for {name}",
-            f"it has {len(schemes[kind])}",
-            "Use a checkpoint that is quantized evenly",
+            f"one scheme for weights of type {kind} in quantization_config, for {name}",
+            f"{len(schemes[kind])} schemes",
+            "use a checkpoint with one scheme for all weights",
         )
     return schemes[kind][0]

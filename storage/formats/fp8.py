@@ -52,11 +52,15 @@ class ScaledWeight(Weight):
         right = tensors.type_name(name) in types and len(self.shape) > 1 and found is not None
         if not right or not (self._single or found == per_block) or tensors.type_name(scale) not in SCALES:
             raise MissingTensor(
-                f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} were wanted "
-                f"in {tensors.directory}",
-                f"the first is {tensors.type_name(name)} of shape {list(self.shape)}, the scales are "
-                + ("not there" if found is None else f"{tensors.type_name(scale)} of shape {list(found)}"),
-                "Download the checkpoint again; its config.json may belong to another one",
+                f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} in "
+                f"{tensors.directory}",
+                f"{tensors.type_name(name)} of shape {list(self.shape)} and "
+                + (
+                    "no scales"
+                    if found is None
+                    else f"scales {tensors.type_name(scale)} of shape {list(found)}"
+                ),
+                "download the checkpoint again; its config.json may belong to another one",
             )
         self.parts = (name, scale)
         self.nbytes = tensors.nbytes(name) + tensors.nbytes(scale)
@@ -113,9 +117,9 @@ def block_sides(value: object, key: str) -> Block:
         ):
             return rows, columns
     raise ModelRefused(
-        f"two sides from 1 to {LARGEST_GROUP} were wanted as {key} in quantization_config",
-        f"it is {shortened(value)}",
-        "Check where this checkpoint is from",
+        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config",
+        shortened(value),
+        "check the origin of this checkpoint",
     )
 
 

@@ -55,9 +55,9 @@ class GgmlWeight(Weight):
     def __init__(self, path: Path, name: str, entry: GgufEntry, index: int | None = None) -> None:
         if entry.type not in READABLE:
             raise ModelRefused(
-                f"{name} as {', '.join(kind.name for kind in READABLE)} was wanted in {path}",
-                f"it is {entry.type.name}",
-                "Choose a file of another quantization",
+                f"{name} as {', '.join(kind.name for kind in READABLE)} in {path}",
+                entry.type.name,
+                "choose a file of another quantization",
             )
         self._path, self._entry = path, entry
         self.parts = (name,)

@@ -117,21 +117,21 @@ class GgufModel:
         architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if architecture is None or fields.get(f"{name}.expert_count", 0) == 0:
             raise self._refused(
-                f"an architecture among {', '.join(ARCHITECTURES)} was wanted, with experts",
-                f"it is {shortened(name)}, with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
-                "Choose a supported model, or its checkpoint as safetensors",
+                f"an architecture with experts among {', '.join(ARCHITECTURES)}",
+                f"{shortened(name)} with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
+                "choose a supported model, or its checkpoint as safetensors",
             )
         if fields.get("split.count", 0) not in (0, 1):
             raise self._refused(
-                "a whole model was wanted",
-                f"it is one of {shortened(fields['split.count'])} files",
-                "Merge them with llama-gguf-split --merge",
+                "a whole model",
+                f"one of {shortened(fields['split.count'])} files",
+                "merge them with llama-gguf-split --merge",
             )
         if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
             raise self._refused(
-                "rotary embeddings without scaling were wanted",
-                f"it has {shortened(scaling)}",
-                "Use the model's checkpoint as safetensors",
+                "rotary embeddings without scaling",
+                shortened(scaling),
+                "use the model's checkpoint as safetensors",
             )
         self._name, self._architecture = name, architecture
         self.config = self._config()
@@ -147,23 +147,19 @@ class GgufModel:
         tensors, fields = self.header.tensors, self.header.fields
         if "token_embd.weight" not in tensors:
             raise MissingTensor(
-                f"token_embd.weight was wanted in {self.path}", "it is not there", "Download it again"
+                f"token_embd.weight in {self.path}", "no such tensor", "download the file again"
             )
         out = dict(self._architecture.fixed)
         for key, field in self._architecture.keys.items():
             if (whole := f"{self._name}.{field}") not in fields:
                 raise MissingTensor(
-                    f"the field {whole} was wanted in {self.path}", "it is not there", "Choose another file"
+                    f"the field {whole} in {self.path}", "no such field", "choose another file"
                 )
             out[key] = fields[whole]
         # Routers make floats of what is no more than a size; bounded_config looks at all others.
         for key in ("rms_norm_eps", "rope_theta"):
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
-                raise self._refused(
-                    f"a number above 0 was wanted for {key}",
-                    f"it is {shortened(out[key])}",
-                    "Choose another file",
-                )
+                raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
         out["vocab_size"] = tensors["token_embd.weight"].shape[0]
         out["tie_word_embeddings"] = "output.weight" not in tensors
         for key, field in _TOKENS.items():
@@ -193,17 +189,17 @@ class GgufModel:
                 weight = UnpairedRows(weight, self.config[key])
             return {f"{layer}{known.tensors[part]}.weight": weight}
         raise self._refused(
-            f"only tensors of {self._name} were wanted",
-            f"there is {shortened(name)} of shape {list(entry.shape)}",
-            "Choose a file of a supported model",
+            f"only tensors of {self._name}",
+            f"{shortened(name)} of shape {list(entry.shape)}",
+            "choose a file of a supported model",
         )
 
     @property
     def _experts(self) -> object:
         return self.header.fields[f"{self._name}.expert_count"]
 
-    def _refused(self, wanted: str, found: str, advice: str) -> ModelRefused:
-        return ModelRefused(f"{wanted} in {self.path}", found, advice)
+    def _refused(self, wanted: str, found: str, action: str) -> ModelRefused:
+        return ModelRefused(f"{wanted} in {self.path}", found, action)
 
 
 class UnpairedRows(Weight):
@@ -216,9 +212,9 @@ class UnpairedRows(Weight):
     def __init__(self, weight: Weight, heads: object) -> None:
         if type(heads) is not int or heads < 1 or weight.shape[0] % (2 * heads):
             raise ModelRefused(
-                f"rows of {shortened(heads)} heads were wanted in {weight.parts[0]}",
-                f"it has {weight.shape[0]}",
-                "Choose another file",
+                f"rows of {shortened(heads)} heads in {weight.parts[0]}",
+                f"{weight.shape[0]} rows",
+                "choose another file",
             )
         self._weight, self._heads = weight, heads
         self.shape, self.parts, self.nbytes = weight.shape, weight.parts, weight.nbytes

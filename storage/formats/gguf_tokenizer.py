@@ -30,9 +30,9 @@ def unpack_tokenizer(path: Path, fields: Mapping[str, Any], into: Path) -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # whatever transformers and tokenizers make of a vocabulary that is none
         raise ModelRefused(
-            f"the tokenizer of {path} was wanted",
-            f"transformers cannot read it ({shortened(str(error))})",
-            "Choose another file, or the model's checkpoint as safetensors",
+            f"a tokenizer that transformers reads in {path}",
+            f"an error ({shortened(str(error))})",
+            "choose another file, or the model's checkpoint as safetensors",
         ) from error
     template = fields.get(_TEMPLATE)
     tokenizer.chat_template = template if isinstance(template, str) else None

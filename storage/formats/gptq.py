@@ -92,9 +92,9 @@ def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
     # Keys that begin with -: only name matrices left as they are.
     if not isinstance(own, dict) or not all(key.startswith("-:") for key in own):
         raise ModelRefused(
-            "one kind of packing for all matrices was wanted in quantization_config",
-            f"dynamic gives some another: {shortened(own)}",
-            "Use a checkpoint that is quantized evenly",
+            "one packing for all matrices in quantization_config",
+            f"dynamic {shortened(own)}",
+            "use a checkpoint with one packing for all matrices",
         )
     version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     return packed_weights(

@@ -86,9 +86,9 @@ class GroupedWeight(Weight):
         columns = self.shape[1]
         if not torch.equal(self._group_of(), self._in_order()):
             raise DamagedData(
-                f"inputs in order were wanted in {self._index} of {self._tensors.directory}",
-                "they are not, though quantization_config names no act-order",
-                "Say so in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
+                f"inputs in order in {self._index} of {self._tensors.directory}",
+                "inputs out of order, where quantization_config names no act-order",
+                "set act-order in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
             )
         centre = (8 - zeros) * scales
         return FourBit(
@@ -108,8 +108,8 @@ class GroupedWeight(Weight):
         index = self._tensors.read(self._index).long()
         if int(index.min()) < 0 or int(index.max()) >= self._groups:
             raise DamagedData(
-                f"groups from 0 to {self._groups - 1} were wanted in {self._index} of {self._tensors.directory}",
-                f"they go from {int(index.min())} to {int(index.max())}",
-                "Download the checkpoint again",
+                f"groups from 0 to {self._groups - 1} in {self._index} of {self._tensors.directory}",
+                f"groups from {int(index.min())} to {int(index.max())}",
+                "download the checkpoint again",
             )
         return index

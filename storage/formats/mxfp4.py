@@ -35,9 +35,9 @@ class Mxfp4Weight(Weight):
         shape = tensors.shape(self._blocks)
         if len(shape) != 4 or 0 in shape:
             raise MissingTensor(
-                f"{self._blocks} of four dimensions was wanted in {tensors.directory}",
-                f"its shape is {list(shape)}",
-                "Download the checkpoint again",
+                f"{self._blocks} of four dimensions in {tensors.directory}",
+                f"shape {list(shape)}",
+                "download the checkpoint again",
             )
         experts, rows, groups, _ = shape
         expect(tensors, self._blocks, (experts, rows, groups, _GROUP // 2), ("U8",))

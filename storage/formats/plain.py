@@ -31,9 +31,9 @@ class PlainWeight(Weight):
         found = self._tensors.type_name(self._name)
         if found not in FLOATS:
             raise ModelRefused(
-                f"{self._name} in bfloat16, float16 or float32 was wanted",
-                f"it is {found} in {self._tensors.place(self._name)}, and config.json does not say how to read it",
-                "Use the checkpoint that this one was quantized from",
+                f"{self._name} in bfloat16, float16 or float32",
+                f"{found} in {self._tensors.place(self._name)}, which config.json does not explain",
+                "use the checkpoint that this one was quantized from",
             )
         return DTYPES[found]
 
@@ -63,8 +63,8 @@ def with_rest(made: Mapping[str, Weight], tensors: StoredTensors, names: Iterabl
     rest = {name: PlainWeight(tensors, name) for name in names if name not in taken}
     if twice := made.keys() & rest.keys():
         raise ModelRefused(
-            f"one form of {min(twice)} was wanted in {tensors.directory}",
-            "it is there quantized and as it is",
-            "Download the checkpoint again",
+            f"one form of {min(twice)} in {tensors.directory}",
+            "a quantized and a plain form",
+            "download the checkpoint again",
         )
     return {**made, **rest}

@@ -148,5 +148,5 @@ def test_a_kernel_that_is_missing_or_unknown_is_refused(monkeypatch, answer):
         return answer
 
     monkeypatch.setattr(layout_module.torch.ops.aten, "_convert_weight_to_int4pack_for_cpu", convert)
-    with pytest.raises(UserError, match="Install"):
+    with pytest.raises(UserError, match="install"):
         detect.__wrapped__()

@@ -106,13 +106,13 @@ def test_planes_it_does_not_know_are_refused_otherwise(tmp_path):
     new["planes"].append(
         {"name": "warp", "requires": ["base"], "optional": False, "offset": SIZE, "length": 4096}
     )
-    with pytest.raises(BadManifest, match="'warp' is not optional"):
+    with pytest.raises(BadManifest, match="'warp', unknown to this edgemoe and not optional"):
         load(tmp_path, new)
 
 
 def test_a_newer_format_is_refused(tmp_path):
     """Both versions are named."""
-    with pytest.raises(BadManifest, match="format 2, this edgemoe knows up to 1"):
+    with pytest.raises(BadManifest, match="format 2, above 1"):
         load(tmp_path, content() | {"format": 2})
 
 

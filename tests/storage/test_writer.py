@@ -241,8 +241,8 @@ def test_a_record_of_another_length_writes_nothing(store):
 
 
 @pytest.mark.parametrize("change", ["missing", "order", "shape", "extra"])
-def test_dense_tensors_that_were_not_announced_write_nothing(store, change):
-    """What comes must be what the header says, in its order."""
+def test_dense_tensors_other_than_the_specs_write_nothing(store, change):
+    """The tensors must match the specs in name, shape and order; otherwise no file is left."""
     tensors = list(dense_tensors())
     changed = {
         "missing": tensors[:-1],
@@ -250,7 +250,7 @@ def test_dense_tensors_that_were_not_announced_write_nothing(store, change):
         "shape": [(name, tensor.reshape(-1)) for name, tensor in tensors],
         "extra": [*tensors, ("more", torch.zeros(1))],
     }[change]
-    with writer(store) as out, pytest.raises(ValueError, match="announced"):
+    with writer(store) as out, pytest.raises(ValueError, match="expected the tensor"):
         out.write_dense(DENSE, changed)
     assert set(files(store)) == {MARKER_NAME}
 

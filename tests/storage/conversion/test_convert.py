@@ -222,7 +222,7 @@ def test_experts_that_the_config_does_not_know_are_refused(checkpoint, tmp_path,
     source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | values))
-    with pytest.raises(ModelRefused, match=r"more tensors hold expert weights"):
+    with pytest.raises(ModelRefused, match="more tensors with expert weights"):
         run(source, tmp_path / "store")
 
 
