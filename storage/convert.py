@@ -104,11 +104,7 @@ def convert(
     with (
         _destination_errors(destination),
         StoreWriter(
-            destination,
-            geometry=job.geometry,
-            layout=layout,
-            source=job.fingerprint,
-            dense_bits=dense_bits,
+            destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
         ) as writer,
     ):
         job.write(writer, threads or 2 * cores(), arrivals)

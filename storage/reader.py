@@ -21,7 +21,8 @@ import xxhash
 from storage.base import BLOCK, ByteRange, ExpertKey, Plane, PlaneReader
 from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, TruncatedFile, UserError
 from storage.lock import StoreLock
-from storage.manifest import LayerRecords, Manifest
+from storage.manifest import Manifest
+from storage.manifest_entries import LayerRecords
 from storage.record import RecordGeometry
 from storage.retry import BACK_OFF, RETRIES, TRANSIENT
 from storage.unbuffered import bypass_cache, forget, use_cache

@@ -11,17 +11,11 @@ from typing import Any
 import xxhash
 
 from storage.base import LEVELS, ExpertKey, Plane
-from storage.errors import (
-    BadHeader,
-    ChecksumMismatch,
-    DamagedData,
-    MissingTensor,
-    ReadFailed,
-    TruncatedFile,
-)
+from storage.errors import BadHeader, ChecksumMismatch, DamagedData, MissingTensor, ReadFailed, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
-from storage.manifest import FORMAT_VERSION, FileEntry, Manifest
+from storage.manifest import FORMAT_VERSION, Manifest
+from storage.manifest_entries import FileEntry
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME, tensor_name
 

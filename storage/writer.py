@@ -23,7 +23,8 @@ from storage.errors import BadHeader, DamagedData, UserError
 from storage.header import header_bytes, read_header, tensor_bytes
 from storage.layout import Layout, probe
 from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, FileEntry, LayerRecords, Manifest, RecordEntry
+from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
 from storage.planes import Bytes
 from storage.record import RecordGeometry
 from storage.source_error import SourceError

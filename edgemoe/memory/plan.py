@@ -202,7 +202,7 @@ def make_plan(
     parts = _fixed(shape, geometry, context, device, graphs=settings.graphs)
     fixed = sum(parts.values())
     if vram_limit is None:
-        room = device.room() if device else available_memory() - dram_limit - PROCESS_BYTES
+        room = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
         vram_limit = min(fixed + shape.experts * each, room)
     minimum = fixed + MINIMUM_EXPERTS * each
     if vram_limit < minimum:

@@ -70,13 +70,7 @@ class PackedWeight(GroupedWeight):
         shape = rows, words * 32 // scheme.bits
         index = f"{stem}.weight_g_idx" if scheme.act_order else None
         super().__init__(
-            tensors,
-            stem,
-            shape,
-            scheme.block[1],
-            bits=scheme.bits,
-            index=index,
-            ordered=not scheme.act_order,
+            tensors, stem, shape, scheme.block[1], bits=scheme.bits, index=index, ordered=not scheme.act_order
         )
         self._scheme = scheme
         expect(tensors, f"{stem}.weight_packed", (rows, words), ("I32",))

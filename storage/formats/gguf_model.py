@@ -70,11 +70,7 @@ ARCHITECTURES = {
             "moe_intermediate_size": "expert_feed_forward_length",
         },
         tensors=_TENSORS
-        | {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "ffn_gate_inp": "mlp.gate",
-        },
+        | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"},
         experts={
             f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")
         },

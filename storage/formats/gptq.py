@@ -56,13 +56,7 @@ class GptqWeight(GroupedWeight):
         shape = rows, words * 32 // packing.bits
         index = f"{stem}.g_idx" if packing.act_order or f"{stem}.g_idx" in tensors else None
         super().__init__(
-            tensors,
-            stem,
-            shape,
-            packing.group,
-            bits=packing.bits,
-            index=index,
-            ordered=not packing.act_order,
+            tensors, stem, shape, packing.group, bits=packing.bits, index=index, ordered=not packing.act_order
         )
         self._packing = packing
         expect(tensors, f"{stem}.qweight", (words, rows), ("I32",))

@@ -16,7 +16,8 @@ from small_store import geometry
 from storage.base import ByteRange
 from storage.errors import BadManifest, UserError
 from storage.layout import probe
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, FileEntry, LayerRecords, Manifest, RecordEntry
+from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
 
 SIZE = geometry().record_bytes
 LAYER = LayerRecords(
