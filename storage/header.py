@@ -1,7 +1,7 @@
-"""Headers of safetensors files, read with distrust and written so that data starts on a block.
+"""Headers of safetensors files: checked when read, and padded when written so that data starts on a block.
 
-The safetensors library accepts duplicate keys, and other readers accept more; here a header either says
-exactly which tensor every byte of its file belongs to, or is refused.
+The safetensors library accepts duplicate keys, and other readers accept more. Here a header is refused unless it
+assigns every byte of its file to exactly one tensor.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 100_000_000
-"""Bytes of JSON, as the safetensors library has it."""
+"""Bytes of JSON: the limit of the safetensors library."""
 
 DTYPE_BITS = {
-    **dict.fromkeys(("F4",), 4),
+    "F4": 4,
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""safetensors' name of an element type -> bits an element takes."""
+"""safetensors' name of an element type -> bits of one element."""
 
+_ACTION = "download or convert the file again"
 _MAX_DIMENSIONS = 64
 _MAX_SIZE = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies.
+    """Type, shape and place of a tensor.
 
     Args:
         dtype: safetensors' name, a key of DTYPE_BITS.
@@ -51,7 +52,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of itself.
+    """The contents of a safetensors header.
 
     Args:
         tensors: by name, in the order of the file's JSON.
@@ -65,20 +66,20 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Reads and checks a file's header, and none of its data.
+    """Reads and checks a file's header, without its data.
 
     Raises:
-        BadHeader: naming the file and what is wrong in it.
-        TruncatedFile: the file ends before the header's own length, or before the last tensor.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system refuses to read it.
+        BadHeader: with the file and the wrong value.
+        TruncatedFile: the file ends inside the header or before the last tensor.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refuses a read.
     """
     try:
         with path.open("rb") as file:
             return _read(file, path)
     except FileNotFoundError as error:
         raise MissingTensor(f"tensors in {path}", "no such file", _ACTION) from error
-    except RecursionError as error:  # JSON that just parses may still be too deep to be named in a message
+    except RecursionError as error:  # JSON that parses may still be too deep for repr
         raise _bad(path, "JSON nested too deeply") from error
     except OSError as error:
         raise ReadFailed(f"the header of {path}", str(error.strerror), _ACTION) from error
@@ -87,7 +88,7 @@ def read_header(path: Path) -> Header:
 def header_bytes(
     tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], align_data_to: int = BLOCK
 ) -> bytes:
-    """The header of a file in which these tensors lie one after another, in this order.
+    """Builds the header of a file that holds these tensors one after another, in this order.
 
     Args:
         tensors: name -> (dtype, a key of DTYPE_BITS; shape).
@@ -106,15 +107,15 @@ def header_bytes(
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor takes. `dtype` is a key of DTYPE_BITS."""
+    """Bytes of a tensor. `dtype` is a key of DTYPE_BITS."""
     return prod(shape) * DTYPE_BITS[dtype] // 8
 
 
 def strict_json(raw: bytes) -> object:
-    """Parses UTF-8 JSON in which no object has a key twice.
+    """Parses UTF-8 JSON in which every key of an object is unique.
 
     Raises:
-        ValueError: saying what is wrong; nothing else, whatever the bytes.
+        ValueError: with the fault; no other error, whatever the bytes are.
     """
     try:
         parsed: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
@@ -130,9 +131,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise ValueError(f"key {shortened(key)} twice")
         out[key] = value
     return out
-
-
-_ACTION = "download or convert the file again"
 
 
 def _bad(path: Path, found: str) -> BadHeader:
@@ -172,9 +170,9 @@ def _metadata(value: object, path: Path) -> dict[str, str]:
 
 
 def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry:
-    """Checks one tensor by itself: types, bounds, and that its shape takes as many bytes as it was given."""
+    """Checks one tensor: types, bounds, and that its shape takes the bytes of its range."""
     label = f"tensor {shortened(name)}"
-    # json accepts an escaped half of a surrogate pair; such a name could not even be printed.
+    # json accepts an escaped half of a surrogate pair, which cannot be printed.
     if any("\ud800" <= letter <= "\udfff" for letter in name):
         raise _bad(path, f"{label} with a name that is not Unicode")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
@@ -193,12 +191,12 @@ def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry
 
 
 def _are_sizes(value: Any) -> bool:
-    # A bool is an int to isinstance; true is no size.
+    # isinstance accepts a bool as an int, and true is not a size.
     return isinstance(value, list) and all(type(n) is int and 0 <= n <= _MAX_SIZE for n in value)
 
 
 def _check_cover(tensors: Mapping[str, TensorEntry], data_start: int, size: int, path: Path) -> None:
-    """Tensors must cover the data exactly: no byte twice, no byte left over."""
+    """Checks that the tensors cover every byte of the data exactly once."""
     at = data_start
     for name, entry in sorted(tensors.items(), key=lambda item: item[1].range):
         if entry.range.offset != at and entry.range.end <= size:

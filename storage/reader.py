@@ -1,6 +1,6 @@
-"""Planes from disk into the caller's buffers: past the page cache, in one call, and verified.
+"""Reads of planes into the caller's buffers: past the page cache, with one call, and verified.
 
-Nothing is ever mapped: a file that gets shorter would kill the process instead of raising TruncatedFile.
+Files are never mapped: access to a mapped file that became shorter kills the process instead of raising TruncatedFile.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -35,8 +34,8 @@ _ACTION = "run `edgemoe verify` on the store; convert the model again if it is d
 _log = logging.getLogger("edgemoe")
 
 
-class RecordReader(PlaneReader):
-    """Reads the records of a store. Thread-safe but for close. A context manager; made by `open`."""
+class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
+    """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`."""
 
     def __init__(self, geometry: RecordGeometry, preadv: Preadv, sleep: Callable[[float], None]) -> None:
         self._geometry = geometry
@@ -56,19 +55,19 @@ class RecordReader(PlaneReader):
         preadv: Preadv | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RecordReader:
-        """Opens every layer's file, and keeps the store from being written until close.
+        """Opens every layer's file, and locks the store against writers until `close`.
 
         Args:
             directory: of the store.
-            manifest: the store's.
-            preadv: what reads; os.preadv unless given.
-            sleep: what waits before a retry, for a number of seconds.
+            manifest: of the store.
+            preadv: replaces os.preadv.
+            sleep: waits a number of seconds before a retry.
 
         Raises:
-            MissingTensor, TruncatedFile: a file is not there, or shorter than the manifest says.
+            MissingTensor, TruncatedFile: a file is missing, or shorter than the manifest says.
             ReadFailed: a file cannot be opened.
             StoreBusy: another process is writing the store.
-            UserError: the platform lacks what reading needs.
+            UserError: the platform has no preadv or no flock.
         """
         if preadv is None and not hasattr(os, "preadv"):
             raise UserError(
@@ -98,10 +97,10 @@ class RecordReader(PlaneReader):
         return not self._buffered
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
-        """See PlaneReader. A transient error is retried RETRIES times.
+        """Reads planes with one preadv where possible. A transient error is retried RETRIES times.
 
         Raises:
-            TruncatedFile, ChecksumMismatch, ReadFailed: naming layer, expert, plane, path and offset.
+            TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
             ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
         """
         if self._closed:
@@ -124,19 +123,14 @@ class RecordReader(PlaneReader):
         return span.length
 
     def close(self) -> None:
-        """Closes every descriptor and lets the store be written again. Idempotent.
+        """Closes every descriptor and unlocks the store. Idempotent.
 
-        Reads under way in other threads must have ended.
+        All reads of other threads must have returned.
         """
         self._closed = True
         self._resources.close()
 
-    def __enter__(self) -> RecordReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
@@ -156,7 +150,7 @@ class RecordReader(PlaneReader):
             self._go_buffered(shard)
 
     def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
-        """Reads `span` of the file, going on where a short read stopped."""
+        """Reads `span` of the file, and continues where a short read stopped."""
         done = failures = 0
         while done < span.length:
             direct = shard.direct
@@ -172,7 +166,7 @@ class RecordReader(PlaneReader):
                 got = 0
             else:
                 self._check_end(shard, span, done + got, wanted)
-            # O_DIRECT goes on at whole blocks only: what a short read left of the last one is read again.
+            # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
             progress = (done + got) // BLOCK * BLOCK - done
             done += progress
             failures = 0 if progress else failures + 1
@@ -185,7 +179,7 @@ class RecordReader(PlaneReader):
 
     @staticmethod
     def _check_end(shard: _Shard, span: ByteRange, done: int, wanted: str) -> None:
-        """Tells a read that was cut short by the file's end from one that was merely interrupted."""
+        """Raises TruncatedFile if a short read was cut by the end of the file, not by an interruption."""
         if done < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
             found = f"the end of {shard.path} at {size}, before offset {span.end}"
             raise TruncatedFile(wanted, found, _ACTION)
@@ -209,19 +203,20 @@ class RecordReader(PlaneReader):
                 )
 
     def _go_buffered(self, shard: _Shard) -> None:
-        # In this order: whoever sees False must find the descriptor changed.
+        # In this order: a thread that sees False must find the descriptor changed.
         use_cache(shard.fd)
         shard.direct = False
         with self._lock:
             already, self._buffered = self._buffered, True
         if not already:
             _log.warning(
-                "%s: the filesystem refuses reads past the page cache; reading through it, slower", shard.path
+                "%s: the file system refuses reads past the page cache; reading through it, slower",
+                shard.path,
             )
 
 
 class _Shard:
-    """An open file of records. `direct` may turn False at any time, in any thread; never back."""
+    """An open file of records. Any thread may set `direct` to False at any time, and never back to True."""
 
     def __init__(self, path: Path, fd: int, records: LayerRecords) -> None:
         self.path, self.fd, self.records = path, fd, records.records
@@ -229,7 +224,7 @@ class _Shard:
 
 
 def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[memoryview]:
-    """The bytes offset..offset + length of buffers seen as one."""
+    """Yields the parts of the buffers that make up bytes offset..offset + length of their concatenation."""
     for buffer in into:
         piece = buffer[max(offset, 0) : max(offset + length, 0)]
         if len(piece):

@@ -1,14 +1,14 @@
-"""How often and how patiently a read that the operating system refused is tried again."""
+"""Retries of reads that the operating system refuses: their number, their delays and their errors."""
 
 from __future__ import annotations
 
 import errno
 
 RETRIES = 3
-"""Attempts after the first, as long as none makes progress, before a read has failed."""
+"""Consecutive attempts without progress, after the first, before a read fails."""
 
 BACK_OFF = 0.01
-"""Seconds before the first retry; each further one waits twice as long."""
+"""Seconds before the first retry; every further delay is twice as long."""
 
 TRANSIENT = (errno.EIO, errno.EINTR, errno.EAGAIN)
-"""Errors that may be gone the next time."""
+"""Error numbers of reads that are retried."""

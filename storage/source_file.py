@@ -1,4 +1,4 @@
-"""Reading a range of a file that someone else wrote: all of it, or an error that names file and offset."""
+"""Complete reads of a range of a source file, or an error with file and offset."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from storage.retry import BACK_OFF, RETRIES, TRANSIENT
 from storage.unbuffered import aligned, bypass_cache, use_cache
 
 DIRECT_FROM = 1 << 20
-"""Bytes from which on a range is read past the page cache; below, what the kernel reads ahead is worth more."""
+"""Bytes: a range of this size or more is read past the page cache; smaller ranges gain from kernel read-ahead."""
 
 _ACTION = "download the file again"
 
 
 def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
-    """uint8 [size]: a file's bytes from `offset` on. A transient error is retried RETRIES times.
+    """Reads uint8 [size] from `offset` on. A transient error is retried RETRIES times.
 
-    They are as aligned in memory as in the file, up to BLOCK.
+    The bytes have the alignment in memory that they have in the file, up to BLOCK.
 
     Args:
-        path: opened anew every time, so that nothing is held between reads.
+        path: of the file, which is opened for this read alone.
         offset: bytes from the file's start.
         size: bytes.
-        sleep: what waits before a retry, for a number of seconds.
+        sleep: waits a number of seconds before a retry.
 
     Raises:
-        TruncatedFile: the file ends before that.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system kept refusing.
+        TruncatedFile: the file ends before offset + size.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refused the read, retries included.
     """
     wanted = f"{size} bytes at {offset} in {path}"
     before = offset % BLOCK
@@ -57,7 +57,7 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
 def _fill(
     fd: int, start: int, into: memoryview, wanted: int, direct: bool, sleep: Callable[[float], None]
 ) -> int:
-    """Reads from `start`, a whole block, until at least `wanted` bytes are there; returns how many before the end."""
+    """Reads at least `wanted` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
     done = failures = 0
     while done < wanted:
         try:
@@ -76,17 +76,17 @@ def _fill(
             failures = 0
         done += got
         if direct and done < wanted:
-            # Refused, or cut short inside a block: only through the cache can it go on there.
+            # O_DIRECT was refused, or ended inside a block, from where it cannot continue.
             use_cache(fd)
             direct = False
     return done
 
 
 def read_whole(path: Path) -> bytes:
-    """A small file's bytes.
+    """Reads all bytes of a small file.
 
     Raises:
-        as read_range.
+        TruncatedFile, MissingTensor, ReadFailed: from read_range.
     """
     try:
         size = path.stat().st_size

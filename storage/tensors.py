@@ -1,14 +1,13 @@
-"""The tensors in a directory's safetensors files, as they are stored: read into memory, never mapped.
+"""The stored tensors in a directory's safetensors files: read into memory, never mapped.
 
-Nothing outside the directory is opened, and no pickle. What the bytes of a tensor mean is for
-`storage/formats` to say.
+Files outside the directory and pickles are never opened. `storage/formats` interprets the bytes of a tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -29,7 +28,7 @@ DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-"""safetensors' name of every type that some format keeps weights in -> torch's."""
+"""safetensors' name of every element type that is read -> torch's dtype."""
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -37,19 +36,18 @@ INDEX_NAME = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Where a tensor lies."""
+class _Stored(NamedTuple):
+    """File and entry of a tensor."""
 
     path: Path
     entry: TensorEntry
 
 
 class StoredTensors:
-    """Tensors by name. Holds no descriptor; thread-safe. Made by `open`.
+    """The tensors of a directory by name; created by `open`. Thread-safe; keeps no file open.
 
     Attributes:
-        directory: that they lie in.
+        directory: of the files.
     """
 
     def __init__(self, directory: Path, tensors: dict[str, _Stored]) -> None:
@@ -58,12 +56,12 @@ class StoredTensors:
 
     @classmethod
     def open(cls, directory: Path) -> StoredTensors:
-        """Reads the index if there is one, and every header; no weights.
+        """Reads the index, if there is one, and every header; no weights.
 
         Raises:
-            ModelRefused: no safetensors weights, a file outside the directory, an index that is none.
-            MissingTensor: the index names a tensor or a file that is not there.
-            BadHeader, TruncatedFile: a header that lies about its file.
+            ModelRefused: no safetensors weights, a file outside the directory, an invalid index.
+            MissingTensor: a tensor or file of the index is missing.
+            BadHeader, TruncatedFile: a header that contradicts its file.
         """
         if (directory / WEIGHTS_NAME).exists():
             path = inside(directory, WEIGHTS_NAME)
@@ -82,7 +80,7 @@ class StoredTensors:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises MissingTensor for an unknown name, as every method that takes one does."""
+        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
         return tuple(self._find(name).entry.shape)
 
     def nbytes(self, name: str) -> int:
@@ -98,21 +96,22 @@ class StoredTensors:
         return self._find(name).path
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor in its own dtype and shape, in memory of its own.
+        """Reads the whole tensor, in its own dtype and shape.
 
         Raises:
-            ModelRefused: its type is none of DTYPES.
-            TruncatedFile: the file has become shorter.
+            ModelRefused: its type is not in DTYPES.
+            TruncatedFile: the file has become shorter since `open`.
         """
         stored = self._find(name)
         return _read(stored.path, stored.entry.range.offset, self._dtype(name), self.shape(name))
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """tensor[index], without reading the rest: one expert of a fused tensor [E, N, K] as [N, K].
+        """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
 
         Raises:
             IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile: as read.
+            ModelRefused: its type is not in DTYPES.
+            TruncatedFile: the file has become shorter since `open`.
         """
         stored = self._find(name)
         count, *rest = self.shape(name)
@@ -122,7 +121,7 @@ class StoredTensors:
         return _read(stored.path, offset, self._dtype(name), tuple(rest))
 
     def places(self) -> Iterator[tuple[str, Path, int]]:
-        """(name, file, bytes before it in the file) of every tensor, sorted by name."""
+        """Yields (name, file, offset in the file in bytes) of every tensor, sorted by name."""
         for name, stored in sorted(self._tensors.items()):
             yield name, stored.path, stored.entry.range.offset
 
@@ -192,9 +191,9 @@ def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def read_bytes(path: Path, offset: int, size: int) -> torch.Tensor:
-    """uint8 [size]: `size` bytes of a file from `offset` on.
+    """Reads `size` bytes of a file from `offset` on, as uint8 [size].
 
     Raises:
-        TruncatedFile, MissingTensor, ReadFailed: as read_range.
+        TruncatedFile, MissingTensor, ReadFailed: from read_range.
     """
     return torch.from_numpy(read_range(path, offset, size))

@@ -1,4 +1,4 @@
-"""Files in a directory that anyone may have made: which are opened, and how JSON among them is read."""
+"""Files of a directory from an untrusted source: the check of their names, and the reading of JSON."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from storage.errors import MissingTensor, ModelRefused
 
 JSON_LIMIT = 64 << 20
-"""Bytes. The index of the largest checkpoints known takes about 15 MB."""
+"""Bytes. The index of the largest known checkpoints takes about 15 MB."""
 
 
 def inside(directory: Path, name: str) -> Path:
-    """directory / name, once it is sure to be a file of that directory.
+    """Returns directory / name after a check that it is a file of that directory.
 
     Raises:
         ModelRefused: the name leads out of the directory: absolute, through `..`, or by a link.
-        MissingTensor: there is no such file.
+        MissingTensor: the file does not exist.
     """
     root = directory.resolve()
     roots = [root]
     if root.parent.name == "snapshots":
-        # A snapshot in the Hub's own cache is made of links to its repository's blobs.
+        # A snapshot in the Hub's cache consists of links to the blobs of its repository.
         roots.append(root.parent.parent / "blobs")
     try:
         target = (directory / name).resolve()
@@ -44,11 +44,11 @@ def inside(directory: Path, name: str) -> Path:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the directory.
+    """Reads the object in a JSON file of the directory.
 
     Raises:
-        ModelRefused: it leads outside, is larger than JSON_LIMIT, or holds no JSON object.
-        MissingTensor: there is no such file.
+        ModelRefused: the file lies outside, is larger than JSON_LIMIT, or holds no JSON object.
+        MissingTensor: the file does not exist.
     """
     path = inside(directory, name)
     wanted = f"a JSON object of at most {JSON_LIMIT} bytes in {path}"
@@ -67,7 +67,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
-    """Raises ModelRefused if a parsed JSON file names code that comes with the checkpoint."""
+    """Raises ModelRefused if a parsed JSON file names code of the checkpoint."""
     if "auto_map" in parsed:
         raise ModelRefused(
             f"a {name} that transformers understands",
@@ -77,6 +77,6 @@ def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
 
 
 def shortened(value: object) -> str:
-    """repr, cut to what fits in a message."""
+    """repr of a value, cut to 60 characters for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"

@@ -1,4 +1,4 @@
-"""Reading a whole store to see whether it still is what was written, and saying what it holds."""
+"""Verification of a store against its checksums, and a description of its contents."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ACTION = "convert the model again"
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What verify found.
+    """The result of verify.
 
     Args:
-        bytes_read: from disk.
-        damage: one error for each plane or file that is not as it was written, in the store's order.
+        bytes_read: bytes read from disk.
+        damage: one error for each plane or file that differs from its checksum, in the store's order.
     """
 
     bytes_read: int
@@ -37,14 +37,14 @@ class VerifyReport:
 
 
 def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyReport:
-    """Reads every byte that the manifest knows a checksum of, and every header. Goes on after damage.
+    """Reads every byte that has a checksum in the manifest, and every header. Continues after damage.
 
     Args:
         directory: of the store.
-        progress: called with (bytes done, bytes in all), rising to both equal.
+        progress: called with (bytes done, bytes in all), ascending until both are equal.
 
     Raises:
-        UserError, BadManifest: as Manifest.load; there is nothing to compare with then.
+        UserError, BadManifest: from Manifest.load.
         StoreBusy: another process is writing the store.
     """
     manifest = Manifest.load(directory)
@@ -62,10 +62,10 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """What a store holds, ready for JSON. Sizes in bytes; bits are per weight of the source, as on disk.
+    """Describes a store in values for JSON. Sizes are in bytes; bits per weight are those of the source, on disk.
 
     Raises:
-        UserError, BadManifest: as Manifest.load.
+        UserError, BadManifest: from Manifest.load.
     """
     manifest = Manifest.load(directory)
     geometry = manifest.geometry
@@ -95,7 +95,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 _Check = tuple[int, int, list[DamagedData]]
-"""(bytes of the store this was about, bytes read, damage)."""
+"""(bytes of the store that were checked, bytes read, damage)."""
 
 
 def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator[_Check]:
@@ -114,7 +114,7 @@ def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memory
     try:
         reader = RecordReader.open(directory, replace(manifest, layers={layer: records}))
     except DamagedData as error:
-        # A file that is too short is damaged once, though its header says so too.
+        # A file that is too short is reported once, although its header check fails as well.
         yield len(records.records) * geometry.record_bytes, 0, [] if header_damage else [error]
         return
     with reader:
@@ -142,7 +142,7 @@ def _header_damage(path: Path, manifest: Manifest, layer: int) -> list[DamagedDa
 def _record_damage(
     reader: RecordReader, key: ExpertKey, manifest: Manifest, buffer: memoryview
 ) -> list[DamagedData]:
-    """Reads the record whole; plane by plane only where that finds damage, to name all of it."""
+    """Reads a record with one call, and plane by plane if it is damaged, to report every damaged plane."""
     planes = manifest.geometry.planes
     try:
         reader.read(key, Plane.BASE, Plane(len(planes) - 1), [buffer])

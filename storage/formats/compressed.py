@@ -1,8 +1,8 @@
-"""compressed-tensors, as llm-compressor writes it: whole numbers packed in int32 or as int8, or FP8.
+"""compressed-tensors, the format of llm-compressor: integers packed in int32 or as int8, or FP8.
 
 pack-quantized   weight_packed      int32 [N, K * bits / 32]    code + 2^(bits - 1), lowest bits first
                  weight_scale       float [N, G]
-                 weight_zero_point  int32 [N * bits / 32, G]    packed alike along N; absent: 0
+                 weight_zero_point  int32 [N * bits / 32, G]    packed along N; absent: 0
                  weight_shape       int64 [2]                   (N, K)
                  weight_g_idx       int32 [K]                   with activation order only
 int-quantized    weight             int8 [N, K]     weight_scale  float [N, G]; or one per block or matrix
@@ -43,13 +43,13 @@ _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a group of the config says of the weights it is about.
+    """The quantization scheme of one config group.
 
     Args:
         bits: of a code.
         block: (outputs, inputs) that share a scale.
-        symmetric: whether there are no zero points.
-        act_order: whether inputs of a group may lie anywhere.
+        symmetric: whether zero points are absent.
+        act_order: whether the inputs of a group may lie anywhere.
     """
 
     bits: int
@@ -59,10 +59,10 @@ class Scheme:
 
 
 class PackedWeight(GroupedWeight):
-    """A matrix of pack-quantized.
+    """A pack-quantized matrix.
 
     Raises:
-        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
 
     def __init__(self, tensors: StoredTensors, stem: str, scheme: Scheme) -> None:
@@ -100,12 +100,11 @@ class PackedWeight(GroupedWeight):
 
 
 def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of compressed-tensors checkpoints.
+    """Opens a compressed-tensors checkpoint.
 
     Raises:
-        ModelRefused: a format that is not among these three, numbers out of bounds, weights of one kind
-            with more than one scheme.
-        MissingTensor: as PackedWeight and ScaledWeight.
+        ModelRefused: an unknown format, values out of bounds, or several schemes for weights of one type.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     schemes = _schemes(settings)
     names = {name for name in tensors.names() if not name.endswith(ACTIVATION_SCALES)}
@@ -122,7 +121,7 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
 
 
 def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
-    """int or float -> the schemes that the config has for weights of this type."""
+    """Returns the config's schemes for weights of type int and of type float."""
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelRefused(

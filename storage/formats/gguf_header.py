@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read with distrust: counts, lengths and offsets are bounded before they are used.
+"""The header of a GGUF file: counts, lengths and offsets are bounded before use.
 
 "GGUF" | version u32 | tensors u64 | fields u64
 field:   key | type u32 | value                          strings are u64 bytes, then UTF-8
@@ -22,7 +22,7 @@ from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 256 << 20
-"""Bytes. Vocabularies take some megabytes."""
+"""Bytes. A vocabulary takes several megabytes."""
 
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 20
@@ -35,11 +35,11 @@ _ACTION = "download the file again"
 
 @dataclass(frozen=True)
 class GgufEntry:
-    """Where a tensor lies.
+    """Type, shape and place of a tensor.
 
     Args:
-        type: how its weights are stored.
-        shape: outermost first, as torch has it; the file has it the other way round.
+        type: of its stored weights.
+        shape: outermost dimension first, as in torch; the file has the reverse order.
         range: bytes, counted from the start of the file.
     """
 
@@ -49,17 +49,17 @@ class GgufEntry:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, which is as long as the last dimension."""
+        """Bytes of one row, the last dimension."""
         block, size = gguf.GGML_QUANT_SIZES[self.type]
         return int(self.shape[-1] // block * size)
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says of itself.
+    """The contents of a GGUF header.
 
     Args:
-        fields: texts, numbers, truths, and lists of these, by key.
+        fields: texts, numbers, booleans and lists of them, by key.
         tensors: by name.
     """
 
@@ -68,13 +68,13 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks a file's header, and none of its data.
+    """Reads and checks a file's header, without its data.
 
     Raises:
-        BadHeader: naming the file and what is wrong in it.
-        TruncatedFile: the file ends before the header, or before the last tensor.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system refuses to read it.
+        BadHeader: with the file and the wrong value.
+        TruncatedFile: the file ends inside the header or before the last tensor.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refuses a read.
     """
     try:
         with path.open("rb") as file:
@@ -86,7 +86,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Parser:
-    """One pass over one file."""
+    """Reads the header of one open file from start to end, once."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -120,7 +120,7 @@ class _Parser:
     def _placed(
         self, relative: list[tuple[str, GgufEntry]], start: int, alignment: int
     ) -> dict[str, GgufEntry]:
-        """Tensors by name, once it is sure that they lie one after another inside the file."""
+        """Returns tensors by name after a check that they lie one after another inside the file."""
         at, out = start, {}
         for name, entry in sorted(relative, key=lambda item: item[1].range):
             offset, length = start + entry.range.offset, entry.range.length

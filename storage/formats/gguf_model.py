@@ -1,4 +1,4 @@
-"""A GGUF file as a model: its config and tensors by the names and keys that transformers has for them."""
+"""A GGUF file as a model: its config and tensors by transformers' keys and names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from storage.untrusted import shortened
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a GGUF architecture is called in transformers.
+    """transformers' names for a GGUF architecture.
 
     Args:
         fixed: config values that the architecture implies.
-        keys: config key -> field, after the architecture's name.
+        keys: config key -> field, without the architecture's name in front.
         tensors: part of a tensor's name in a layer -> transformers' name in the layer.
-        experts: the same for tensors over all experts, with {expert}.
-        paired_rows: tensors in which llama.cpp put rows i and i + half of every head beside each other.
+        experts: part of the name of a tensor over all experts -> transformers' name with {expert}.
+        paired_rows: tensors in which llama.cpp interleaves rows i and i + half of every head.
     """
 
     fixed: dict[str, Any]
@@ -86,7 +86,7 @@ ARCHITECTURES = {
         paired_rows=("attn_q", "attn_k"),
     ),
 }
-"""general.architecture -> what transformers calls it."""
+"""general.architecture -> its names in transformers."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -97,13 +97,13 @@ class GgufModel:
 
     Attributes:
         path: of the file.
-        header: what it says of itself.
-        config: as a config.json would have it; nothing in it is bounded yet.
+        header: of the file.
+        config: the content of a config.json, before bounded_config.
 
     Raises:
-        BadHeader, TruncatedFile: as read_gguf_header.
-        ModelRefused: an architecture that is not known, one file of several, scaled rotary embeddings.
-        MissingTensor: a field or tensor that the architecture needs is not there.
+        BadHeader, TruncatedFile: the header contradicts the file.
+        ModelRefused: an unknown architecture, one file of several, or scaled rotary embeddings.
+        MissingTensor: a field or tensor of the architecture is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class GgufModel:
         self.config = self._config()
 
     def weights(self) -> dict[str, Weight]:
-        """Every tensor by transformers' name; one of the file over all experts is as many of them."""
+        """Returns every tensor by transformers' name; a tensor over all experts becomes one per expert."""
         out: dict[str, Weight] = {}
         for name in self.header.tensors:
             out |= self._named(name)
@@ -152,7 +152,7 @@ class GgufModel:
                     f"the field {whole} in {self.path}", "no such field", "choose another file"
                 )
             out[key] = fields[whole]
-        # Routers make floats of what is no more than a size; bounded_config looks at all others.
+        # The two values that are no sizes; bounded_config checks the sizes.
         for key in ("rms_norm_eps", "rope_theta"):
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
                 raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
@@ -199,10 +199,10 @@ class GgufModel:
 
 
 class UnpairedRows(Weight):
-    """A matrix [heads * D, K] with each head's rows in transformers' order: first all even ones of the file, then odd.
+    """A matrix [heads * D, K], each head's rows in transformers' order: the file's even rows, then its odd rows.
 
     Raises:
-        ModelRefused: the rows do not make so many heads.
+        ModelRefused: the number of rows is not a multiple of 2 * heads.
     """
 
     def __init__(self, weight: Weight, heads: object) -> None:
@@ -216,6 +216,6 @@ class UnpairedRows(Weight):
         self.shape, self.parts, self.nbytes = weight.shape, weight.parts, weight.nbytes
 
     def read(self) -> torch.Tensor:
-        """float32, of the tensor's shape."""
+        """Reads the tensor in its shape as float32."""
         pairs = self._weight.read().view(self._heads, -1, 2, self.shape[1])
         return pairs.transpose(1, 2).reshape(self.shape)
