@@ -129,7 +129,7 @@ class PlaneReader(ABC):
 
 
 class ResidentForm(ABC):
-    """The blocks that an expert consists of in a memory tier, and the way from planes to blocks.
+    """The blocks that an expert consists of in a memory tier, and the conversion of planes into blocks.
 
     There is one form per memory layout. Threads: a form has no state, so any thread uses it at any time. Ownership:
     the caller allocates, pins and frees every block; a form keeps no reference to a block after a call.

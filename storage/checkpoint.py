@@ -21,7 +21,7 @@ from storage.errors import MissingTensor, ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import FourBit, Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
-from storage.untrusted import inside, read_json, refuse_remote_code, shortened
+from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, inside, read_json, refuse_remote_code, shortened
 
 Places = tuple[tuple[str, Path, int], ...]
 """(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
@@ -90,18 +90,14 @@ def bounded_config(config: object) -> dict[str, Any]:
             continue
         if type(value) is not int or not 1 <= value <= bound:
             raise ModelRefused(
-                f"a whole number from 1 to {bound} for {key} in config.json",
-                shortened(value),
-                "check the origin of this checkpoint",
+                f"a whole number from 1 to {bound} for {key} in config.json", shortened(value), CHECK_ORIGIN
             )
     top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
     top_k = config.get(top_k_key) or 1
     for key in EXPERT_COUNT_KEYS:
         if top_k > (config.get(key) or top_k):
             raise ModelRefused(
-                f"{top_k_key} of at most {key} = {config[key]} in config.json",
-                str(top_k),
-                "check the origin of this checkpoint",
+                f"{top_k_key} of at most {key} = {config[key]} in config.json", str(top_k), CHECK_ORIGIN
             )
     return {key: value for key, value in config.items() if key != "auto_map"}
 
@@ -238,9 +234,7 @@ class Checkpoint:
     def _find(self, name: str) -> Weight:
         if name not in self._weights:
             raise MissingTensor(
-                f"tensor {name} in {self.directory}",
-                "no tensor of that name",
-                "download the checkpoint again",
+                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
             )
         return self._weights[name]
 

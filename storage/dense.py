@@ -16,6 +16,7 @@ from storage.errors import DamagedData, ModelRefused
 from storage.expert_weights import ExpertNames, all_finite
 from storage.header import tensor_bytes
 from storage.planes import round_up_bf16
+from storage.untrusted import DOWNLOAD_AGAIN
 
 Spec = tuple[str, tuple[int, ...]]
 """safetensors' dtype and the shape of a tensor."""
@@ -126,7 +127,7 @@ class DenseWeights:
                 raise DamagedData(
                     f"finite weights in {name} of {self._checkpoint.directory}",
                     "NaN, infinity or a value too large for bf16",
-                    "download the checkpoint again",
+                    DOWNLOAD_AGAIN,
                 )
             if name in self._eight_bit:
                 codes, scales = quantize_rows(weight)

@@ -11,6 +11,7 @@ from storage.checkpoint import Checkpoint, Config
 from storage.errors import DamagedData, MissingTensor, ModelRefused
 from storage.formats.base import FourBit, Matrix
 from storage.record import MatrixSpec, RecordGeometry
+from storage.untrusted import DOWNLOAD_AGAIN
 
 
 class ExpertNames(Protocol):
@@ -125,7 +126,7 @@ class ExpertWeights:
                 raise DamagedData(
                     f"finite weights in layer {layer}, expert {expert}, matrix {matrix}",
                     f"NaN or infinity in {self._checkpoint.directory}",
-                    "download the checkpoint again",
+                    DOWNLOAD_AGAIN,
                 )
         return matrices
 
@@ -175,9 +176,7 @@ class ExpertWeights:
         names = self._family.separate(layer, expert)
         if names is None:
             wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
-            raise MissingTensor(
-                f"{wanted} in {self._checkpoint.directory}", "no such tensor", "download the checkpoint again"
-            )
+            raise MissingTensor(f"{wanted} in {self._checkpoint.directory}", "no such tensor", DOWNLOAD_AGAIN)
         return names
 
     def _check_names(self) -> None:
@@ -189,7 +188,7 @@ class ExpertWeights:
                     raise MissingTensor(
                         f"tensor {name} of shape {shape} in {self._checkpoint.directory}",
                         f"shape {found}" if found else "no such tensor",
-                        "download the checkpoint again",
+                        DOWNLOAD_AGAIN,
                     )
                 self._checkpoint.dtype(name)
                 unclaimed.discard(name)

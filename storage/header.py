@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from storage.base import BLOCK, ByteRange
-from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import BadHeader, TruncatedFile
+from storage.retry import read_errors
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 100_000_000
@@ -75,14 +76,10 @@ def read_header(path: Path) -> Header:
         ReadFailed: the operating system refuses a read.
     """
     try:
-        with path.open("rb") as file:
+        with read_errors(f"a safetensors file {path}", _ACTION), path.open("rb") as file:
             return _read(file, path)
-    except FileNotFoundError as error:
-        raise MissingTensor(f"tensors in {path}", "no such file", _ACTION) from error
     except RecursionError as error:  # JSON that parses may still be too deep for repr
         raise _bad(path, "JSON nested too deeply") from error
-    except OSError as error:
-        raise ReadFailed(f"the header of {path}", str(error.strerror), _ACTION) from error
 
 
 def header_bytes(

@@ -18,12 +18,12 @@ from pathlib import Path
 import xxhash
 
 from storage.base import BLOCK, ByteRange, ExpertKey, Plane, PlaneReader
-from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, TruncatedFile, UserError
+from storage.errors import ChecksumMismatch, ReadFailed, TruncatedFile, UserError
 from storage.lock import StoreLock
 from storage.manifest import Manifest
 from storage.manifest_entries import LayerRecords
 from storage.record import RecordGeometry
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
 from storage.unbuffered import bypass_cache, forget, use_cache
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
@@ -108,19 +108,15 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         shard = self._shards.get(key.layer)
         if shard is None or not 0 <= key.expert < len(shard.records):
             raise ValueError(f"expected an expert of the store, got {key}")
-        span = self._geometry.span(first, last)
-        if (size := sum(map(len, into))) != span.length:
-            raise ValueError(
-                f"expected buffers of {span.length} bytes for planes {first.label} to {last.label}, got {size}"
-            )
+        offset, length = self._geometry.span(first, last)
         wanted = f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}"
-        self._fill(
-            shard, ByteRange(shard.records[key.expert].offset + span.offset, span.length), into, wanted
-        )
+        if (size := sum(map(len, into))) != length:
+            raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
+        self._fill(shard, ByteRange(shard.records[key.expert].offset + offset, length), into, wanted)
         with self._lock:
-            self._bytes_read += span.length
+            self._bytes_read += length
         self._verify(shard, key, first, last, into)
-        return span.length
+        return length
 
     def close(self) -> None:
         """Closes every descriptor and unlocks the store. Idempotent.
@@ -135,12 +131,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
 
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
         wanted = f"the experts of layer {layer} in {path}"
-        try:
+        with read_errors(wanted, _ACTION):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise MissingTensor(wanted, "no such file", _ACTION) from error
-        except OSError as error:
-            raise ReadFailed(wanted, str(error.strerror), _ACTION) from error
         self._resources.callback(os.close, fd)
         shard = self._shards[layer] = _Shard(path, fd, records)
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
@@ -195,12 +187,10 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             for piece in _pieces(into, plane.offset - start, plane.length):
                 digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
-                raise ChecksumMismatch(
-                    f"checksum {record.checksums[index]:016x} for plane {Plane(index).label} of layer {key.layer}, "
-                    f"expert {key.expert}",
-                    f"{digest.hexdigest()} from {shard.path} at offset {record.offset + plane.offset}",
-                    _ACTION,
-                )
+                label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
+                wanted = f"checksum {record.checksums[index]:016x} for {label}"
+                found = f"{digest.hexdigest()} from {shard.path} at offset {record.offset + plane.offset}"
+                raise ChecksumMismatch(wanted, found, _ACTION)
 
     def _go_buffered(self, shard: _Shard) -> None:
         # In this order: a thread that sees False must find the descriptor changed.
@@ -210,8 +200,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             already, self._buffered = self._buffered, True
         if not already:
             _log.warning(
-                "%s: the file system refuses reads past the page cache; reading through it, slower",
-                shard.path,
+                "%s: the file system refuses O_DIRECT; reading through the page cache, slower", shard.path
             )
 
 

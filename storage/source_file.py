@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.base import BLOCK
-from storage.errors import MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import TruncatedFile
 from storage.planes import Bytes
 from storage.record import align
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
 from storage.unbuffered import aligned, bypass_cache, use_cache
 
 DIRECT_FROM = 1 << 20
 """Bytes: a range of this size or more is read past the page cache; smaller ranges gain from kernel read-ahead."""
 
-_ACTION = "download the file again"
+_ACTION = "check the disk, or download the file again"
 
 
 def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
@@ -40,15 +40,10 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
     wanted = f"{size} bytes at {offset} in {path}"
     before = offset % BLOCK
     buffer = aligned(align(before + size))
-    try:
-        with path.open("rb", buffering=0) as file:
-            fd = file.fileno()
-            direct = size >= DIRECT_FROM and bypass_cache(fd)
-            got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
-    except FileNotFoundError as error:
-        raise MissingTensor(wanted, "no such file", _ACTION) from error
-    except OSError as error:
-        raise ReadFailed(wanted, str(error.strerror), "check the disk, then try again") from error
+    with read_errors(wanted, _ACTION), path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        direct = size >= DIRECT_FROM and bypass_cache(fd)
+        got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
     if got < before + size:
         raise TruncatedFile(wanted, f"{max(got - before, 0)} bytes before the end of the file", _ACTION)
     return buffer[before : before + size]
@@ -88,8 +83,6 @@ def read_whole(path: Path) -> bytes:
     Raises:
         TruncatedFile, MissingTensor, ReadFailed: from read_range.
     """
-    try:
+    with read_errors(f"a file {path}", _ACTION):
         size = path.stat().st_size
-    except OSError as error:
-        raise ReadFailed(f"to read {path}", str(error.strerror), "check the disk, then try again") from error
     return read_range(path, 0, size).tobytes()

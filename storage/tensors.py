@@ -14,7 +14,7 @@ import torch
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import TensorEntry, read_header
 from storage.source_file import read_range
-from storage.untrusted import inside, read_json, shortened
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, read_json, shortened
 
 DTYPES = {
     "F32": torch.float32,
@@ -128,18 +128,14 @@ class StoredTensors:
     def _dtype(self, name: str) -> torch.dtype:
         if (found := self.type_name(name)) not in DTYPES:
             raise ModelRefused(
-                f"{name} with a type among {', '.join(DTYPES)}",
-                f"{found} in {self.place(name)}",
-                "use the checkpoint that this one was quantized from",
+                f"{name} with a type among {', '.join(DTYPES)}", f"{found} in {self.place(name)}", USE_SOURCE
             )
         return DTYPES[found]
 
     def _find(self, name: str) -> _Stored:
         if name not in self._tensors:
             raise MissingTensor(
-                f"tensor {name} in {self.directory}",
-                "no tensor of that name",
-                "download the checkpoint again",
+                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
             )
         return self._tensors[name]
 
@@ -151,7 +147,7 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
         raise ModelRefused(
             f"a weight_map from tensors to files in {directory / INDEX_NAME}",
             shortened(weight_map),
-            "download the checkpoint again",
+            DOWNLOAD_AGAIN,
         )
     for file in set(weight_map.values()):
         if not file.endswith(".safetensors"):
@@ -162,7 +158,7 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
             raise MissingTensor(
                 f"tensor {name} in {directory / file}, as {INDEX_NAME} says",
                 "no tensor of that name",
-                "download the checkpoint again",
+                DOWNLOAD_AGAIN,
             )
     return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
 
@@ -171,9 +167,7 @@ def _no_weights(directory: Path) -> ModelRefused:
     for path in sorted(directory.iterdir()):
         if path.suffix in _PICKLED:
             return _pickled(directory, path.name)
-    return ModelRefused(
-        f"weights in {directory}", f"neither {WEIGHTS_NAME} nor {INDEX_NAME}", "download the checkpoint again"
-    )
+    return ModelRefused(f"weights in {directory}", f"neither {WEIGHTS_NAME} nor {INDEX_NAME}", DOWNLOAD_AGAIN)
 
 
 def _pickled(directory: Path, name: str) -> ModelRefused:

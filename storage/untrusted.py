@@ -12,6 +12,12 @@ JSON_LIMIT = 64 << 20
 """Bytes. The index of the largest known checkpoints takes about 15 MB."""
 
 
+DOWNLOAD_AGAIN = "download the checkpoint again"
+CHECK_ORIGIN = "check the origin of this checkpoint"
+USE_SOURCE = "use the checkpoint that this one was quantized from"
+"""Actions of errors about a checkpoint."""
+
+
 def inside(directory: Path, name: str) -> Path:
     """Returns directory / name after a check that it is a file of that directory.
 
@@ -28,18 +34,14 @@ def inside(directory: Path, name: str) -> Path:
         target = (directory / name).resolve()
     except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, links in a circle
         raise ModelRefused(
-            f"a valid file name in {directory}",
-            f"{shortened(name)} ({error})",
-            "download the checkpoint again",
+            f"a valid file name in {directory}", f"{shortened(name)} ({error})", DOWNLOAD_AGAIN
         ) from error
     if not any(target.is_relative_to(allowed) for allowed in roots):
         raise ModelRefused(
-            f"{name} inside {directory}",
-            f"a name that leads outside, to {target}",
-            "check the origin of this checkpoint",
+            f"{name} inside {directory}", f"a name that leads outside, to {target}", CHECK_ORIGIN
         )
     if not target.is_file():
-        raise MissingTensor(f"{name} in {directory}", "no such file", "download the checkpoint again")
+        raise MissingTensor(f"{name} in {directory}", "no such file", DOWNLOAD_AGAIN)
     return directory / name
 
 
@@ -54,15 +56,15 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     wanted = f"a JSON object of at most {JSON_LIMIT} bytes in {path}"
     size = path.stat().st_size
     if size > JSON_LIMIT:
-        raise ModelRefused(wanted, f"{size} bytes", "download the checkpoint again")
+        raise ModelRefused(wanted, f"{size} bytes", DOWNLOAD_AGAIN)
     try:
         parsed = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelRefused(
-            wanted, f"text that does not parse ({shortened(str(error))})", "download the checkpoint again"
+            wanted, f"text that does not parse ({shortened(str(error))})", DOWNLOAD_AGAIN
         ) from error
     if not isinstance(parsed, dict):
-        raise ModelRefused(wanted, f"a {type(parsed).__name__}", "download the checkpoint again")
+        raise ModelRefused(wanted, f"a {type(parsed).__name__}", DOWNLOAD_AGAIN)
     return parsed
 
 

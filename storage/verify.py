@@ -11,12 +11,13 @@ from typing import Any
 import xxhash
 
 from storage.base import LEVELS, ExpertKey, Plane
-from storage.errors import BadHeader, ChecksumMismatch, DamagedData, MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
 from storage.manifest import FORMAT_VERSION, Manifest
 from storage.manifest_entries import FileEntry
 from storage.reader import RecordReader
+from storage.retry import read_errors
 from storage.writer import DENSE_NAME, tensor_name
 
 _PIECE = 1 << 20
@@ -102,7 +103,7 @@ def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator
     for layer in sorted(manifest.layers):
         yield from _check_layer(directory, manifest, layer, buffer)
     for name, entry in sorted(manifest.files.items()):
-        yield _check_file(directory / name, entry)
+        yield entry.size, *_check_file(directory / name, entry)
 
 
 def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
@@ -157,21 +158,20 @@ def _record_damage(
     return []
 
 
-def _check_file(path: Path, entry: FileEntry) -> _Check:
+def _check_file(path: Path, entry: FileEntry) -> tuple[int, list[DamagedData]]:
+    """Returns the bytes read, and the damage."""
     wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x}"
     digest, read = xxhash.xxh3_64(), 0
     try:
-        with path.open("rb") as file:
+        with read_errors(wanted, _ACTION), path.open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 read += len(piece)
-    except FileNotFoundError:
-        return entry.size, read, [MissingTensor(wanted, "no such file", _ACTION)]
-    except OSError as error:
-        return entry.size, read, [ReadFailed(wanted, f"{error.strerror} after {read} bytes", _ACTION)]
+    except DamagedData as error:
+        return read, [error]
     if read < entry.size:
-        return entry.size, read, [TruncatedFile(wanted, f"{read} bytes", _ACTION)]
+        return read, [TruncatedFile(wanted, f"{read} bytes", _ACTION)]
     if digest.intdigest() != entry.checksum:
         found = f"{read} bytes with checksum {digest.hexdigest()}"
-        return entry.size, read, [ChecksumMismatch(wanted, found, _ACTION)]
-    return entry.size, read, []
+        return read, [ChecksumMismatch(wanted, found, _ACTION)]
+    return read, []

@@ -221,9 +221,9 @@ class StoreWriter:
                 if replace(found, layers={}, files={}, source_format="", source_error=None) != self._empty:
                     raise self._occupied(_difference(found, self._empty))
                 return
-        strangers = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
-        if strangers:
-            raise self._occupied(f"{strangers[0]} and no unfinished conversion")
+        others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
+        if others:
+            raise self._occupied(f"{others[0]} and no unfinished conversion")
         self._empty.save(self._directory / MARKER_NAME)
 
     def _occupied(self, found: str) -> UserError:

@@ -16,7 +16,7 @@ from storage.formats.gptq import open_gptq
 from storage.formats.mxfp4 import open_mxfp4
 from storage.formats.plain import open_plain
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, USE_SOURCE, shortened
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,7 @@ def open_weights(config: Mapping[str, Any], tensors: StoredTensors) -> tuple[str
     settings: Settings | None = config.get("quantization_config")
     if settings is not None and not isinstance(settings, dict):
         raise ModelRefused(
-            "an object as quantization_config in config.json",
-            shortened(settings),
-            "check the origin of this checkpoint",
+            "an object as quantization_config in config.json", shortened(settings), CHECK_ORIGIN
         )
     method = None if settings is None else settings.get("quant_method")
     for known in FORMATS:
@@ -105,5 +103,5 @@ def open_weights(config: Mapping[str, Any], tensors: StoredTensors) -> tuple[str
     raise ModelRefused(
         f"a format among {', '.join(row.name for row in FORMATS)}",
         f"quant_method {shortened(method)} in config.json",
-        "use the checkpoint that this one was quantized from",
+        USE_SOURCE,
     )

@@ -11,7 +11,7 @@ import torch
 
 from storage.errors import MissingTensor, ModelRefused
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, USE_SOURCE, shortened
 
 Settings = Mapping[str, Any]
 """The quantization_config of a config.json; every value is checked before use."""
@@ -21,6 +21,9 @@ GROUPS = (256, 128, 64, 32)
 
 LARGEST_GROUP = 131_072
 """The largest input size that bounded_config accepts."""
+
+OTHER_CONFIG = f"{DOWNLOAD_AGAIN}; its config.json may belong to another one"
+"""Action of errors about a tensor that contradicts the config."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,8 @@ class FourBit:
 
     def append(self, other: FourBit) -> FourBit:
         """Returns this matrix with the rows of another one, of the same K and group, appended."""
-        return FourBit(
-            torch.cat((self.codes, other.codes)),
-            torch.cat((self.scale, other.scale)),
-            torch.cat((self.centre, other.centre)),
-            self.group,
-        )
+        pairs = ((self.codes, other.codes), (self.scale, other.scale), (self.centre, other.centre))
+        return FourBit(*map(torch.cat, pairs), self.group)
 
 
 Matrix = torch.Tensor | FourBit
@@ -121,9 +120,7 @@ def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: o
     value = settings.get(key, default)
     if not any(type(value) is type(known) and value == known for known in allowed):
         raise ModelRefused(
-            f"{key} among {', '.join(map(str, allowed))} in quantization_config",
-            shortened(value),
-            "use the checkpoint that this one was quantized from",
+            f"{key} among {', '.join(map(str, allowed))} in quantization_config", shortened(value), USE_SOURCE
         )
     return value
 
@@ -141,7 +138,7 @@ def group_size(settings: Settings, key: str = "group_size", default: object = No
         raise ModelRefused(
             f"a group from 1 to {LARGEST_GROUP}, or -1, as {key} in quantization_config",
             shortened(value),
-            "check the origin of this checkpoint",
+            CHECK_ORIGIN,
         )
     return value
 
@@ -191,16 +188,19 @@ def expect(tensors: StoredTensors, name: str, shape: tuple[int, ...], types: tup
     Raises:
         MissingTensor: the tensor is missing, or has another shape or type.
     """
-    found = "no such tensor"
-    if name in tensors:
-        if tensors.shape(name) == shape and tensors.type_name(name) in types:
-            return
-        found = f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
-    raise MissingTensor(
-        f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
-        found,
-        "download the checkpoint again; its config.json may belong to another one",
-    )
+    if name not in tensors or tensors.shape(name) != shape or tensors.type_name(name) not in types:
+        raise MissingTensor(
+            f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
+            described(tensors, name),
+            OTHER_CONFIG,
+        )
+
+
+def described(tensors: StoredTensors, name: str) -> str:
+    """Type and shape of a stored tensor, for a message."""
+    if name not in tensors:
+        return f"no tensor {name}"
+    return f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
 
 
 def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
@@ -212,8 +212,6 @@ def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
     shape = tensors.shape(name)
     if len(shape) != 2 or 0 in shape:
         raise MissingTensor(
-            f"a matrix in {name} of {tensors.directory}",
-            f"shape {list(shape)}",
-            "download the checkpoint again",
+            f"a matrix in {name} of {tensors.directory}", f"shape {list(shape)}", DOWNLOAD_AGAIN
         )
     return shape[0], shape[1]

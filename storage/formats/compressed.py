@@ -34,7 +34,7 @@ from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
 from storage.formats.grouped import GroupedWeight, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import DOWNLOAD_AGAIN, shortened
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")
@@ -89,7 +89,7 @@ class PackedWeight(GroupedWeight):
             raise DamagedData(
                 f"a weight_shape of {list(self.shape)} for {stem} in {self._tensors.directory}",
                 str(list(found)),
-                "download the checkpoint again",
+                DOWNLOAD_AGAIN,
             )
         codes = fields(read(f"{stem}_packed"), bits)
         scales = read(f"{stem}_scale").float()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 
 from storage.errors import MissingTensor, ModelRefused
-from storage.formats.base import LARGEST_GROUP, Settings, Weight, choice
+from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, shortened
 
 SCALES = (*FLOATS, "F8_E8M0")
 """safetensors' names of the types of scales."""
@@ -54,13 +54,8 @@ class ScaledWeight(Weight):
             raise MissingTensor(
                 f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} in "
                 f"{tensors.directory}",
-                f"{tensors.type_name(name)} of shape {list(self.shape)} and "
-                + (
-                    "no scales"
-                    if found is None
-                    else f"scales {tensors.type_name(scale)} of shape {list(found)}"
-                ),
-                "download the checkpoint again; its config.json may belong to another one",
+                f"{described(tensors, name)} and {described(tensors, scale)}",
+                OTHER_CONFIG,
             )
         self.parts = (name, scale)
         self.nbytes = tensors.nbytes(name) + tensors.nbytes(scale)
@@ -117,9 +112,7 @@ def block_sides(value: object, key: str) -> Block:
         ):
             return rows, columns
     raise ModelRefused(
-        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config",
-        shortened(value),
-        "check the origin of this checkpoint",
+        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config", shortened(value), CHECK_ORIGIN
     )
 
 

@@ -18,7 +18,8 @@ import gguf
 import numpy as np
 
 from storage.base import ByteRange
-from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import BadHeader, TruncatedFile
+from storage.retry import read_errors
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 256 << 20
@@ -76,13 +77,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
         MissingTensor: the file does not exist.
         ReadFailed: the operating system refuses a read.
     """
-    try:
-        with path.open("rb") as file:
-            return _Parser(path, file).header()
-    except FileNotFoundError as error:
-        raise MissingTensor(f"tensors in {path}", "no such file", _ACTION) from error
-    except OSError as error:
-        raise ReadFailed(f"the header of {path}", str(error.strerror), _ACTION) from error
+    with read_errors(f"a GGUF file {path}", _ACTION), path.open("rb") as file:
+        return _Parser(path, file).header()
 
 
 class _Parser:

@@ -91,15 +91,9 @@ def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
             "use a checkpoint with one packing for all matrices",
         )
     version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    return packed_weights(
-        tensors,
-        Packing(
-            bits=choice(settings, "bits", (4, 8, 2)),
-            group=group_size(settings, default=-1),
-            act_order=choice(settings, "desc_act", (False, True), False),
-            zero_offset=0 if version == "gptq_v2" else 1,
-        ),
-    )
+    bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings, default=-1)
+    act_order = choice(settings, "desc_act", (False, True), False)
+    return packed_weights(tensors, Packing(bits, group, act_order, 0 if version == "gptq_v2" else 1))
 
 
 def packed_weights(tensors: StoredTensors, packing: Packing) -> dict[str, Weight]:

@@ -11,6 +11,7 @@ import torch
 from storage.errors import DamagedData
 from storage.formats.base import FourBit, Weight, record_group, regroup
 from storage.tensors import StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN
 
 
 class Parts(NamedTuple):
@@ -87,13 +88,10 @@ class GroupedWeight(Weight):
                 "inputs out of order, where quantization_config names no act-order",
                 "set act-order in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
             )
-        centre = (8 - zeros) * scales
-        return FourBit(
-            codes,
-            regroup(scales, self._group, self.group, columns),
-            regroup(centre, self._group, self.group, columns),
-            self.group,
+        scale, centre = (
+            regroup(values, self._group, self.group, columns) for values in (scales, (8 - zeros) * scales)
         )
+        return FourBit(codes, scale, centre, self.group)
 
     def _in_order(self) -> torch.Tensor:
         return torch.arange(self.shape[1]) // self._group
@@ -107,6 +105,6 @@ class GroupedWeight(Weight):
             raise DamagedData(
                 f"groups from 0 to {self._groups - 1} in {self._index} of {self._tensors.directory}",
                 f"groups from {int(index.min())} to {int(index.max())}",
-                "download the checkpoint again",
+                DOWNLOAD_AGAIN,
             )
         return index

@@ -16,6 +16,7 @@ from storage.errors import MissingTensor
 from storage.formats.base import Settings, Weight, expect, fields
 from storage.formats.plain import with_rest
 from storage.tensors import StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1: sign, two bits of exponent, one of mantissa."""
@@ -37,7 +38,7 @@ class Mxfp4Weight(Weight):
             raise MissingTensor(
                 f"{self._blocks} of four dimensions in {tensors.directory}",
                 f"shape {list(shape)}",
-                "download the checkpoint again",
+                DOWNLOAD_AGAIN,
             )
         experts, rows, groups, _ = shape
         expect(tensors, self._blocks, (experts, rows, groups, _GROUP // 2), ("U8",))

@@ -9,6 +9,7 @@ import torch
 from storage.errors import ModelRefused
 from storage.formats.base import Settings, Weight
 from storage.tensors import DTYPES, StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
 
 FLOATS = ("BF16", "F16", "F32")
 """safetensors' names of the types of unquantized weights."""
@@ -33,7 +34,7 @@ class PlainWeight(Weight):
             raise ModelRefused(
                 f"{self._name} in bfloat16, float16 or float32",
                 f"{found} in {self._tensors.place(self._name)}, which config.json does not explain",
-                "use the checkpoint that this one was quantized from",
+                USE_SOURCE,
             )
         return DTYPES[found]
 
@@ -63,8 +64,6 @@ def with_rest(made: Mapping[str, Weight], tensors: StoredTensors, names: Iterabl
     rest = {name: PlainWeight(tensors, name) for name in names if name not in taken}
     if twice := made.keys() & rest.keys():
         raise ModelRefused(
-            f"one form of {min(twice)} in {tensors.directory}",
-            "a quantized and a plain form",
-            "download the checkpoint again",
+            f"one form of {min(twice)} in {tensors.directory}", "a quantized and a plain form", DOWNLOAD_AGAIN
         )
     return {**made, **rest}
