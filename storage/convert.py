@@ -29,13 +29,8 @@ _MEMORY = 1_500_000_000
 """Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
 
 _REQUEST = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
 """Error numbers that the user's request causes, not the disk."""
 

@@ -75,9 +75,8 @@ def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quanti
     record.fill(0)
     p4 = np.zeros(geometry.codes_bytes, np.uint8)
     p0 = record[geometry.planes[2].offset :] if geometry.max_level == 8 else np.zeros(0, np.uint8)
-    for (spec, parameter_at, codes_at), (codes, parameters) in zip(
-        geometry.matrix_offsets(), matrices, strict=True
-    ):
+    places = geometry.matrix_offsets()
+    for (spec, parameter_at, codes_at), (codes, parameters) in zip(places, matrices, strict=True):
         raw = parameters.contiguous().view(torch.uint8).reshape(-1).numpy()
         record[parameter_at : parameter_at + spec.parameter_bytes] = raw
         spans = layout.spans(codes_at, spec.nibble_bytes, geometry.codes_bytes)

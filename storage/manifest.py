@@ -122,10 +122,8 @@ class Manifest:
         if path.is_file():
             return cls.read(path)
         if (directory / MARKER_NAME).is_file():
-            found, action = (
-                f"an unfinished conversion without {MANIFEST_NAME}",
-                "run `edgemoe convert` again to resume it",
-            )
+            found = f"an unfinished conversion without {MANIFEST_NAME}"
+            action = "run `edgemoe convert` again to resume it"
         else:
             found = f"no {MANIFEST_NAME}"
             action = "give the directory that `edgemoe convert` wrote, or convert the model first"

@@ -58,7 +58,8 @@ class FourBit:
     def append(self, other: FourBit) -> FourBit:
         """Returns this matrix with the rows of another one, of the same K and group, appended."""
         pairs = ((self.codes, other.codes), (self.scale, other.scale), (self.centre, other.centre))
-        return FourBit(*map(torch.cat, pairs), self.group)
+        codes, scale, centre = map(torch.cat, pairs)
+        return FourBit(codes, scale, centre, self.group)
 
 
 Matrix = torch.Tensor | FourBit

@@ -171,13 +171,10 @@ class GgufModel:
         match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
         part = match[2] if match else ""
         layer = f"model.layers.{match[1]}." if match else ""
-        if part in known.experts and len(entry.shape) == 3 and entry.shape[0] == self._experts:
-            return {
-                f"{layer}{known.experts[part].format(expert=expert)}.weight": GgmlWeight(
-                    self.path, name, entry, expert
-                )
-                for expert in range(entry.shape[0])
-            }
+        count = self.header.fields[f"{self._name}.expert_count"]
+        if part in known.experts and entry.shape[:-2] == (count,):
+            new = f"{layer}{known.experts[part]}.weight"
+            return {new.format(expert=i): GgmlWeight(self.path, name, entry, i) for i in range(count)}
         if part in known.tensors:
             weight: Weight = GgmlWeight(self.path, name, entry)
             if part in known.paired_rows:
@@ -189,10 +186,6 @@ class GgufModel:
             f"{shortened(name)} of shape {list(entry.shape)}",
             "choose a file of a supported model",
         )
-
-    @property
-    def _experts(self) -> object:
-        return self.header.fields[f"{self._name}.expert_count"]
 
     def _refused(self, wanted: str, found: str, action: str) -> ModelRefused:
         return ModelRefused(f"{wanted} in {self.path}", found, action)
