@@ -141,7 +141,7 @@ def examine(directory: Path) -> Findings:
     # Also where Triton is missing, which `auto` would not choose: the report says so.
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     if device:
-        gpu, vram = torch.cuda.get_device_name(device.place), device.room()
+        gpu, vram = torch.cuda.get_device_name(device.place), device.available_bytes()
         link = measure_device(device, min(ram // 2, PIN_MOST))
     vram_limit, dram_limit = suggested(ram, vram)
     kernel = compute(device.place if device else "cpu")

@@ -253,7 +253,10 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
     free = available_memory() - max(PROCESS_BYTES - resident_bytes(), 0)
     asked = plan.vram_limit_bytes, plan.dram_limit_bytes
     if store.device:
-        limits = min(asked[0], store.device.room()), min(asked[1], max(free - plan.staging_bytes, 0))
+        limits = (
+            min(asked[0], store.device.available_bytes()),
+            min(asked[1], max(free - plan.staging_bytes, 0)),
+        )
     else:
         limits = asked[0] - max(plan.used_bytes(store.form) - free, 0), asked[1]
     if limits == asked:

@@ -68,7 +68,7 @@ class PassingShards:
         self._needed = {name for shard in self._shards for name in shard.header.tensors}
 
     @property
-    def room(self) -> int:
+    def peak_bytes(self) -> int:
         """See Arrivals: the largest shard that is still to come, or all of them if they are kept."""
         lacking = [s.file.size for s in self._shards if not set(s.header.tensors) & self._needed <= s.here]
         return sum(lacking) if self._keep else max(lacking, default=0)

@@ -107,7 +107,7 @@ def remove(model: CachedModel) -> None:
             for path in model.paths:
                 locks.enter_context(StoreLock(path, exclusive=True))
         except StoreBusy as error:
-            raise StoreBusy(f"{model.name} was wanted removed", error.found, error.advice) from error
+            raise StoreBusy(f"{model.name} was wanted removed", error.found, error.action) from error
         for path in model.paths:
             # The name goes first: a removal that is killed leaves no store that looks whole.
             gone = path.with_name(f"{_REMOVED}{path.name}-{time.time_ns()}")

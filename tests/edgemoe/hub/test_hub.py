@@ -360,7 +360,7 @@ def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
     assert there.names() == whole.names()
     assert there.fingerprint() == whole.fingerprint()
     assert total == sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    assert shards.room == max(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert shards.peak_bytes == max(path.stat().st_size for path in source.glob("*.safetensors"))
     assert served.downloads(FIRST).count(None) == 0
 
 

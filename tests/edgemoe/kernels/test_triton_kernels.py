@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from interpreter import round_like_a_gpu
 from plane_experts import applied
 
-from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel

@@ -1,4 +1,4 @@
-"""Experts of several shapes as planes in RAM, for the tests of kernels that read planes."""
+"""Experts of several shapes as planes in RAM, for tests of kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def applied(
 
 
 def an_expert(shape: str, layout: str):
-    """(geometry, record, level -> blocks) of an expert of one of SHAPES."""
+    """Returns (geometry, record, level -> blocks) of an expert of one of SHAPES."""
     geometry, _, record = a_store(SHAPES[shape], LAYOUTS[layout])
     form = PlaneForm(geometry, LAYOUTS[layout], LAYOUTS[layout])
     blocks = {level: blocks_for(form, level) for level in (8, 4, 2)}
