@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.training.repeated_text import STRETCH, repeated_share
+from tools.training.repeated_text import STRETCH, repeated_fraction
 
 
 def tokens(*parts: object) -> np.ndarray:
@@ -33,12 +33,12 @@ TRAINING = tokens(np.arange(1000, 2000))
 )
 def test_by_hand(held_out, share):
     """All of it, none, a stretch that is too short or just long enough, some in the middle, and the same reversed."""
-    assert repeated_share(TRAINING, held_out) == pytest.approx(share)
+    assert repeated_fraction(TRAINING, held_out) == pytest.approx(share)
 
 
 def test_a_training_text_shorter_than_a_stretch_has_none():
     """Nor does it fail."""
-    assert repeated_share(TRAINING[:5], TRAINING) == 0
+    assert repeated_fraction(TRAINING[:5], TRAINING) == 0
 
 
 PIECES = st.sampled_from([[0] * 20, [1] * 20, [0, 1] * 10, [1, 0, 0] * 6, [1]])
@@ -53,5 +53,5 @@ def test_it_is_the_plain_search(training, held_out):
         i for i in range(len(held_out) - STRETCH + 1) if "".join(map(str, held_out[i : i + STRETCH])) in text
     ]
     covered = {i + j for i in starts for j in range(STRETCH)}
-    found = repeated_share(np.array(training, np.uint16), np.array(held_out, np.uint16))
+    found = repeated_fraction(np.array(training, np.uint16), np.array(held_out, np.uint16))
     assert found == pytest.approx(len(covered) / len(held_out))
