@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
-import accelerate
 import torch
 import transformers
-from accelerate.utils import set_module_tensor_to_device
 
 from tools.command_line import make_parser, positive, two_or_more
 from tools.synthetic.workload import PRESETS, Shape
@@ -27,6 +26,9 @@ from tools.synthetic.workload import PRESETS, Shape
 
 def random_model(shape: Shape) -> Any:
     """Makes the model in RAM, in bf16; the weights repeat a few million random numbers, which costs no copy time."""
+    import accelerate
+    from accelerate.utils import set_module_tensor_to_device
+
     with accelerate.init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(shape.config(), dtype=torch.bfloat16)
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(torch.bfloat16)
@@ -40,6 +42,8 @@ def offloaded(model: Any, device: str, memory: int) -> Any:
     """Puts up to `memory` bytes of whole layers on the device; the others stay in RAM."""
     if device == "cpu":
         return model
+    import accelerate
+
     whole, limits = sorted(model._no_split_modules), {0: memory, "cpu": 1 << 50}
     places = accelerate.infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
     return accelerate.dispatch_model(model, places)
@@ -81,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "modules_in_ram": sum(place == "cpu" for place in places.values()),
         "ttft_s": times[0],
         "tpot_s": (times[-1] - times[0]) / (len(times) - 1),
-        "versions": {module.__name__: module.__version__ for module in (accelerate, torch, transformers)},
+        "versions": {name: metadata.version(name) for name in ("accelerate", "torch", "transformers")},
     }
     print(json.dumps(answer), flush=True)
     return 0

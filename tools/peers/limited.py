@@ -9,7 +9,7 @@ and the number of times that the limit was hit are printed on stderr, processes 
 cgroup is removed.
 
 The exit code is the command's own, 128 + N where signal N ended it (137: killed for memory), and 2 where no cgroup can
-be made. Linux only, normally as root. Needs only the standard library, and can be started as a script, too.
+be made. Linux only, normally as root. Needs only the standard library.
 """
 
 from __future__ import annotations
