@@ -291,7 +291,7 @@ def test_corpus_without_books_is_refused(tmp_path: Path, name: str) -> None:
     """A missing directory, an empty one and a file that is no tar raise UserError."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match="two or more .txt files"):
+    with pytest.raises(UserError, match="two or more"):
         read_books(tmp_path / name)
 
 
