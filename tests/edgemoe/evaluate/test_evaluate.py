@@ -26,6 +26,8 @@ from edgemoe.policy.levels import mean_bits
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, UserError
 
+pytestmark = pytest.mark.e2e
+
 FIELDS = (
     "setting",
     "phase",

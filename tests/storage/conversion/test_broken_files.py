@@ -85,6 +85,7 @@ def test_a_broken_store_is_found(run, good, tmp_path, spoil, code):
     assert run("inspect", store)[0] in (0, code)
 
 
+@pytest.mark.e2e
 def test_the_corpus_can_be_written_for_others(tmp_path):
     """As a script it makes one directory an entry, and says what each is."""
     done = subprocess.run(
