@@ -108,6 +108,7 @@ values = st.recursive(
 keys = [*small_checkpoint.CONFIG, "num_local_experts", "mlp_only_layers", "decoder_sparse_step", "head_dim"]
 
 
+@pytest.mark.e2e
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, min_size=1, max_size=3))
 def test_any_value_in_a_config_is_bounded_or_refused(changes):
@@ -122,6 +123,7 @@ def test_any_value_in_a_config_is_bounded_or_refused(changes):
     assert 1 <= experts <= 4096
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, max_size=2) | values)
 def test_any_config_beside_good_weights_raises_nothing_else(good, changes):
@@ -130,6 +132,7 @@ def test_any_config_beside_good_weights_raises_nothing_else(good, changes):
     assert_only_typed(good, "config.json", json.dumps(config).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.sampled_from([*small_checkpoint.tensors(), "x"]), values, max_size=3)
@@ -144,6 +147,7 @@ def test_any_index_raises_nothing_else(good, index):
     assert_only_typed(good, small_checkpoint.INDEX, json.dumps(index).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_any_bytes_in_a_shards_header_raise_nothing_else(good, raw, at):

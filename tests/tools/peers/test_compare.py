@@ -291,6 +291,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [sum(layer) for layer in comparison.popularity["exact 4"]] == [20, 20]
 
 
+@pytest.mark.e2e
 def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 4 fills the engine's free blocks before the prompt; row 4-empty does not."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)

@@ -52,6 +52,7 @@ def reference(store: Path) -> Any:
     return model
 
 
+@pytest.mark.e2e
 @torch.inference_mode()
 def test_logits_equal_the_reference(make: Callable[[int], Path]) -> None:
     """Logits equal the float32 reference's up to bf16 rounding."""
@@ -73,6 +74,7 @@ def test_logits_of_a_deep_workload_are_finite(make: Callable[[int], Path]) -> No
     assert len(set(logits.argmax(-1).flatten().tolist())) > 12
 
 
+@pytest.mark.e2e
 def test_small_cache_changes_hits_and_no_logits(make: Callable[[int], Path]) -> None:
     """With slots for a fraction of the experts the hit rate drops and the logits stay equal."""
     store = make(3)

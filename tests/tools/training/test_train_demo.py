@@ -164,6 +164,7 @@ def test_tokenizer_separates_digits_and_round_trips(tokenizer: Any) -> None:
     assert all(len(p) == 1 for p in pieces if p.strip().isdigit())
 
 
+@pytest.mark.e2e
 def test_conversations_in_a_row_are_independent(model: Any, tokenizer: Any) -> None:
     """A conversation's loss is the same alone and packed with others."""
     chats = [
