@@ -187,6 +187,7 @@ def test_the_engine_may_run_in_any_thread(rig: type[Rig]) -> None:
     assert sorted(orders[0]) == [A, B, C]
 
 
+@pytest.mark.e2e
 @settings(max_examples=120, deadline=None)
 @given(
     form=st.sampled_from([MERGED, SLICED]),

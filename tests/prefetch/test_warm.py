@@ -334,6 +334,7 @@ def test_what_goes_wrong_is_logged(engines, monkeypatch, caplog) -> None:
     assert "refused a copy" in caplog.text
 
 
+@pytest.mark.e2e
 def test_a_chat_fills_at_a_terminal(tiny_store, tmp_path) -> None:
     """What a person finds who took their time: every expert resident before the first question."""
     with Terminal(tmp_path, "chat", "--model", tiny_store) as terminal:

@@ -101,6 +101,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("capability", "name"), [("default", "cpu-generic"), ("avx2", "cpu-avx2"), ("avx512", "cpu-avx512")]
 )

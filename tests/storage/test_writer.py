@@ -136,6 +136,7 @@ print(calls)
 """
 
 
+@pytest.mark.e2e
 def test_sigkill_before_any_system_call_is_recovered_from(tmp_path, config):
     """A conversion that is killed before any write, fsync or rename resumes to the same bytes."""
     convert(tmp_path / "straight", config)

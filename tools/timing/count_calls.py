@@ -9,7 +9,6 @@ calls.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections import Counter
@@ -27,9 +26,9 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.resolve import resolve_store
 from edgemoe.policy.settings import RunSettings, parse_levels
-from tools.counts import positive
+from tools.checkout import ROOT
+from tools.command_line import make_parser, positive
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = tuple(str(ROOT / package) + "/" for package in ("edgemoe", "prefetch", "cache", "storage"))
 
 CONTEXT = 256
@@ -127,9 +126,7 @@ def summary(tokens: Sequence[Token]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("tools.timing.count_calls", __doc__)
     parser.add_argument(
         "--model", type=Path, default=DEMO, help="a store or a checkpoint; default: the demo model"
     )

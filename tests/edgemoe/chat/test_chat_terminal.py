@@ -11,6 +11,8 @@ import sys
 import pytest
 from terminals import Terminal, environment
 
+pytestmark = pytest.mark.e2e
+
 LONG = ("--max-new-tokens", 400, "--context", 512)
 """An answer long enough to be interrupted."""
 

@@ -15,6 +15,8 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
 from storage.manifest import MANIFEST_NAME, Manifest
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = ("the quick brown fox", "jumps over the lazy dog")
 

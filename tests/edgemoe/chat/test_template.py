@@ -55,6 +55,7 @@ def test_it_is_what_transformers_renders(name):
     assert want
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("template", "said"),
     [

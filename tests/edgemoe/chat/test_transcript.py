@@ -111,6 +111,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.e2e
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.binary(max_size=60) | VALUES.map(lambda v: json.dumps(GOOD | {"messages": v}).encode()))
 def test_no_file_crashes_it(tmp_path, data):

@@ -16,6 +16,8 @@ from small_store import flip
 from edgemoe.console.sizes import format_size
 from storage.manifest import MANIFEST_NAME, Manifest
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "models", "rm", "doctor", "bench", "eval")
 ANSWER = {

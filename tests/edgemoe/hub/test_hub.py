@@ -31,6 +31,8 @@ from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
 from storage.layout import LAYOUTS
 
+pytestmark = pytest.mark.e2e
+
 REPO = "acme/tiny"
 FIRST, SECOND = small_checkpoint.SHARDS
 ROOT = Path(__file__).resolve().parents[3]

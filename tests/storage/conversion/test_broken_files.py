@@ -85,6 +85,7 @@ def test_a_broken_store_is_found(run, good, tmp_path, damage, code):
     assert run("inspect", store)[0] in (0, code)
 
 
+@pytest.mark.e2e
 def test_the_corpus_can_be_written_as_files(tmp_path):
     """As a script the corpus writes one directory per entry and prints their descriptions."""
     done = subprocess.run(
@@ -107,6 +108,7 @@ values = st.recursive(
 keys = [*small_checkpoint.CONFIG, "num_local_experts", "mlp_only_layers", "decoder_sparse_step", "head_dim"]
 
 
+@pytest.mark.e2e
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, min_size=1, max_size=3))
 def test_any_value_in_a_config_is_bounded_or_refused(changes):
@@ -121,6 +123,7 @@ def test_any_value_in_a_config_is_bounded_or_refused(changes):
     assert 1 <= experts <= 4096
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, max_size=2) | values)
 def test_any_config_with_good_weights_raises_no_other_error(good, changes):
@@ -129,6 +132,7 @@ def test_any_config_with_good_weights_raises_no_other_error(good, changes):
     assert_only_typed(good, "config.json", json.dumps(config).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.sampled_from([*small_checkpoint.tensors(), "x"]), values, max_size=3)
@@ -143,6 +147,7 @@ def test_any_index_raises_no_other_error(good, index):
     assert_only_typed(good, small_checkpoint.INDEX, json.dumps(index).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_any_bytes_in_a_shards_header_raise_no_other_error(good, raw, at):

@@ -333,6 +333,7 @@ def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.e2e
 def test_a_killed_conversion_resumes_to_the_same_bytes(checkpoint, store, tmp_path):
     """After SIGKILL in the second layer, the next run completes the store and leaves no other file."""
     assert python(KILL, checkpoint, tmp_path / "store").returncode == -signal.SIGKILL
@@ -427,6 +428,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is measured through /proc"
 )

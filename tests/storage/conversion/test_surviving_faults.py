@@ -22,6 +22,8 @@ from storage.manifest import MANIFEST_NAME
 from storage.retry import RETRIES
 from storage.verify import verify
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

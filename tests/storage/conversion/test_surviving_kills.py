@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import small_checkpoint
+
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
 
