@@ -26,7 +26,6 @@ from edgemoe.commands.options import (
     SeedOption,
     SpeculateOption,
     VramOption,
-    parse_limits,
     run_settings,
 )
 from edgemoe.console.output_files import require_folders, require_plot
@@ -116,12 +115,13 @@ def bench_command(
     _refuse_with_ablation(ablation, chosen)
     require_folders(trace)
     require_plot(plot)
+    from edgemoe.models.open import open_model, parse_limits
+
     vram, dram = parse_limits(vram_limit, dram_limit)
     run_settings(8, **chosen)  # before a conversion that may take an hour
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
     from edgemoe.bench.run import BenchRequest
-    from edgemoe.machine.devices import open_model
 
     measured = load_quality(quality) if quality else ()
     store = open_model(model, device)

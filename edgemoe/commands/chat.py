@@ -1,4 +1,4 @@
-"""`edgemoe chat`: its options, and the model and conversation that they ask for. Heavy imports happen inside."""
+"""`edgemoe chat`: its options, and the model and conversation they open. Heavy imports happen inside."""
 
 from __future__ import annotations
 
@@ -30,27 +30,26 @@ from edgemoe.commands.options import (
     SeedOption,
     SpeculateOption,
     VramOption,
-    open_store,
     run_settings,
-    within_memory,
 )
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.engine.engine import StoreModel
     from edgemoe.engine.generate import Sampling
     from edgemoe.memory.plan import MemoryPlan
+    from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
 
 EXAMPLES = (
     "Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
     "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
 )
-"""For app.command(epilog=...)."""
 
-PromptOption = Annotated[str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")]
+PromptOption = Annotated[
+    str | None, typer.Option(help="Answer this prompt and exit. Default: turns from stdin.")
+]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
-NewTokensOption = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
+NewTokensOption = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
 ]
@@ -83,10 +82,12 @@ def chat_command(
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
-    A turn /help lists the commands of a chat, among them /set levels 4/2. While it waits for you, experts are read into
-    free room. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D
-    exits.
+    The turn /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are
+    read into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits
+    130. Ctrl-D exits.
     """
+    from edgemoe.models.open import open_store, within_memory
+
     choose = partial(
         run_settings,
         exact=exact,
@@ -127,21 +128,23 @@ def _converse(
     *,
     as_json: bool,
 ) -> None:
-    """Loads the model and answers; what can be refused without it is, before.
+    """Loads the model and answers. Wrong options are refused before loading.
 
     Args:
-        sample: store's directory and end token -> how tokens are chosen.
+        sample: maps a store's directory and its end token to the sampling.
     """
-    from edgemoe.chat.conversation import Conversation, load_tokenizer
-    from edgemoe.chat.loop import run_chat
-    from edgemoe.chat.slash_commands import refuse_command
-    from edgemoe.chat.template import renderer
-    from edgemoe.console.loading import loading
-    from edgemoe.engine.engine import Engine
+    from edgemoe.console.loading import loading, starting
+
+    with starting("loading transformers"):
+        from edgemoe.chat.conversation import Conversation, load_tokenizer
+        from edgemoe.chat.loop import run_chat
+        from edgemoe.chat.slash_commands import refuse_command
+        from edgemoe.chat.template import renderer
+        from edgemoe.engine.engine import Engine
 
     if prompt is not None:
         refuse_command(prompt)
-    renderer().start()  # beside loading, so that the first answer does not wait for it
+    renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
     sampling = sample(store.directory, tokenizer.eos_token_id)
     with ExitStack() as stack:
@@ -151,34 +154,25 @@ def _converse(
 
 
 def _sampling(
-    directory: Path,
-    eos: int | None,
-    *,
-    temperature: float | None,
-    top_p: float | None,
-    seed: int,
-    max_new_tokens: int,
+    directory: Path, eos: int | None, *, temperature: float | None, top_p: float | None, **others: int
 ) -> Sampling:
-    """How the model of a directory chooses tokens, with what the user asked for on top.
+    """The sampling of the model in a directory, changed by the options given.
+
+    Args:
+        others: seed and max_new_tokens.
 
     Raises:
-        UserError: --top-p where there is nothing to choose from.
+        UserError: --top-p at temperature 0.
     """
     from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.generate import Sampling
 
-    sampling = Sampling.of_model(
-        generation_config(directory),
-        eos,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-    )
+    config = generation_config(directory)
+    sampling = Sampling.of_model(config, eos, temperature=temperature, top_p=top_p, **others)
     if top_p is not None and sampling.temperature == 0:
         raise UserError(
-            f"--top-p {top_p} was wanted",
-            "at temperature 0 there is no choice",
-            "Give --temperature 0.7 or another one with it",
+            f"a temperature above 0 for --top-p {top_p}",
+            "temperature 0, where there is no choice",
+            "give --temperature 0.7 or another one with it",
         )
     return sampling

@@ -16,7 +16,6 @@ from edgemoe.commands.options import (
     ModelOption,
     SeedOption,
     VramOption,
-    parse_limits,
 )
 from edgemoe.console.output_files import require_plot
 from storage.errors import UserError
@@ -101,11 +100,12 @@ def eval_command(
     _require_measure(text, tasks, task_count)
     _require_text(text, tokens=tokens, window=window, study=study[0] if study else None)
     _require_kl(plot, text, reference)
+    from edgemoe.models.open import open_model, parse_limits
+
     vram, dram = parse_limits(vram_limit, dram_limit)
     arms = _table(levels, retention, reuse=reuse, short=text is None)
     from edgemoe.evaluate.run import EvalRequest, run_eval
     from edgemoe.evaluate.studies import study_arms
-    from edgemoe.machine.devices import open_model
 
     for name in study or ():
         study_arms(name, (), 8)  # a mistake is better told before a conversion than after it

@@ -1,4 +1,4 @@
-"""What a terminal shows between the command and the first prompt."""
+"""Shows on a terminal that torch is imported and weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edgemoe.console.input import obeys_escapes
 from edgemoe.machine.process import resident_bytes
 
 _EVERY = 0.1
-"""Seconds between looks at how far loading is."""
+"""Seconds between updates of the bar."""
 
 
 @contextmanager
 def starting(what: str) -> Iterator[None]:
-    """A spinner on stderr while the block runs, gone afterwards; nothing where stderr is no terminal."""
+    """Shows a spinner on stderr while the block runs; nothing where stderr is no terminal."""
     if not obeys_escapes(sys.stderr):
         yield
         return
@@ -28,13 +28,13 @@ def starting(what: str) -> Iterator[None]:
 
 @contextmanager
 def loading(total: int, memory: Callable[[], int] = resident_bytes) -> Iterator[None]:
-    """A bar on stderr while weights are read into memory, gone afterwards; nothing where stderr is no terminal.
+    """Shows a bar on stderr while weights are read into memory; nothing where stderr is no terminal.
 
-    How far it is follows from what the process has resident, so that nobody who reads weights need tell.
+    The bar follows the process's resident memory, so readers of weights report no progress.
 
     Args:
         total: bytes that will be read.
-        memory: bytes resident now.
+        memory: returns bytes resident now.
     """
     if not obeys_escapes(sys.stderr):
         yield

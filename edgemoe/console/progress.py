@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar with bytes and ETA on a terminal, plain lines elsewhere."""
+"""Shows the progress of long work on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ _LINE_EVERY = 5.0
 
 
 class ByteProgress:
-    """Shows how far a job of so many bytes is. A context manager; `update` is its callback."""
+    """Shows the progress of a job in bytes. A context manager.
+
+    Args:
+        what: the job, for people.
+        clock: seconds.
+    """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._clock = what, clock
@@ -44,7 +49,7 @@ class ByteProgress:
             self._task = self._bar.add_task(what, total=None)
 
     def update(self, done: int, total: int) -> None:
-        """`done` of `total` are finished."""
+        """Shows that `done` of `total` are finished; the callback of the job."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=total)
             return
@@ -53,9 +58,9 @@ class ByteProgress:
             self._shown = now
             seconds = now - self._started
             left = f"{seconds * (total - done) / done:.0f} s left" if done else "starting"
-            share = 100 * done / total if total else 100
+            percent = 100 * done / total if total else 100
             print(
-                f"{self._what}: {self._amount(done)} of {self._amount(total)} ({share:.0f} %), {left}",
+                f"{self._what}: {self._amount(done)} of {self._amount(total)} ({percent:.0f} %), {left}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -77,7 +82,7 @@ class ByteProgress:
 
 
 class CountProgress(ByteProgress):
-    """The same for a job of so many pieces."""
+    """Shows the progress of a job in counted pieces."""
 
     def _amount(self, number: int) -> str:
         return str(number)

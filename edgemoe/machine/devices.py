@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.engine.engine import StoreModel
     from storage.device import Device
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -54,19 +52,3 @@ def _opened(name: str) -> Device | None:
     from storage.cuda import CudaDevice
 
     return CudaDevice()
-
-
-def open_model(model: Path, device: str, *, keep_source: bool = False) -> StoreModel:
-    """The store of what a user names as a model, converted now if need be, for a device.
-
-    Raises:
-        UserError: as chosen, and as stores.resolve_store.
-        BadManifest, BadHeader, ModelRefused: as StoreModel.open.
-    """
-    place = open_device(device)
-    from edgemoe.engine.engine import StoreModel
-    from edgemoe.kernels.registry import compute
-    from edgemoe.models.resolve import resolve_store
-
-    way = compute(place.place if place else "cpu")
-    return StoreModel.open(resolve_store(model, way.layout.name, keep_source=keep_source), place)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from edgemoe.families.table import family_of
 from edgemoe.hub import repository as hub
-from edgemoe.hub.checkpoint import open_passing
+from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, mon
             raise StoppedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgemoe.hub.progress.PassingProgress.converted", stop)
+        patch.setattr("edgemoe.hub.progress.ConversionProgress.converted", stop)
         with pytest.raises(StoppedError):
             get(tmp_path / "other")
     assert contents(kept)[FIRST] != contents(served.directory)[FIRST]
@@ -215,9 +215,9 @@ def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
         peak = max(peak, taken)
 
     monkeypatch.setattr(
-        "edgemoe.hub.progress.PassingProgress.converted", lambda self, *counts: watch(*counts)
+        "edgemoe.hub.progress.ConversionProgress.converted", lambda self, *counts: watch(*counts)
     )
-    monkeypatch.setattr("edgemoe.hub.progress.PassingProgress.downloaded", lambda self, size: watch(size, 0))
+    monkeypatch.setattr("edgemoe.hub.progress.ConversionProgress.downloaded", lambda self, size: watch(size, 0))
     get(tmp_path / "store")
     dense = (tmp_path / "store/dense.safetensors").stat().st_size
     layer = 8 * 3 * 256 * 128 * 2
@@ -258,7 +258,7 @@ def step(*args):
         os.kill(os.getpid(), signal.SIGKILL)
 
 for name in ("converted", "downloaded"):
-    setattr(progress.PassingProgress, name, step)
+    setattr(progress.ConversionProgress, name, step)
 convert_from_hub(HubModel.parse("acme/tiny"), Path(sys.argv[1]), max_level=8, layout="cpu-generic", dense_bits=16)
 print(count)
 """
@@ -355,7 +355,7 @@ def test_a_disk_without_room_for_a_shard_is_refused_before_it_comes(served, tmp_
 def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
     """Before any shard has come, the checkpoint opens, with its names, its shapes and its very fingerprint."""
     model = HubModel(REPO)
-    shards, total = open_passing(model, tmp_path / "work", keep=False, progress=lambda size: None)
+    shards, total = open_streamed(model, tmp_path / "work", keep=False, progress=lambda size: None)
     there, whole = Checkpoint.open(tmp_path / "work"), Checkpoint.open(source)
     assert there.names() == whole.names()
     assert there.fingerprint() == whole.fingerprint()
