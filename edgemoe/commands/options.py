@@ -47,8 +47,7 @@ DeviceOption = Annotated[
     ),
 ]
 ExactOption = Annotated[
-    int | None,
-    typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2."),
+    int | None, typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2.")
 ]
 LevelsOption = Annotated[
     str | None,
@@ -157,18 +156,15 @@ def run_settings(
             "--cpu-experts auto",
             "leave one of the two out",
         )
-    ranking = {"retention": retention, "importance": importance, "heavy-hitters": heavy_hitters}
+    ranking = {"retention": retention, "importance": importance, "heavy_hitters": heavy_hitters}
     for name, value in ranking.items():
         if value is not None and len(chosen) == 1:
             raise UserError(
-                f"two or more levels for --{name} {value}",
+                f"two or more levels for --{name.replace('_', '-')} {value}",
                 f"one level for all, {chosen[0]}",
                 "give --levels 4/2 or another pair with it",
             )
-    others: dict[str, Any] = {
-        "retention": retention,
-        "importance": importance,
-        "heavy_hitters": heavy_hitters,
+    others: dict[str, Any] = ranking | {
         "eviction": eviction,
         "speculate": speculate or SPECULATE,
         "graphs": graphs,

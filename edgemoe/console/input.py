@@ -60,15 +60,13 @@ def in_colour(stream: IO[str]) -> bool:
     return obeys_escapes(stream) and not os.environ.get("NO_COLOR")
 
 
-def open_turns(completions: Completions, history: Path | None = None) -> TurnSource:
+def open_turns(completions: Completions) -> TurnSource:
     """Opens the line editor where stdin and stdout are capable terminals, plain lines elsewhere.
 
-    Args:
-        completions: of commands.
-        history: file of earlier turns; None: `history` in the user's state directory.
+    Earlier turns come from the file `history` in the user's state directory.
     """
     if obeys_escapes(sys.stdin) and obeys_escapes(sys.stdout):
-        return EditedTurns(completions, history or Path(platformdirs.user_state_dir("edgemoe"), "history"))
+        return EditedTurns(completions, Path(platformdirs.user_state_dir("edgemoe"), "history"))
     return PlainTurns(sys.stdin, sys.stderr if sys.stdin.isatty() else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgemoe.console.input import obeys_escapes
@@ -27,14 +27,13 @@ def starting(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def loading(total: int, memory: Callable[[], int] = resident_bytes) -> Iterator[None]:
+def loading(total: int) -> Iterator[None]:
     """Shows a bar on stderr while weights are read into memory; nothing where stderr is no terminal.
 
     The bar follows the process's resident memory, so readers of weights report no progress.
 
     Args:
         total: bytes that will be read.
-        memory: returns bytes resident now.
     """
     if not obeys_escapes(sys.stderr):
         yield
@@ -43,13 +42,13 @@ def loading(total: int, memory: Callable[[], int] = resident_bytes) -> Iterator[
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    before, done = memory(), threading.Event()
+    before, done = resident_bytes(), threading.Event()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=total)
 
         def watch() -> None:
             while not done.wait(_EVERY):
-                bar.update(task, completed=min(max(memory() - before, 0), total))
+                bar.update(task, completed=min(max(resident_bytes() - before, 0), total))
 
         watcher = threading.Thread(target=watch, name="loading-bar", daemon=True)
         watcher.start()
