@@ -1,4 +1,4 @@
-"""The table of commands. Commands import what is heavy when they run, so that --help answers at once."""
+"""The table of commands. Commands import heavy packages only when they run, so that --help answers at once."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ _EVERY = 0.1
 
 
 @contextmanager
-def starting(what: str) -> Iterator[None]:
+def starting(message: str) -> Iterator[None]:
     """Shows a spinner on stderr while the block runs; nothing where stderr is no terminal."""
     if not obeys_escapes(sys.stderr):
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(message):
         yield
 
 

@@ -23,7 +23,7 @@ from storage.untrusted import read_json
 
 @dataclass(frozen=True)
 class StoreModel:
-    """An open store. Frozen; holds no weights and no file descriptors.
+    """An open store. Frozen; has neither weights nor file descriptors.
 
     Args:
         directory: of the store.

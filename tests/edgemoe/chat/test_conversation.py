@@ -180,7 +180,7 @@ def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
     conversation = converse()
     ask(conversation, FIRST)
     before = conversation.messages
-    with pytest.raises(ContextExceeded, match=r"128, the context.*\d{3} tokens"):
+    with pytest.raises(ContextExceeded, match=r"128 tokens, the context.*\d{3} tokens"):
         conversation.restore(
             [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
         )

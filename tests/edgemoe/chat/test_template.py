@@ -70,7 +70,7 @@ def test_the_text_equals_transformers(name):
         ),
         ("{{ range(10**9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{{ " + "(" * 30000 + "1" + ")" * 30000 + " }}", "wanted: "),
+        ("{{ " + "(" * 30000 + "1" + ")" * 30000 + " }}", "chat template"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "is unsafe"),
         ("{% set ns = namespace(__class__=1) %}", "__class__"),

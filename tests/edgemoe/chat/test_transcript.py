@@ -84,7 +84,7 @@ def test_a_file_of_another_format_is_refused(tmp_path, document, message):
 
 
 def test_a_large_or_missing_file_is_refused(tmp_path, monkeypatch):
-    """The size limit holds before the file is parsed."""
+    """A file above the size limit is not parsed."""
     monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 10)
     save(tmp_path / "talk.json", TURNS)
     with pytest.raises(UserError, match="more than 10 bytes"):
