@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import select
 import signal
-import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from storage.atomic import write_all
@@ -48,7 +48,7 @@ class TemplateRenderer:
     def __init__(self, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS) -> None:
         self._cpu_seconds, self._wall_seconds = cpu_seconds, wall_seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
         self._ended: weakref.finalize[Any, Any] | None = None
 
     def start(self) -> None:
@@ -58,14 +58,8 @@ class TemplateRenderer:
         script = Path(__file__).with_name("template_process.py")
         # -P keeps the script's directory, whose modules could hide the standard library's, off the import path.
         # With a process group of its own the process gets no Ctrl-C; the parent handles it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-            bufsize=0,
-        )
+        command = [sys.executable, "-P", str(script)]
+        self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, process_group=0, bufsize=0)
         self._ended = weakref.finalize(self, _end, self._process)
 
     def close(self) -> None:
@@ -127,7 +121,7 @@ class TemplateRenderer:
         parsed: dict[str, str] = json.loads(answer)
         return parsed
 
-    def _ended_early(self, process: subprocess.Popen[bytes]) -> ModelRefused:
+    def _ended_early(self, process: Popen[bytes]) -> ModelRefused:
         code = process.wait()
         if code == -signal.SIGXCPU:
             return _refused(f"more than {self._cpu_seconds:g} s of computing")
@@ -138,7 +132,7 @@ def _refused(found: str) -> ModelRefused:
     return ModelRefused(_WANTED, found, "use a checkpoint whose chat template works")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

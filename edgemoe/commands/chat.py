@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -112,17 +111,15 @@ def chat_command(
     plan = within_memory(store, plan, settings)
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
-    sample = partial(
-        _sampling, temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens
-    )
-    _converse(store, plan, settings, sample, system, prompt, as_json=as_json)
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_new_tokens": max_new_tokens}
+    _converse(store, plan, settings, sampling, system, prompt, as_json=as_json)
 
 
 def _converse(
     store: StoreModel,
     plan: MemoryPlan,
     settings: RunSettings,
-    sample: Callable[[Path, int | None], Sampling],
+    sampling: dict[str, Any],
     system: str | None,
     prompt: str | None,
     *,
@@ -131,7 +128,7 @@ def _converse(
     """Loads the model and answers. Wrong options are refused before loading.
 
     Args:
-        sample: maps a store's directory and its end token to the sampling.
+        sampling: temperature, top_p, seed and max_new_tokens.
     """
     from edgemoe.console.loading import loading, starting
 
@@ -146,11 +143,11 @@ def _converse(
         refuse_command(prompt)
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
-    sampling = sample(store.directory, tokenizer.eos_token_id)
+    chosen = _sampling(store.directory, tokenizer.eos_token_id, **sampling)
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
-        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+        run_chat(engine, Conversation(engine, tokenizer, chosen, system), prompt, as_json=as_json)
 
 
 def _sampling(

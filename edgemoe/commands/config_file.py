@@ -154,38 +154,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _own_options() -> list[Any]:
-    """Makes --config and --print-config, which every command has and no command receives."""
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def options(
-        config: Annotated[
-            Path | None,
-            typer.Option(
-                "--config",
-                help="TOML file with options: their names as keys, for one command alone in a table of its name.",
-                is_eager=True,
-                expose_value=False,
-                callback=_take_config,
-            ),
-        ] = None,
-        print_config: Annotated[
-            bool,
-            typer.Option(
-                "--print-config",
-                help="Print every option, its value and its source, as TOML; run nothing.",
-                is_eager=True,
-                expose_value=False,
-                callback=_take_print_config,
-            ),
-        ] = False,
-    ) -> None:
-        """Declares the two options."""
-
-    return list(options_of(typer.main.get_command(app)).values())
-
-
 def _take_config(ctx: typer.Context, value: Path | None) -> None:
     if value is None or ctx.resilient_parsing:
         return
@@ -199,6 +167,38 @@ def _take_config(ctx: typer.Context, value: Path | None) -> None:
 
 def _take_print_config(ctx: typer.Context, value: bool) -> None:
     ctx.meta[_PRINT] = value
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options: their names as keys, for one command alone in a table of its name.",
+        is_eager=True,
+        expose_value=False,
+        callback=_take_config,
+    ),
+]
+PrintOption = Annotated[
+    bool,
+    typer.Option(
+        "--print-config",
+        help="Print every option, its value and its source, as TOML; run nothing.",
+        is_eager=True,
+        expose_value=False,
+        callback=_take_print_config,
+    ),
+]
+
+
+def _own_options() -> list[Any]:
+    """Makes --config and --print-config, which every command has and no command receives."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def options(config: ConfigOption = None, print_config: PrintOption = False) -> None:
+        """Declares the two options."""
+
+    return list(options_of(typer.main.get_command(app)).values())
 
 
 def _warn_of_variables(ctx: Any) -> None:

@@ -227,6 +227,16 @@ def test_help_loads_no_heavy_package():
         assert f"Usage: edgemoe {command} " in done.stdout
 
 
+def test_a_piped_chat_loads_no_package_for_terminals():
+    """The modules of a chat without a terminal import neither the line editor nor bars nor plots."""
+    code = (
+        "import sys, edgemoe.models.resolve, edgemoe.chat.loop\n"
+        "assert not {'rich', 'prompt_toolkit', 'matplotlib'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_process_exits_with_the_code_of_main(tmp_path):
     """An error is one line on stderr, without a traceback."""
     done = edgemoe(tmp_path, "plan", "--model", tmp_path / "none")
