@@ -1,4 +1,4 @@
-"""Memory for one kind of block in RAM: mapped once, cut into pieces of one size."""
+"""Blocks of one kind in RAM: one mapping, cut into blocks of one size."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from cache.page_lock import lock_pages
 from storage.base import BLOCK, BlockKind
 
 _MADV_POPULATE_WRITE = 23
-"""Linux's advice to fault every page in now; Python has no name for it yet."""
+"""Linux's advice to fault in every page now; Python's mmap module does not define it."""
 
 
 class Arena(FreeList):
-    """`capacity` blocks of `block_size` bytes in one anonymous mapping. Not thread-safe: its tier locks.
+    """`capacity` blocks of `block_size` bytes in one anonymous mapping. Not thread-safe: the tier that owns it locks.
 
-    Blocks are aligned to 4096 bytes, so O_DIRECT reads straight into them. Where the operating system can,
-    it gives all their memory, zeroed, at construction (elsewhere at the first touch), so that no token
-    waits for a page fault and a limit that the machine cannot hold shows before the first token.
+    Blocks are aligned to 4096 bytes, so O_DIRECT reads straight into them. Where the operating system supports it,
+    all pages are faulted in at construction, zeroed (elsewhere at the first touch): no token waits for a page
+    fault, and a limit above the machine's memory fails before the first token.
 
     Args:
         capacity: blocks, 1 or more.
         block_size: bytes, a positive multiple of 4096.
-        locked: ask the operating system never to swap them out.
+        locked: whether the operating system may not swap the blocks out, as far as it permits that.
 
     Raises:
-        ValueError: a capacity or a size that is not so.
-        OSError: the address space for it is not to be had.
+        ValueError: `capacity` or `block_size` is out of its range.
+        OSError: the system refuses so much address space.
     """
 
     def __init__(self, capacity: int, block_size: int, *, locked: bool = True) -> None:
         if capacity < 1 or block_size < 1 or block_size % BLOCK:
             raise ValueError(
-                f"{capacity} blocks of {block_size} bytes: want at least 1, of {BLOCK}s of bytes"
+                f"expected 1 or more blocks of a multiple of {BLOCK} bytes, got {capacity} blocks of {block_size} "
+                "bytes: round the size up"
             )
         super().__init__(capacity)
         self.block_size = block_size
         # Private: a shared anonymous mapping counts as a file in shared memory and gets no huge pages.
         self._memory = mmap.mmap(-1, capacity * block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel built without them refuses the advice
+            with suppress(OSError):  # a kernel without huge pages refuses the advice
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         with suppress(OSError):  # Linux before 5.14 and other systems
             self._memory.madvise(_MADV_POPULATE_WRITE)
@@ -52,14 +53,14 @@ class Arena(FreeList):
         whole.release()
 
     def view(self, index: int) -> memoryview:
-        """A block's writable bytes, uint8 [block_size]; always the same object. Valid until close."""
+        """A block's writable bytes, uint8 [block_size]: always the same object, valid until `close`."""
         return self._views[index]
 
     def close(self) -> None:
         """Unmaps the memory. Idempotent.
 
         Raises:
-            BufferError: somebody still looks at a block; the mapping stays.
+            BufferError: a buffer of a block is still exported; the mapping stays.
         """
         for view in self._views:
             view.release()
@@ -67,9 +68,9 @@ class Arena(FreeList):
 
 
 def in_ram(counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-    """Arenas of exactly so many blocks of each kind.
+    """Allocates an arena in RAM for each kind, with exactly `counts` blocks: an implementation of Arenas.
 
     Raises:
-        OSError: the memory is not to be had.
+        OSError: the system refuses so much memory.
     """
     return {kind.name: Arena(count, kind.size) for kind, count in counts.items()}

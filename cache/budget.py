@@ -1,4 +1,4 @@
-"""Who owns every byte of a memory limit."""
+"""Accounting of a memory limit: which purpose has reserved how many bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from storage.errors import DoesNotFit
 
 
 class Budget:
-    """Hands out a fixed number of bytes by name and never one more. Thread-safe.
+    """Counts the bytes reserved of a limit, by name; their sum never exceeds it. Thread-safe.
 
-    It only counts: whoever reserves allocates, and allocates no more than it reserved.
+    It allocates nothing: the caller of `reserve` allocates, and at most as many bytes as it has reserved.
 
     Args:
         limit: bytes, 0 or more.
+
+    Raises:
+        ValueError: `limit` is negative.
     """
 
     def __init__(self, limit: int) -> None:
@@ -23,70 +26,50 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """Bytes reserved now."""
+        """Bytes reserved."""
         with self._lock:
             return sum(self._reserved.values())
 
     @property
     def free(self) -> int:
-        """Bytes that a reservation could still have."""
+        """Bytes not reserved."""
         return self.limit - self.used
 
-    def breakdown(self) -> dict[str, int]:
-        """A snapshot of name -> bytes reserved, in the order of first reservation."""
-        with self._lock:
-            return dict(self._reserved)
-
-    def try_reserve(self, name: str, nbytes: int) -> bool:
-        """Adds `nbytes` to what `name` has, or changes nothing and returns False.
-
-        Raises:
-            ValueError: nbytes is negative.
-        """
-        return self._shortfall(name, nbytes) == 0
-
     def reserve(self, name: str, nbytes: int) -> None:
-        """Adds `nbytes` to what `name` has.
+        """Reserves `nbytes` more for `name`.
 
         Raises:
-            DoesNotFit: nothing was reserved; `minimum` is the smallest limit that would have done.
-            ValueError: nbytes is negative.
+            DoesNotFit: the limit is too small, and nothing was reserved; `minimum` is the smallest sufficient limit.
+            ValueError: `nbytes` is negative.
         """
-        short = self._shortfall(name, nbytes)
-        if short:
-            minimum = self.limit + short
-            raise DoesNotFit(
-                f"{nbytes:,} bytes for {name} were wanted",
-                f"{minimum - nbytes:,} of the limit's {self.limit:,} bytes are in use",
-                f"Raise the limit to at least {minimum:,} bytes, or ask for less",
-                minimum=minimum,
-            )
+        with self._lock:
+            used = sum(self._reserved.values())
+            minimum = used + _checked(nbytes)
+            if minimum > self.limit:
+                raise DoesNotFit(
+                    f"{nbytes:,} free bytes for {name}",
+                    f"{self.limit - used:,} of a limit of {self.limit:,} bytes",
+                    f"raise the limit to at least {minimum:,} bytes",
+                    minimum=minimum,
+                )
+            self._reserved[name] = self._reserved.get(name, 0) + nbytes
 
-    def release(self, name: str, nbytes: int | None = None) -> None:
-        """Gives back `nbytes` of what `name` has; None: all of it.
+    def release(self, name: str, nbytes: int) -> None:
+        """Returns `nbytes` of the reservation of `name`.
 
         Raises:
-            ValueError: `name` has nothing, or less than `nbytes`; or nbytes is negative.
+            ValueError: `name` has reserved less than `nbytes`, or `nbytes` is negative.
         """
         with self._lock:
-            have = self._reserved.get(name)
-            if have is None or (nbytes is not None and _checked(nbytes) > have):
-                raise ValueError(f"{name} has {have or 0} bytes reserved, {nbytes} cannot be released")
-            if nbytes is None or nbytes == have:
-                del self._reserved[name]
-            else:
-                self._reserved[name] = have - nbytes
-
-    def _shortfall(self, name: str, nbytes: int) -> int:
-        """Bytes by which the limit is too small for `nbytes` more; reserves them where that is 0."""
-        with self._lock:
-            short = sum(self._reserved.values()) + _checked(nbytes) - self.limit
-            if short <= 0:
-                self._reserved[name] = self._reserved.get(name, 0) + nbytes
-            return max(short, 0)
+            reserved = self._reserved.get(name, 0)
+            if _checked(nbytes) > reserved:
+                raise ValueError(
+                    f"expected at most the {reserved} bytes reserved for {name}, got {nbytes} to release"
+                )
+            self._reserved[name] = reserved - nbytes
 
 
 def _checked(nbytes: int) -> int:
     if nbytes < 0:
-        raise ValueError(f"{nbytes} bytes: a size is not negative")
+        raise ValueError(f"expected a size of 0 bytes or more, got {nbytes}: it cannot be negative")
     return nbytes

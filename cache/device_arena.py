@@ -1,4 +1,4 @@
-"""A tier's blocks in a device's memory, all kinds in one allocation; and blocks in RAM that it copies from."""
+"""A tier's blocks in a device's memory, all kinds in one allocation; and blocks in RAM pinned for copies to it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from storage.device import Device
 if TYPE_CHECKING:
     import torch
 
-_PIECES = 16
-"""Pieces that a pinned arena is registered in. What a system refuses costs at most one of them too much."""
+_STEPS = 16
+"""Steps in which an arena is pinned: a refusal by the system leaves at most one step too little pinned."""
 
 _log = logging.getLogger("edgemoe")
 
@@ -34,29 +34,29 @@ class DeviceArena(FreeList):
         self._blocks = list(blocks)
 
     def view(self, index: int) -> torch.Tensor:
-        """A block's bytes, uint8 [size]; always the same object."""
+        """A block's bytes, uint8 [size]: always the same object, valid until `close`."""
         return self._blocks[index]
 
     def close(self) -> None:
-        """See FreeList. The allocation goes with the last block that somebody holds."""
+        """Drops the arena's references to the blocks; the allocation is freed with the last reference. Idempotent."""
         self._blocks.clear()
 
 
 class OnDevice:
-    """Arenas in one allocation of a device.
+    """Allocates all arenas of a tier in one allocation of a device: an implementation of Arenas.
 
     Args:
-        device: whose memory it is.
+        device: whose memory is allocated.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-        """Arenas of exactly so many blocks of each kind.
+        """Allocates an arena for each kind, with exactly `counts` blocks.
 
         Raises:
-            torch.OutOfMemoryError: the device has not so much.
+            torch.OutOfMemoryError: the device has too little free memory.
         """
         rest = self._device.allocate(sum(kind.size * count for kind, count in counts.items()))
         arenas: dict[str, FreeList] = {}
@@ -67,12 +67,14 @@ class OnDevice:
 
 
 class PinnedArena(Arena):
-    """An arena in RAM whose first blocks are registered with a device. Registered a run of whole blocks at a time: no
-    copy may cross the border of two registrations.
+    """An arena in RAM whose first blocks are pinned for a device, in runs of whole blocks.
+
+    A run is one registration with the device, and no copy may cross the border of two registrations.
 
     Args:
-        capacity, block_size: of Arena.
-        device: that copies from it.
+        capacity: blocks, 1 or more.
+        block_size: bytes, a positive multiple of 4096.
+        device: that copies from the blocks.
     """
 
     def __init__(self, capacity: int, block_size: int, device: Device) -> None:
@@ -83,7 +85,7 @@ class PinnedArena(Arena):
         self._unpin = weakref.finalize(self, _unpin_all, device, self._runs)
 
     def pin_to(self, blocks: int) -> bool:
-        """Registers the blocks before `blocks` that are not yet. False: the system refuses."""
+        """Pins the first `blocks` blocks as far as they are not pinned yet. False: the system refuses."""
         if blocks == self._pinned:
             return True
         run = memoryview(self._memory)[self._pinned * self.block_size : blocks * self.block_size]
@@ -95,25 +97,29 @@ class PinnedArena(Arena):
         return True
 
     def keep_pinned(self) -> None:
-        """Gives back what is not registered. Before any block is taken."""
-        unpinned = range(self._pinned, self.capacity)
-        if unpinned:
-            self._memory.madvise(
-                mmap.MADV_DONTNEED, unpinned.start * self.block_size, len(unpinned) * self.block_size
-            )
+        """Returns the memory of unpinned blocks to the system and reduces `capacity`. No block may be taken."""
+        if self._pinned < self.capacity:
+            start = self._pinned * self.block_size
+            self._memory.madvise(mmap.MADV_DONTNEED, start, self.capacity * self.block_size - start)
             FreeList.__init__(self, self._pinned)
 
     def close(self) -> None:
-        """See FreeList. No copy from it may be under way."""
+        """Unpins and unmaps the memory. No copy from it may be under way. Idempotent.
+
+        Raises:
+            BufferError: a buffer of a block is still exported; the mapping stays, unpinned.
+        """
         self._unpin()
         super().close()
 
 
 class Pinned:
-    """Arenas in RAM that a device copies from. Where the system refuses to pin so much, a warning says so.
+    """Allocates arenas in RAM that a device copies from: an implementation of Arenas.
+
+    Logs a warning where the system refuses to pin all blocks.
 
     Args:
-        device: that copies from them.
+        device: that copies from the blocks.
         name: of the tier, for the warning.
     """
 
@@ -121,26 +127,28 @@ class Pinned:
         self._device, self._name = device, name
 
     def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-        """Arenas of so many blocks of each kind, or of as large a share of each as can be pinned.
+        """Allocates an arena for each kind, with `counts` blocks or the largest equal fraction that can be pinned.
 
         Raises:
-            OSError: the memory is not to be had.
+            OSError: the system refuses so much memory.
         """
         arenas = {kind.name: PinnedArena(count, kind.size, self._device) for kind, count in counts.items()}
+
+        def size() -> int:
+            return sum(arena.capacity * arena.block_size for arena in arenas.values())
+
         if not all(
-            arena.pin_to(arena.capacity * piece // _PIECES)
-            for piece in range(1, _PIECES + 1)
+            arena.pin_to(arena.capacity * step // _STEPS)
+            for step in range(1, _STEPS + 1)
             for arena in arenas.values()
         ):
-            wanted = sum(arena.capacity * arena.block_size for arena in arenas.values())
+            wanted = size()
             for arena in arenas.values():
                 arena.keep_pinned()
             _log.warning(
-                "%s: %d bytes of memory were to be pinned, and the system allows %d: fewer experts stay there. "
-                "Raise the limit of locked memory (ulimit -l), or ask for less",
-                self._name,
-                wanted,
-                sum(arena.capacity * arena.block_size for arena in arenas.values()),
+                "%s: expected to pin %d bytes of memory, the system allows %d, and fewer experts stay there: "
+                "raise the limit of locked memory (ulimit -l) or use a smaller memory limit",
+                *(self._name, wanted, size()),
             )
         return dict(arenas)
 

@@ -1,8 +1,8 @@
-"""lfru: the expert that was used least goes first, recent uses counting more."""
+"""lfru: evicts the expert with the fewest uses first, where recent uses count more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from math import exp2, log2
 
@@ -15,8 +15,8 @@ class LFRU(EvictionPolicy):
 
     A score halves while `memory` uses per resident expert go by: near 0 this is LRU, near infinity it is
     least frequently used ("LRFU", Lee et al. 2001, whose lambda is 1 / (memory * residents)). Counted per
-    resident, one memory suits caches of any size. Scores outlive eviction, so that an expert that comes
-    back is not taken for a new one: a model has thousands of experts, not millions.
+    resident, one memory suits caches of any size. Scores outlive eviction, so that an expert that returns
+    is not taken for a new one: a model has thousands of experts, not millions.
 
     All scores decay alike, so only uses change their order. Kept is the logarithm of a score carried back
     to time 0, which never falls. So a heap's entries may lag behind the scores and still bound them from
@@ -32,7 +32,7 @@ class LFRU(EvictionPolicy):
 
     def __init__(self, memory: float = 16.0) -> None:
         if memory <= 0:
-            raise ValueError(f"a memory above 0 uses per resident was wanted, got {memory}")
+            raise ValueError(f"expected a memory above 0 uses per resident, got {memory}")
         self._memory = memory
         self._now = 0.0
         self._scores: dict[ExpertKey, float] = {}
@@ -43,32 +43,37 @@ class LFRU(EvictionPolicy):
         self._passed: list[tuple[float, ExpertKey]] = []
         """Entries that the last search took from the heap; they are back before the next."""
 
-    def used(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. Raises KeyError for a key that is not resident."""
-        if key not in self._resident:
-            raise KeyError(key)
-        self._now += 1 / (self._memory * len(self._resident))
-        before = self._scores.get(key)
-        # Relative to now, so that the exponential of a far past is 0 and none overflows.
-        gained = 0.0 if before is None else exp2(before - self._now)
-        self._scores[key] = self._now + log2(1 + gained)
+    def used(self, keys: Iterable[ExpertKey]) -> None:
+        """Adds a use to each key's score; KeyError for one that is not resident."""
+        scores, resident, step = (
+            self._scores,
+            self._resident,
+            1 / (self._memory * max(len(self._resident), 1)),
+        )
+        for key in keys:
+            if key not in resident:
+                raise KeyError(key)
+            self._now = now = self._now + step
+            before = scores.get(key)
+            # Relative to now, so that the exponential of a far past is 0 and none overflows.
+            scores[key] = now if before is None else now + log2(1 + exp2(before - now))
 
     def arrived(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. A promotion is no second use: asking for it was one."""
+        """Makes a key resident. A promotion is no second use: the request for it was one."""
         if key in self._resident:
             return
         self._resident.add(key)
-        self.used(key)
+        self.used((key,))
         if key not in self._heaped:
             self._heaped.add(key)
             heappush(self._heap, (self._scores[key], key))
 
     def forgotten(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. The score stays."""
+        """Makes a key not resident; its score stays."""
         self._resident.remove(key)
 
     def candidates(self) -> Iterator[ExpertKey]:
-        """See EvictionPolicy."""
+        """Yields the key of the lowest score first."""
         heap = self._heap
         while self._passed:
             heappush(heap, self._passed.pop())

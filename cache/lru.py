@@ -1,33 +1,34 @@
-"""lru-planes: the least recently used expert gives up first, its top planes before the rest."""
+"""lru-planes: evicts from the least recently used expert first, its top planes before the rest."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cache.base import EvictionPolicy
 from storage.base import ExpertKey
 
 
 class LRU(EvictionPolicy):
-    """One entry per expert, whatever its level. Every operation takes constant time."""
+    """Keeps one entry per expert, at any level. Every operation takes constant time."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[ExpertKey, None] = OrderedDict()
 
-    def used(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. Raises KeyError for a key that is not resident."""
-        self._order.move_to_end(key)
+    def used(self, keys: Iterable[ExpertKey]) -> None:
+        """Moves keys to the end of the order; KeyError for one that is not resident."""
+        for key in keys:
+            self._order.move_to_end(key)
 
     def arrived(self, key: ExpertKey) -> None:
-        """See EvictionPolicy. Counts as a use, so that what was read is not gone before it is computed."""
+        """Counts as a use, so that an expert is not evicted between its read and its computation."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def forgotten(self, key: ExpertKey) -> None:
-        """See EvictionPolicy."""
+        """Removes a key; KeyError if it is not resident."""
         del self._order[key]
 
     def candidates(self) -> Iterator[ExpertKey]:
-        """See EvictionPolicy."""
+        """Yields the least recently used key first."""
         return iter(self._order)

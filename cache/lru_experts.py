@@ -1,4 +1,4 @@
-"""lru-experts: the least recently used expert goes, whole (DyMoE section 4.4.2)."""
+"""lru-experts: evicts the least recently used expert whole (DyMoE section 4.4.2)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from cache.lru import LRU
 
 
 class WholeLRU(LRU):
-    """The paper's rule, in which an expert is cached in one form or not at all; LRU's order otherwise."""
+    """LRU in which an expert is cached in one form or not at all, as in the paper."""
 
     whole = True

@@ -1,4 +1,4 @@
-"""Keeping an arena's pages in RAM: swapped out, an expert in memory is slower than one on disk."""
+"""Locking an arena's pages in RAM: an expert that is swapped out is slower to reach than one on disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import mmap
 
 
 def lock_pages(memory: mmap.mmap) -> bool:
-    """Locks a mapping into RAM until it is unmapped.
+    """Locks a mapping in RAM until it is unmapped.
 
     Args:
-        memory: writable, and looked at by nobody else while this runs.
+        memory: writable, without exported buffers while this runs.
 
     Returns:
-        whether the operating system agreed; it does not where RLIMIT_MEMLOCK is smaller than the mapping, and
-        no harm is done then.
+        whether the operating system has locked it. It refuses, without other effect, where RLIMIT_MEMLOCK is
+        smaller than the mapping.
     """
     try:
         mlock = ctypes.CDLL(None, use_errno=True).mlock
@@ -25,4 +25,4 @@ def lock_pages(memory: mmap.mmap) -> bool:
     try:
         return bool(mlock(ctypes.addressof(at), len(memory)) == 0)
     finally:
-        del at  # a buffer that is still looked at could not be unmapped
+        del at  # a mapping with an exported buffer cannot be unmapped

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from cache.arena import in_ram
-from cache.base import EvictionPolicy, Lease, Reservation, Tier, Victim
+from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Tier, Victim
 from cache.block_refs import Indices, SharedBlocks
 from cache.free_list import Arenas
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
@@ -93,60 +93,80 @@ class PlaneTier(Tier):
         """Residents that are evicted before all others, the last of them first."""
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
+        self._observers: list[Observer] = []
         self._lock = threading.Lock()
 
     def level_of(self, key: ExpertKey) -> int:
-        """See Tier."""
+        """Returns the resident level, 0 if none."""
         with self._lock:
             version = self._resident.get(key)
             return version.level if version else 0
 
-    def room(self, level: int) -> int:
-        """See Tier."""
+    def free_experts(self, level: int) -> int:
+        """Returns how many more experts, whole at `level`, fit without an eviction."""
         with self._lock:
             names = self._names.get(level, ())
             if not names or not set(names) <= set(self._blocks.kinds):
                 return 0
             return min(map(self._blocks.available, names))
 
-    def go_first(self, keys: Sequence[ExpertKey]) -> None:
-        """See Tier."""
+    def mark_evict_first(self, keys: Sequence[ExpertKey]) -> None:
+        """Marks resident `keys` as the first eviction candidates."""
         with self._lock:
             for key in reversed(keys):
                 if key in self._resident:
                     self._first.pop(key, None)
                     self._first[key] = None
 
-    def all_alike(self) -> None:
-        """See Tier."""
+    def clear_evict_first(self) -> None:
+        """Ends every mark of mark_evict_first."""
         with self._lock:
             self._first.clear()
 
     def resident(self) -> dict[ExpertKey, int]:
-        """See Tier."""
+        """Returns a snapshot of key -> level."""
         with self._lock:
             return {key: version.level for key, version in self._resident.items()}
 
-    def peak_blocks(self) -> dict[str, int]:
-        """Block kind's name -> the most blocks that were ever in use at once."""
+    def observe(self, observer: Observer) -> None:
+        """Calls `observer` for every resident expert now, and at every change."""
         with self._lock:
-            return self._blocks.peak()
+            self._observers.append(observer)
+            for version in self._resident.values():
+                observer(version.key, version.level, version.blocks)
 
     def acquire(self, key: ExpertKey, level: int) -> Lease | None:
-        """See Tier."""
-        with self._lock:
-            version = self._resident.get(key)
-            if version is None:
-                return None
-            self._first.pop(key, None)
-            for kind in version.indices:
-                self._policies[kind].used(key)
-            return self._lease(version) if version.level >= level else None
+        """Leases the expert if it is resident at `level` or above."""
+        leases = self.acquire_all({key: level}).hits
+        return leases[0] if leases else None
 
-    def release(self, lease: Lease) -> None:
-        """See Tier."""
+    def acquire_all(self, wanted: Mapping[ExpertKey, int]) -> Acquired:
+        """Leases every expert of `wanted` that is resident at its level or above."""
+        acquired = Acquired([], [], [])
         with self._lock:
-            self._release(lease)
+            resident = []
+            for key in sorted(wanted):
+                version = self._resident.get(key)
+                if version is None:
+                    acquired.missing.append(key)
+                    continue
+                resident.append(key)
+                if version.level >= wanted[key]:
+                    acquired.hits.append(self._lease(version))
+                else:
+                    acquired.partial.append(key)
+            self._used(resident)
+        return acquired
+
+    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
+        """Counts resident experts as used."""
+        with self._lock:
+            self._used(keys)
+
+    def release(self, *leases: Lease) -> None:
+        """Ends leases."""
+        with self._lock:
+            self._release(leases)
 
     def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
         """See Tier."""
@@ -295,6 +315,8 @@ class PlaneTier(Tier):
             self._resident[key] = version
         else:
             self._first.pop(key, None)
+        for observer in self._observers:
+            observer(key, version.level if version else 0, version.blocks if version else {})
         if not old:
             return
         for kind in old.indices:
@@ -308,6 +330,14 @@ class PlaneTier(Tier):
         if not version.pins and self._resident.get(version.key) is not version:
             self._blocks.forget(version.indices)
 
+    def _used(self, keys: Sequence[ExpertKey]) -> None:
+        """Counts uses in the policy of every kind of block that an expert has, and ends its evict-first mark."""
+        for key in keys:
+            self._first.pop(key, None)
+        versions = self._resident
+        for kind, policy in self._policies.items():
+            policy.used([key for key in keys if kind in versions[key].indices])
+
     def _lease(self, version: _Version) -> Lease:
         version.pins += 1
         if version.arriving:
@@ -316,11 +346,12 @@ class PlaneTier(Tier):
         self._leases[lease] = version
         return lease
 
-    def _release(self, lease: Lease) -> None:
-        version = self._leases.pop(lease, None)
-        if version is None:
-            raise ValueError(f"{self.name}: no such lease on {lease.key}")
-        self._unpin(version)
+    def _release(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            version = self._leases.pop(lease, None)
+            if version is None:
+                raise ValueError(f"{self.name}: expected a lease that has not ended, on {lease.key}")
+            self._unpin(version)
 
     def _end(self, reservation: Reservation) -> _Pending:
         pending = self._pending.get(reservation.key)
@@ -334,7 +365,7 @@ class PlaneTier(Tier):
         for version in pending.victims:
             self._unpin(version)
         if pending.reservation.held:
-            self._release(pending.reservation.held)
+            self._release((pending.reservation.held,))
 
 
 def _level_without(form: ResidentForm, level: int, kind: str) -> int:

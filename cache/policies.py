@@ -11,17 +11,15 @@ from storage.errors import UserError
 _POLICIES: dict[str, type[EvictionPolicy]] = {"lru-planes": LRU, "lru-experts": WholeLRU, "lfru": LFRU}
 
 POLICIES = tuple(_POLICIES)
-"""Every name that make_policy knows; a new policy is a file of its own and an entry here."""
+"""Every name that make_policy accepts; another policy is a file of its own and an entry here."""
 
 
 def make_policy(name: str) -> EvictionPolicy:
-    """A fresh policy, for one tier.
+    """Constructs an empty policy.
 
     Raises:
-        UserError: no policy is called so.
+        UserError: `name` is none of POLICIES.
     """
     if name not in _POLICIES:
-        raise UserError(
-            "an eviction policy was wanted", f"got {name!r}", f"Choose one of {', '.join(POLICIES)}"
-        )
+        raise UserError("the name of an eviction policy", repr(name), f"choose one of {', '.join(POLICIES)}")
     return _POLICIES[name]()

@@ -1,15 +1,14 @@
-"""A fast tier in a device's memory: bytes are read into pinned memory, and the device copies them from there.
+"""The path into a device's memory: bytes are read into pinned memory, and the device copies them from there.
 
     SSD ── read ──► DRAM tier's block, or a staging buffer ── copy, event ──► VRAM tier's block ── publish
 
-An expert is published as soon as the event behind its copies is recorded; its leases carry the event, kernels wait
-for it. What a copy reads (a block of the DRAM tier, a staging buffer) is not used again before the event is done,
-and what it writes only once the kernels that were launched before its start have passed: they may still read what
-lay in the block.
+An expert is published as soon as the event behind its copies is recorded; its leases carry the event, and kernels wait
+for it. The source of a copy (a block of the DRAM tier, a staging buffer) is not used again before that event, and its
+target is written only after the kernels launched before it, which may still read the block's last content.
 
-The DRAM tier keeps what passes through it. An expert evicted from VRAM is forgotten there and no byte of it copied
-back: its planes never change, so they are in DRAM still or on SSD, and a copy back would stand between a demand and
-the block it waits for. What VRAM holds is not asked of DRAM, so it grows old there and makes room for what VRAM lacks.
+The DRAM tier keeps every expert that passes through it. An expert evicted from VRAM is not copied back: its planes
+never change, so they are in DRAM or on SSD, and a copy back would delay a demanded one. Experts that VRAM has are not
+requested from DRAM, so they grow old there and are evicted for those that VRAM lacks.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from queue import SimpleQueue
 
 from cache.base import Lease, Reservation, Tier
 from cache.device_arena import Pinned
-from prefetch.transfer import Load
-from prefetch.transfer_path import Route
+from prefetch.transfer_path import Load, TransferPath
 from storage.base import BlockKind, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 from storage.device import Device, Event
 from storage.errors import DoesNotFit
@@ -43,10 +41,10 @@ class Staging:
     Args:
         device: that copies from them.
         kinds: of blocks that an expert may need.
-        count: buffers; more of them than loads at a time, so that a read need not wait for the copy before.
+        count: buffers; more than loads at a time, so that a read does not wait for the copy before it.
 
     Raises:
-        DoesNotFit: the system lets not even one buffer be pinned.
+        DoesNotFit: the system pins not even one buffer.
     """
 
     def __init__(self, device: Device, kinds: Sequence[BlockKind], count: int) -> None:
@@ -57,14 +55,14 @@ class Staging:
         if self._free.empty():
             size = sum(kind.size for kind in kinds)
             raise DoesNotFit(
-                f"{size:,} bytes of memory for one expert were to be pinned",
-                "the system refuses",
-                "Raise the limit of locked memory (ulimit -l)",
+                f"{size:,} bytes of pinned memory for one expert",
+                "a refusal of the system",
+                "raise the limit of locked memory (ulimit -l)",
                 minimum=size,
             )
 
     def take(self) -> _Buffer:
-        """A buffer that nobody copies from any more, the caller's until `give`; waits for one."""
+        """Waits for a buffer without a copy under way; it is the caller's until `give`."""
         buffer = self._free.get()
         if buffer.copied:
             buffer.copied.wait()
@@ -72,26 +70,26 @@ class Staging:
         return buffer
 
     def give(self, buffer: _Buffer) -> None:
-        """Takes a buffer back, behind all others: it has the latest copy under way."""
+        """Returns a buffer to the end of the queue: its copy is the latest."""
         self._free.put(buffer)
 
     def close(self) -> None:
-        """Waits for every copy under way and gives the memory back. Idempotent; all buffers have been given back."""
+        """Waits for every copy under way and frees the memory. Idempotent; every buffer has been returned."""
         while not self._free.empty():
             self.take()
         for arena in self._arenas.values():
             arena.close()
 
 
-class StagedRoute(Route):
-    """See Route.
+class DevicePath(TransferPath):
+    """Implements TransferPath.
 
     Args:
         vram: the tier in the device's memory.
         dram: one in pinned memory, or None.
         form: of both tiers.
         device: copies.
-        staging: for what finds no room in DRAM.
+        staging: for experts without free blocks in DRAM.
 
     Raises:
         ValueError: a form that changes blocks when it raises an expert, instead of adding to them.
@@ -107,36 +105,35 @@ class StagedRoute(Route):
         self.launched: Event | None = None
         self._sources: deque[tuple[Event, Lease]] = deque()
 
-    def load(self, key: ExpertKey, level: int) -> tuple[Load, bool] | None:
-        """See Route. What DRAM has in full is only copied: that is enqueued at once."""
+    def load(self, key: ExpertKey, level: int) -> Load | None:
+        """Reserves blocks. An expert that DRAM has whole is only copied: its load is instant."""
         self._release_sources()
         reservation = self.vram.reserve(key, level)
         if reservation is None:
             return None
-        have, below, room = 0, None, None
+        have, in_dram, into_dram = 0, None, None
         if self.dram:
             have = self.dram.level_of(key)
-            below = self.dram.acquire(key, have) if have else None
+            in_dram = self.dram.acquire(key, have) if have else None
             # Planes are complete from the lowest up: without those that VRAM has, DRAM cannot keep the next.
             if level > have >= (reservation.held.level if reservation.held else 0):
-                room = self.dram.reserve(key, level)
-        load = _Upload(self, reservation, below, room)
-        return load, load.missing
+                into_dram = self.dram.reserve(key, level)
+        return _Upload(self, reservation, in_dram, into_dram)
 
     def hand_out(self, leases: Iterable[Lease]) -> None:
-        """See Route."""
+        """Makes kernels wait for the copies of leases."""
         self.device.await_copies(event for lease in leases for event in lease.arriving)
 
     def computed(self) -> None:
-        """See Route. One event is enough for every block: kernels end in the order in which they are launched."""
+        """Records one event for every block: kernels end in the order in which they were launched."""
         self.launched = self.device.computed()
 
     def keep(self, lease: Lease, until: Event) -> None:
-        """Releases a lease of DRAM's once a copy from its blocks is done."""
+        """Releases a lease of the DRAM tier once a copy from its blocks is done."""
         self._sources.append((until, lease))
 
     def close(self) -> None:
-        """See Route."""
+        """Waits for copies and releases their sources."""
         self.staging.close()
         for event, _ in self._sources:
             event.wait()
@@ -150,27 +147,28 @@ class StagedRoute(Route):
 
 
 class _Upload(Load):
-    """See Load.
+    """Implements Load.
 
     Args:
-        route: it belongs to.
+        path: that it belongs to.
         reservation: the device's blocks.
-        below: a lease on what DRAM has of the expert, if that has something.
-        room: DRAM's blocks for what is read, if it has room.
+        in_dram: a lease on the planes that DRAM has of the expert; None: it has none.
+        into_dram: DRAM's blocks for the planes that are read; None: it has no free blocks.
     """
 
     def __init__(
-        self, route: StagedRoute, reservation: Reservation, below: Lease | None, room: Reservation | None
+        self, path: DevicePath, reservation: Reservation, in_dram: Lease | None, into_dram: Reservation | None
     ) -> None:
         self.reservation = reservation
-        self._route, self._below, self._room = route, below, room
-        self._held = max(below.level if below else 0, reservation.held.level if reservation.held else 0)
-        self._after = route.launched
+        self._path, self._in_dram, self._into_dram = path, in_dram, into_dram
+        self._held = max(in_dram.level if in_dram else 0, reservation.held.level if reservation.held else 0)
+        self._after = path.launched
         self._copied: Event | None = None
-        have = below.blocks if below else {}
-        self.bytes_from_below = sum(len(block) for kind, block in reservation.into.items() if kind in have)
-        self.link_bytes = self.bytes_from_below
-        self.from_below_alone = not self.missing and below is not None
+        have = in_dram.blocks if in_dram else {}
+        self.dram_bytes = sum(len(block) for kind, block in reservation.into.items() if kind in have)
+        self.link_bytes = self.dram_bytes
+        self.dram_alone = not self.missing and in_dram is not None
+        self.instant = not self.missing
 
     @property
     def missing(self) -> bool:
@@ -178,46 +176,46 @@ class _Upload(Load):
         return self.reservation.level > self._held
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
-        """See Load. One read call, one batch of copies."""
+        """Reads what is missing in one call, and enqueues the copies as one batch."""
         if not self.missing:
             self._copy({})
             return 0
-        if self._room:
-            return self._read(form, reader, self._room.into)
-        buffer = self._route.staging.take()
+        if self._into_dram:
+            return self._read(form, reader, self._into_dram.into)
+        buffer = self._path.staging.take()
         try:
             read = self._read(form, reader, buffer.blocks)
             buffer.copied = self._copied
         finally:
-            self._route.staging.give(buffer)
+            self._path.staging.give(buffer)
         return read
 
     def end(self, *, complete: bool) -> tuple[Lease | None, int]:
-        """See Load. Nothing is ever copied from VRAM into DRAM."""
-        route, lease = self._route, None
+        """Publishes or abandons both tiers' blocks. Nothing is ever copied from VRAM into DRAM."""
+        path, lease = self._path, None
         if complete:
             assert self._copied
-            lease = route.vram.publish(self.reservation, self._copied)
+            lease = path.vram.publish(self.reservation, self._copied)
         else:
-            route.vram.abandon(self.reservation)
-        if route.dram:
-            self._end_below(route.dram)
+            path.vram.abandon(self.reservation)
+        if path.dram:
+            self._end_dram(path.dram)
         return lease, 0
 
-    def _end_below(self, dram: Tier) -> None:
-        sources = [self._below] if self._below else []
-        if self._room and self._copied:
-            sources.append(dram.publish(self._room))
-        elif self._room:
-            dram.abandon(self._room)
+    def _end_dram(self, dram: Tier) -> None:
+        sources = [self._in_dram] if self._in_dram else []
+        if self._into_dram and self._copied:
+            sources.append(dram.publish(self._into_dram))
+        elif self._into_dram:
+            dram.abandon(self._into_dram)
         for source in sources:
             if self._copied:
-                self._route.keep(source, self._copied)
+                self._path.keep(source, self._copied)
             else:
                 dram.release(source)
 
     def _read(self, form: ResidentForm, reader: PlaneReader, blocks: Blocks) -> int:
-        """Reads what is missing into host blocks, and has all copied that the reservation wants."""
+        """Reads what is missing into host blocks, and enqueues the copies that the reservation needs."""
         key, level = self.reservation.key, self.reservation.level
         into = {kind: blocks[kind] for kind in form.rewritten(self._held, level)}
         read = form.fill(reader, key, level, into, Source(self._held, {}) if self._held else None)
@@ -225,6 +223,6 @@ class _Upload(Load):
         return read
 
     def _copy(self, read: Blocks) -> None:
-        have = (self._below.blocks if self._below else {}) | read
+        have = (self._in_dram.blocks if self._in_dram else {}) | read
         pairs = [(have[kind], block) for kind, block in self.reservation.into.items()]
-        self._copied = self._route.device.copy(pairs, self._after)
+        self._copied = self._path.device.copy(pairs, self._after)

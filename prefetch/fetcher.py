@@ -1,51 +1,52 @@
-"""The expert source: what a layer asks for is pinned, or was read ahead, or is read now.
+"""The expert source: a requested expert is resident, is being read ahead, or is read now.
 
-    stream     vram.acquire ── hit ───────────────────────────────────────────────────────► lease
+    request    vram.acquire_all ── hit ───────────────────────────────────────────────────────► lease
                     │ miss
-                    ├── a guess is bringing it: its transfer becomes a demand ─────┐
+                    ├── read ahead: its transfer becomes a demand ─────────────────┐
                     │                                                              ▼
-               route.load: reserve, pin ── worker: Load.run ── Load.end: vram.publish ────► lease
+               path.load: reserve, lease ── worker: Load.run ── Load.end: vram.publish ───────► lease
                     ▲                                                              │
-    speculate  room that no demand wants ── the same, behind every demand ─────────┴─► resident
+    read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
 
-`traffic` has the transfers, `route` the ways that bytes take, `workers` the queue, `speculation` the guesses and
-`judge` whether they pay, `stream` one layer's demands. Which thread may do what is said in `traffic`.
+`transfers` has the transfers, `transfer_path` the paths of their bytes, `workers` the queue, `speculation` the
+predictions, `lookahead_gate` whether they pay, and `layer_request` one layer's demands. `transfers` says what each
+thread may do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
-from cache.base import Lease, Tier
-from prefetch.base import ExpertSource, Leases, Split, TransferCounts
-from prefetch.layer_request import LayerStream
-from prefetch.lookahead_gate import Judge
-from prefetch.ram_path import ExclusiveRoute
-from prefetch.sigint import deferred_interrupt
+from cache.base import Observer, Tier
+from prefetch.base import ExpertSource, PinnedExperts, Split
+from prefetch.counts import TransferCounts
+from prefetch.layer_request import LayerRequest
+from prefetch.lookahead_gate import LookaheadGate
+from prefetch.ram_path import RamPath
+from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
-from prefetch.transfer_path import Route
-from prefetch.transfers import Traffic
+from prefetch.transfer_path import TransferPath
+from prefetch.transfers import Transfers
+from prefetch.warm import warm
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
-class Fetcher(ExpertSource):
-    """See ExpertSource. One stream at a time; while one is open, nobody else changes the tiers.
+class Fetcher(ExpertSource, PinnedExperts):
+    """Implements ExpertSource over one or two tiers. One request at a time; while it is open, only it changes the
+    tiers.
 
-    Between two streams the tiers may be changed after `settle`.
+    Between two requests the tiers may be changed after `release_pins`.
 
     Args:
         vram: the tier that leases are on.
         dram: a slower tier in the same form, or None.
         form: of both tiers.
         reader: of the store. Not closed by this.
-        route: between the tiers; None: both are in RAM, see exclusive.ExclusiveRoute.
-        workers, bulk: threads that read and copy, and while much waits (workers.Workers).
-        speculate: one of base.MODES.
-        roomy: whether `vram` has room for every expert of the model at every level asked for, so that none is ever
-            evicted. Whoever asks for higher levels than that makes another fetcher.
-        judge: decides in mode `auto`; None: one with its own defaults.
+        path: between the tiers; None: both are in RAM (ram_path.RamPath).
+        workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
+        look_ahead: one of base.MODES.
+        gate: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 
     Raises:
@@ -59,120 +60,110 @@ class Fetcher(ExpertSource):
         form: ResidentForm,
         reader: PlaneReader,
         *,
-        route: Route | None = None,
+        path: TransferPath | None = None,
         workers: int = 4,
-        bulk: int = 0,
-        speculate: str = "off",
-        roomy: bool = False,
-        judge: Judge | None = None,
+        scan_workers: int = 0,
+        look_ahead: str = "off",
+        gate: LookaheadGate | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        route = route or ExclusiveRoute(vram, dram, form)
-        self._traffic = Traffic(vram, dram, route, form, reader, workers=workers, bulk=bulk, clock=clock)
-        self._stream: LayerStream | None = None
-        self._roomy, self._held, self._holds = roomy, list[Lease](), 0
-        self.split: Split | None = None
-        """Which experts stay in the slower tier from the next stream on, for who can compute them there; None: none."""
+        path = path or RamPath(vram, dram, form)
+        self._vram = vram
+        self._transfers = Transfers(
+            vram, dram, path, form, reader, workers=workers, scan_workers=scan_workers, clock=clock
+        )
+        self._request: LayerRequest | None = None
+        self._split: Split | None = None
         try:
-            self._speculation = Speculation(self._traffic, judge or Judge(), speculate)
+            self._speculation = Speculation(self._transfers, gate or LookaheadGate(), look_ahead)
         except ValueError:
-            self._traffic.close()
+            self._transfers.close()
             raise
 
-    @property
-    def mode(self) -> str:
-        """One of base.MODES; may be set at any time, for the predictions that follow."""
-        return self._speculation.mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        self._speculation.mode = mode
+    def configure(self, look_ahead: str, split: Split | None = None) -> None:
+        """Sets what the requests that follow read ahead and leave in DRAM."""
+        self._speculation.mode, self._split = look_ahead, split
 
     @property
     def looks_ahead(self) -> bool:
-        """See ExpertSource."""
+        """Whether `read_ahead` has an effect now."""
         return self._speculation.on
 
-    @contextmanager
-    def stream(self, wanted: Mapping[ExpertKey, int], *, passing: bool = False) -> Iterator[Leases]:
-        """See ExpertSource.
+    @property
+    def predicting(self) -> bool:
+        """Whether a prediction waits for the next layer's request or hits."""
+        return self._speculation.pending
 
-        An error that is met only while the context is being left early is not raised: nobody waits for
-        that expert any more, and it is read again when it is next asked for. Ctrl-C within the context is
-        raised when the next lease is asked for, or by its end.
+    @property
+    def pinned(self) -> PinnedExperts:
+        """The experts of `vram`."""
+        return self
+
+    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> LayerRequest:
+        """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
+        end.
 
         Raises:
-            DamagedData: as ExpertSource.stream.
-            DoesNotFit: the tier cannot hold one expert at the asked level.
-            ValueError: closed.
+            ValueError: closed. Entering and iterating raise as ExpertSource.request.
         """
-        if self._traffic.workers.closed:
-            raise ValueError("the fetcher is closed")
-        with deferred_interrupt() as interrupt:
-            stream = self._stream = LayerStream(
-                self._traffic, self._speculation, wanted, interrupt, self.split, passing=passing
-            )
-            try:
-                stream.begin()
-                yield stream
-            except BaseException:
-                stream.finish()
-                self._speculation.end()
-                raise
-            finally:
-                self._stream = None
-                stream.finish()
+        if self._transfers.workers.closed:
+            raise ValueError("expected an open fetcher, got a closed one")
+        self._request = LayerRequest(self._transfers, self._speculation, wanted, self._split, scan=scan)
+        return self._request
 
-    def speculate(self, predicted: Mapping[ExpertKey, int]) -> None:
-        """See ExpertSource. Without effect unless `looks_ahead`."""
-        if self._stream is None:
-            raise ValueError("no stream is open to speculate in")
+    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+        """Starts reading predicted experts. Without effect unless `looks_ahead`."""
+        if self._request is None or not self._request.open:
+            raise ValueError("expected an open request to read ahead in, got none")
         self._speculation.predict(predicted)
-        self._stream.advance()
+        self._request.advance()
 
-    def hold(self, key: ExpertKey, level: int) -> Lease | None:
-        """See ExpertSource."""
-        lease = self._traffic.vram.acquire(key, level) if self._roomy else None
-        if lease:
-            self._held.append(lease)
-        return lease
+    def observe(self, observer: Observer) -> None:
+        """Calls `observer` for every resident expert of `vram`, and at every change."""
+        self._vram.observe(observer)
 
-    @property
-    def roomy(self) -> bool:
-        """See ExpertSource."""
-        return self._roomy
+    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
+        """Counts experts that were computed without a request."""
+        counts, passed = self._transfers.counts, len(layers)
+        if self._speculation.pending:
+            self._speculation.resolve(dict(layers[0]))
+            passed -= 1
+        self._speculation.pass_layers(passed)
+        experts = [expert for layer in layers for expert in layer]
+        counts.add_requests([level for _, level in experts])
+        counts.vram_hits += len(experts)
+        self._vram.clear_evict_first()
+        self._vram.mark_used([key for key, _ in experts])
 
-    def count_held(self, levels: Sequence[int]) -> None:
-        """See ExpertSource."""
-        counts = self._traffic.counts
-        counts.ask(levels)
-        counts.vram_hits += len(levels)
+    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """Counts predictions for which there was nothing to read."""
+        for layer, predicted, wanted in layers:
+            self._transfers.counts.of_layer(layer).compare(predicted, wanted)
 
-    @property
-    def holds(self) -> int:
-        """See ExpertSource."""
-        return self._holds
+    def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
+        """Reads experts into free blocks, without predictions and without leaving any in DRAM."""
+        self.release_pins()
+        look_ahead, split = self._speculation.mode, self._split
+        self.configure("off")
+        try:
+            warm(self, self._vram, self._transfers.form, keys, levels, go_on)
+        finally:
+            self.take_counts()
+            self.configure(look_ahead, split)
 
-    def settle(self) -> None:
-        """See ExpertSource.
-
-        Raises:
-            ValueError: a stream is open.
-        """
-        if self._stream:
-            raise ValueError("a stream is open")
-        with deferred_interrupt():
-            self._holds += 1
-            while self._held:
-                self._traffic.vram.release(self._held.pop())
+    def release_pins(self) -> None:
+        """Ends predictions, their reads and their leases."""
+        if self._request and self._request.open:
+            raise ValueError("expected no open request, got one")
+        with DeferredInterrupt():
             self._speculation.end()
 
     def take_counts(self) -> TransferCounts:
-        """See ExpertSource."""
-        taken, self._traffic.counts = self._traffic.counts, TransferCounts()
+        """Returns the counters since the last call, and resets them."""
+        taken, self._transfers.counts = self._transfers.counts, TransferCounts()
         return taken
 
     def close(self) -> None:
-        """See ExpertSource."""
-        self.settle()
-        self._traffic.close()
+        """Waits for reads under way and ends the threads. Idempotent."""
+        self.release_pins()
+        self._transfers.close()

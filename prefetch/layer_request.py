@@ -1,239 +1,243 @@
-"""One layer's experts: hits first, then arrivals, in whatever room there is."""
+"""One request of a layer's experts: hits first, then arrivals, in whatever blocks are free."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from types import TracebackType
 
 from cache.base import Lease
-from prefetch.base import Leases, Split
-from prefetch.sigint import Interrupt
+from prefetch.base import Request, Split
+from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
-from prefetch.transfer import Transfer
-from prefetch.transfers import Traffic
+from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
 from storage.errors import DoesNotFit
 
 
-class LayerStream(Leases):
-    """One call of Fetcher.stream. Used by the engine's thread.
+class LayerRequest(Request):
+    """Implements Request, as the context of ExpertSource.request. Used by the engine's thread.
 
     Args:
-        traffic: carries demands out.
-        speculation: whose guess this call confirms or refutes.
-        wanted: as ExpertSource.stream.
-        interrupt: checked before every lease.
-        split: which experts are handed out in the slower tier; None: none.
-        passing: as ExpertSource.stream.
+        transfers: run the demands.
+        speculation: the prediction that this request confirms or refutes.
+        wanted: as ExpertSource.request.
+        split: which experts are left in DRAM; None: none.
+        scan: as ExpertSource.request.
     """
 
     def __init__(
         self,
-        traffic: Traffic,
+        transfers: Transfers,
         speculation: Speculation,
         wanted: Mapping[ExpertKey, int],
-        interrupt: Interrupt,
         split: Split | None = None,
         *,
-        passing: bool = False,
+        scan: bool = False,
     ) -> None:
-        self._traffic, self._speculation = traffic, speculation
-        self._vram = traffic.vram
-        self._interrupt, self._split = interrupt, split
-        self._wanted = wanted
-        self._hits: deque[Lease] = deque()
-        self._arrived: deque[Lease] = deque()
+        self._transfers, self._speculation, self._vram = transfers, speculation, transfers.vram
+        self._wanted, self._split, self._scan = wanted, split, scan
+        self._interrupt = DeferredInterrupt()
+        self._hits: list[Lease] = []
+        self._arrived: list[Lease] = []
         self._missing: deque[ExpertKey] = deque()
         self._awaited: dict[ExpertKey, Transfer] = {}
         self._current: list[Lease] = []
-        self._below: deque[Lease] = deque()
-        self._current_below: Lease | None = None
+        self._in_dram: deque[Lease] = deque()
+        self._current_in_dram: Lease | None = None
         self._stopped = False
-        self._passing = passing
         self._brought: list[ExpertKey] = []
-        """Where it is passing, those of `wanted` of which nothing was resident before somebody guessed or asked."""
+        """Of a scan, the experts that were not resident before they were predicted or requested."""
+        self.open = False
 
-    def begin(self) -> None:
-        """Pins every hit, so that no miss evicts one, takes over what is on its way, and starts the misses."""
+    def __enter__(self) -> LayerRequest:
+        """Leases every hit, so that no miss evicts one, takes over transfers under way, and starts the misses."""
+        self._interrupt.__enter__()
+        self.open = True
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__(None, KeyboardInterrupt(), None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends every lease and transfer. A read error met only here is not raised: no caller waits for its expert."""
+        try:
+            self.finish()
+            if error is not None:
+                self._speculation.end()
+        finally:
+            self.open = False
+            self._interrupt.__exit__(kind, error, trace)
+
+    def _begin(self) -> None:
         came = self._speculation.resolve(self._wanted)
-        if not self._passing:
-            self._vram.all_alike()
-        counts = self._traffic.counts
-        counts.ask(list(self._wanted.values()))
-        for key in sorted(self._wanted):
-            level = self._wanted[key]
-            lease = self._vram.acquire(key, level)
-            if lease:
-                (self._arrived if lease.arriving else self._hits).append(lease)
-            elif not self._take_over(key, level):
+        if not self._scan:
+            self._vram.clear_evict_first()
+        counts = self._transfers.counts
+        counts.add_requests(list(self._wanted.values()))
+        hits, partial, missing = self._vram.acquire_all(self._wanted)
+        for lease in hits:
+            (self._arrived if lease.arriving else self._hits).append(lease)
+        counts.vram_hits += len(hits)
+        # A partly resident expert goes first: the transfer of a whole one might evict it meanwhile.
+        for key in (*partial, *missing):
+            if key not in self._transfers.under_way or not self._take_over(key):
                 self._missing.append(key)
-        if self._passing:
-            asked = [key for key in (*self._missing, *self._awaited) if not self._vram.level_of(key)]
-            self._brought = came + asked
-        counts.vram_hits += len(self._hits) + len(self._arrived)
-        self._leave_below()
-        # What is there in part goes first: a whole expert's transfer might evict it meanwhile.
-        self._missing = deque(sorted(self._missing, key=lambda key: not self._vram.level_of(key)))
+        if self._scan:
+            self._brought = came + missing
+        if self._split:
+            self._leave_in_dram(self._split)
         self.advance()
 
-    def __next__(self) -> Lease:
-        """Hits, then arrivals, and what stays below as soon as there is nothing else to launch; each valid until the
-        next."""
-        if self._current or self._current_below:
+    def __next__(self) -> list[Lease]:
+        """Hits, then arrivals; an expert left in DRAM comes as soon as nothing else is ready."""
+        if self._current or self._current_in_dram:
             self._release_current()
             self.advance()
-        lease = None if self._stopped else self._next()
-        if lease is None:
-            raise StopIteration
-        return lease if lease is self._current_below else self._hand_out([lease])[0]
-
-    def ready(self) -> list[Lease]:
-        """See Leases. What a device's copy is still bringing is ready only beside what waits for one as well: its
-        kernel would keep the others' from starting."""
-        waits = any(lease.arriving for lease in self._current)
-        self._collect()
-        leases, arrived = list(self._hits), list(self._arrived)
-        self._hits.clear()
-        self._arrived.clear()
-        for lease in arrived:
-            now = waits or all(event.done() for event in lease.arriving)
-            (leases if now else self._arrived).append(lease)
-        return self._hand_out(leases)
+        while not self._stopped:
+            self._interrupt.check()
+            self._collect()
+            if self._hits or self._arrived:
+                return self._ready()
+            if self._in_dram:
+                self._current_in_dram = self._in_dram.popleft()
+                return [self._current_in_dram]
+            if not self._awaited and not self._missing:
+                break
+            self.advance()
+            if not self._transfers.under_way:
+                self._start_alone()
+            self._transfers.next_done(self._transfers.under_way.values())
+        raise StopIteration
 
     def advance(self) -> None:
-        """Starts transfers, in disk order, as far as the tier gives room; with room to spare, guesses."""
+        """Starts demanded transfers, in disk order, as far as blocks are free; after the last, predicted ones."""
         while self._missing:
             if not self._start_first():
                 return
-        self._speculation.pump()
+        if self._speculation.on or self._speculation.pending:
+            self._speculation.pump()
 
     def finish(self) -> None:
-        """Ends every lease, and every transfer: those not begun yet never are. Idempotent."""
+        """Ends every lease, and every transfer; transfers that have not begun never do. Idempotent."""
         self._stopped = True
         self._missing.clear()
-        begun = [transfer for transfer in self._awaited.values() if not self._withdraw(transfer)]
+        begun = [transfer for transfer in self._awaited.values() if not self._cancel(transfer)]
         self._awaited.clear()
         self._release_current()
-        for leases in (self._hits, self._arrived):
-            while leases:
-                self._vram.release(leases.popleft())
-        while self._below:
-            self._release_below(self._below.popleft())
+        self._vram.release(*self._hits, *self._arrived)
+        self._hits, self._arrived = [], []
+        while self._in_dram:
+            self._release_dram(self._in_dram.popleft())
         for transfer in begun:
-            lease = self._settle(self._traffic.next_done((transfer,)))
+            lease = self._end(self._transfers.next_done((transfer,)))
             if lease:
                 self._vram.release(lease)
-        self._vram.go_first(self._brought)
+        if self._brought:
+            self._vram.mark_evict_first(self._brought)
 
-    def _leave_below(self) -> None:
-        """Takes from what is missing what stays in the slower tier: some of what only has to be moved, and whole.
+    def _leave_in_dram(self, split: Split) -> None:
+        """Takes from the missing experts those that stay in DRAM: some of those that DRAM has whole.
 
-        It does not come up behind its computing either: that copy would stand in the way of those that are waited
-        for, now and in the next layer. Asked for again it is missing again, and comes up unless it is again the last.
+        They are not copied after their computation either: that copy would delay the demanded ones, now and in the next
+        layer. Requested again such an expert is missing again, and is copied unless it is left again.
         """
-        dram, wanted = self._traffic.dram, self._wanted
-        if self._split is None or dram is None:
+        dram, wanted = self._transfers.dram, self._wanted
+        if dram is None:
             return
         missing = set(self._missing)
-        moved = [
+        movable = [
             key
             for key, level in wanted.items()
             if key in missing and not self._vram.level_of(key) and dram.level_of(key) >= level
         ]
-        left = self._split([wanted[key] for key in moved])
-        for key in moved[len(moved) - left :]:
+        left = split([wanted[key] for key in movable])
+        for key in movable[len(movable) - left :]:
             lease = dram.acquire(key, wanted[key])
             assert lease
-            self._below.append(lease)
+            self._in_dram.append(lease)
             self._missing.remove(key)
-        self._traffic.counts.dram_hits += left
-        self._traffic.counts.left_below += left
+        self._transfers.counts.dram_hits += left
+        self._transfers.counts.left_below += left
 
-    def _take_over(self, key: ExpertKey, level: int) -> bool:
-        """Waits for a guess under way instead of reading its expert again. False: it is read now.
+    def _take_over(self, key: ExpertKey) -> bool:
+        """Waits for a transfer ahead instead of reading its expert again. Returns False where it is read now.
 
-        One that began at a lower level is waited for as well: only what it lacks is read then.
+        A transfer that began at a lower level is waited for as well: only the missing planes are read then.
         """
-        transfer = self._traffic.under_way.get(key)
-        if transfer is None:
-            return False
-        if transfer.reservation.level >= level:
-            self._traffic.workers.hasten(transfer)
-        elif self._withdraw(transfer):
+        transfer = self._transfers.under_way[key]
+        if transfer.reservation.level >= self._wanted[key]:
+            self._transfers.workers.hasten(transfer)
+        elif self._cancel(transfer):
             return False
         self._awaited[key] = transfer
         return True
 
-    def _next(self) -> Lease | None:
-        """The next expert that is ready, waiting for one if need be; None: all have been handed out."""
-        while True:
-            self._interrupt.check()
-            if self._below and not self._hits:
-                self._collect()
-            if self._hits or self._arrived:
-                return (self._hits or self._arrived).popleft()
-            if self._below:
-                self._current_below = self._below.popleft()
-                return self._current_below
-            if not self._awaited and not self._missing:
-                return None
-            if not self._traffic.under_way:
-                self._start_alone()
-            lease = self._arrival(self._traffic.next_done(self._traffic.under_way.values()))
-            if lease:
-                return lease
-            self.advance()
+    def _ready(self) -> list[Lease]:
+        """The leases that are ready now.
+
+        An expert whose device copy is under way is ready only beside one that waits for its copy as well: its kernel
+        would keep the other experts' kernels from starting.
+        """
+        waits = not self._hits
+        leases, still = self._hits, list[Lease]()
+        for lease in self._arrived:
+            now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
+            (leases if now else still).append(lease)
+        self._hits, self._arrived, self._current = [], still, leases
+        self._transfers.path.hand_out(leases)
+        return leases
 
     def _collect(self) -> None:
-        """Takes in every transfer that is done."""
-        for transfer in self._traffic.done():
-            if lease := self._arrival(transfer):
-                self._arrived.append(lease)
+        """Ends every transfer that is done."""
+        for transfer in list(self._transfers.under_way.values()):
+            if transfer.done:
+                self._arrival(transfer)
 
-    def _arrival(self, transfer: Transfer) -> Lease | None:
-        """Settles a transfer that is done. None: it brings nothing to hand out."""
+    def _arrival(self, transfer: Transfer) -> None:
+        """Ends a transfer that is done; its expert has arrived, or is missing still."""
         key = transfer.key
         if self._awaited.pop(key, None) is None:
             self._speculation.land(transfer)
-            return None
-        lease = self._settle(transfer)
+            return
+        lease = self._end(transfer)
         if transfer.error and not transfer.ahead:
             self.finish()
             raise transfer.error
         if lease and lease.level >= self._wanted[key]:
-            self._traffic.counts.dram_hits += transfer.from_below_alone
-            return lease
+            self._transfers.counts.dram_hits += transfer.dram_alone
+            self._arrived.append(lease)
+            return
         if lease:
             self._vram.release(lease)
         self._missing.append(key)
-        return None
+        self.advance()
 
-    def _settle(self, transfer: Transfer) -> Lease | None:
-        return (self._speculation if transfer.ahead else self._traffic).settle(transfer)
+    def _end(self, transfer: Transfer) -> Lease | None:
+        return self._speculation.end_transfer(transfer) if transfer.ahead else self._transfers.end(transfer)
 
-    def _withdraw(self, transfer: Transfer) -> bool:
-        return (self._speculation if transfer.ahead else self._traffic).withdraw(transfer)
-
-    def _hand_out(self, leases: list[Lease]) -> list[Lease]:
-        self._current += leases
-        self._traffic.route.hand_out(leases)
-        return leases
+    def _cancel(self, transfer: Transfer) -> bool:
+        return (self._speculation if transfer.ahead else self._transfers).cancel(transfer)
 
     def _release_current(self) -> None:
         if self._current:
-            self._traffic.route.computed()
-        while self._current:
-            self._vram.release(self._current.pop())
-        if self._current_below:
-            self._release_below(self._current_below)
-            self._current_below = None
+            self._transfers.path.computed()
+            self._vram.release(*self._current)
+            self._current = []
+        if self._current_in_dram:
+            self._release_dram(self._current_in_dram)
+            self._current_in_dram = None
 
-    def _release_below(self, lease: Lease) -> None:
-        assert self._traffic.dram
-        self._traffic.dram.release(lease)
+    def _release_dram(self, lease: Lease) -> None:
+        assert self._transfers.dram
+        self._transfers.dram.release(lease)
 
     def _start_alone(self) -> None:
-        """Starts the first transfer where nothing is pinned or under way, and still there was no room.
+        """Starts the first transfer where nothing is leased or under way, and still no block was free.
 
         In a tier of one expert that is a promotion, whose new block cannot stand beside its old one.
         """
@@ -241,20 +245,20 @@ class LayerStream(Leases):
         self._vram.drop(key)
         if not self._start_first():
             level = self._wanted[key]
-            size = self._traffic.form.bytes_at(level)
+            size = self._transfers.form.bytes_at(level)
             raise DoesNotFit(
-                f"expert {key.expert} of layer {key.layer} was wanted at level {level}, {size:,} bytes",
-                "the fastest tier is too small for it",
-                "Raise --vram-limit, or ask for a lower level",
+                f"{size:,} bytes for expert {key.expert} of layer {key.layer} at level {level}",
+                "a tier that is smaller",
+                "raise --vram-limit, or use a lower level",
                 minimum=size,
             )
 
     def _start_first(self) -> bool:
-        """Starts the first transfer, with room taken back from guesses if need be. False: there is none."""
+        """Starts the first missing expert's transfer, with blocks taken back from predictions if need be."""
         key = self._missing[0]
         level = self._wanted[key]
-        while (transfer := self._traffic.start(key, level, ahead=False)) is None:
-            if not self._speculation.yield_room():
+        while (transfer := self._transfers.start(key, level, ahead=False)) is None:
+            if not self._speculation.yield_blocks():
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import deque
 
 
-class Judge:
+class LookaheadGate:
     """Turns the look-ahead off when it costs more than it saves, and tries it again now and then. Pure.
 
-    A hidden byte saves its time on the disk. A wasted one takes as much, from a demand that may be waiting, and a
-    place in the cache. Both grow alike with the level read ahead, so the level is not the judge's concern.
+    A hidden byte saves its time on the disk. A wasted byte takes as much time, from a demand that may be waiting, and a
+    place in the cache. Both grow alike with the level that is read ahead.
 
-    After a window that did not pay it rests, as after one in which there was nothing to read; after a probe
-    that did not pay either, twice as long. So the share of layers spent on probes goes from
-    window / (window + rest) to window / (window + longest_rest).
+    After a window that did not pay, or in which there was nothing to read, the gate rests; after a probe that did not
+    pay either it rests twice as long. So the fraction of layers spent on probes goes from window / (window + rest) to
+    window / (window + longest_rest).
 
     Args:
-        window: layers that a verdict needs, and looks at.
+        window: layers that a verdict looks at.
         rest: layers until the first probe.
-        longest_rest: layers between two probes at most.
-        price: hidden bytes that make good for one wasted.
+        longest_rest: most layers between two probes.
+        price: hidden bytes that outweigh a wasted one.
     """
 
     def __init__(
@@ -36,24 +36,33 @@ class Judge:
         """Whether to read ahead now."""
         return not self._left
 
-    def layer(self, hidden: int, wasted: int) -> None:
-        """Tells what a layer's guesses came to, in bytes; both 0 where there was nothing to read."""
+    def layer(self, hidden: int, wasted: int, layers: int = 1) -> None:
+        """Takes what the predictions of a layer came to, in bytes; both 0 where there was nothing to read.
+
+        Args:
+            hidden, wasted: of each layer.
+            layers: how many had the same.
+        """
         if self._left:
-            self._left -= 1
-            return
-        self._recent.append((hidden, wasted))
-        self._hidden += hidden
-        self._wasted += wasted
-        if len(self._recent) < self._window:
-            return
+            layers, self._left = max(layers - self._left, 0), max(self._left - layers, 0)
+        for _ in range(layers):
+            self._recent.append((hidden, wasted))
+            self._hidden += hidden
+            self._wasted += wasted
+            if len(self._recent) >= self._window and self._judge():
+                return
+
+    def _judge(self) -> bool:
+        """Drops the oldest layer of a full window, or begins a rest; whether it rests."""
         idle = not self._hidden and not self._wasted
         if idle or self._wasted * self._price > self._hidden:
             self._left = self._rest if idle else self._next_rest
             self._next_rest = self._rest if idle else min(2 * self._next_rest, self._longest)
             self._recent.clear()
             self._hidden = self._wasted = 0
-            return
+            return True
         self._next_rest = self._rest
         hidden, wasted = self._recent.popleft()
         self._hidden -= hidden
         self._wasted -= wasted
+        return False

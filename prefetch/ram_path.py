@@ -1,7 +1,7 @@
-"""Tiers in RAM: an expert is in one of them, and moves up when it is asked for, down when it is evicted.
+"""The path between tiers in RAM: an expert is in one tier, moves up when it is requested, and down when it is evicted.
 
-Exclusive, because a second tier of ordinary memory that kept what the first has would only be as good as a larger
-first one if it were larger than that. Bytes are read into the fast tier's block itself (docs/decisions/0004).
+A second tier of ordinary memory that kept copies of the first tier's experts would be of less use than a larger first
+tier. Bytes are read into the fast tier's block itself (docs/decisions/0004).
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache.base import Lease, Reservation, Tier, Victim
-from prefetch.transfer import Load
-from prefetch.transfer_path import Route
+from prefetch.transfer_path import Load, TransferPath
 from storage.base import LEVELS, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 
 
 @dataclass(frozen=True, eq=False)
 class Spill:
-    """A victim of the fast tier, and the room for it in the slower one, which has the same form."""
+    """A victim of the fast tier, and its blocks in DRAM, which has the same form."""
 
     victim: Victim
-    room: Reservation
+    into: Reservation
 
 
-class ExclusiveRoute(Route):
-    """See Route. An expert that has lost its upper planes only stays up, and those are forgotten.
+class RamPath(TransferPath):
+    """Implements TransferPath. An expert that lost only its upper planes stays in the fast tier, without them.
 
     Args:
         vram: the tier that experts come into.
@@ -38,19 +37,19 @@ class ExclusiveRoute(Route):
         self.vram, self.dram, self.form = vram, dram, form
         self.spilling: set[ExpertKey] = set()
 
-    def load(self, key: ExpertKey, level: int) -> tuple[Load, bool] | None:
-        """See Route. Brings more than `level` where DRAM has it in blocks of more."""
+    def load(self, key: ExpertKey, level: int) -> Load | None:
+        """Reserves an expert's blocks, at more than `level` where DRAM has it in larger blocks."""
         have = self.dram.level_of(key) if self.dram else 0
         if have > level:
             level = self.form.demoted(have, level)
         reservation = self.vram.reserve(key, level)
         if reservation is None:
             return None
-        below = self.dram.acquire(key, have) if self.dram and have else None
-        return _Move(self, reservation, below, self._spills(reservation)), True
+        in_dram = self.dram.acquire(key, have) if self.dram and have else None
+        return _Move(self, reservation, in_dram, self._spills(reservation))
 
     def _spills(self, reservation: Reservation) -> list[Spill]:
-        """Room in DRAM for the victims that VRAM has nothing left of; what finds none is forgotten."""
+        """DRAM's blocks for victims of which VRAM keeps nothing; victims without free blocks are forgotten."""
         spills: list[Spill] = []
         if self.dram is None:
             return spills
@@ -58,74 +57,74 @@ class ExclusiveRoute(Route):
             # A victim whose spill is under way came back and was evicted again; the first spill may stay.
             if self.vram.level_of(victim.key) or victim.key in self.spilling:
                 continue
-            room = self._room_below(self.dram, victim)
-            if room:
+            into = self._dram_blocks(self.dram, victim)
+            if into:
                 self.spilling.add(victim.key)
-                spills.append(Spill(victim, room))
+                spills.append(Spill(victim, into))
         return spills
 
-    def _room_below(self, dram: Tier, victim: Victim) -> Reservation | None:
-        """Room for as much of a victim as DRAM has blocks for: better its lower planes than nothing of it."""
+    def _dram_blocks(self, dram: Tier, victim: Victim) -> Reservation | None:
+        """Reserves as many of a victim's planes as DRAM has blocks for, from the lowest up."""
         for level in LEVELS:
             if 0 < level <= victim.level and self.form.demoted(victim.level, level) == level:
-                room = dram.reserve(victim.key, level)
-                if room:
-                    return room
+                into = dram.reserve(victim.key, level)
+                if into:
+                    return into
         return None
 
 
 class _Move(Load):
-    """See Load. `below` is a lease on what DRAM has of the expert, if that has something."""
+    """Implements Load. `in_dram` is a lease on the planes that DRAM has of the expert; None: it has none."""
 
     def __init__(
-        self, route: ExclusiveRoute, reservation: Reservation, below: Lease | None, spills: Sequence[Spill]
+        self, path: RamPath, reservation: Reservation, in_dram: Lease | None, spills: Sequence[Spill]
     ) -> None:
         self.reservation = reservation
-        self._route, self._below, self._spills = route, below, spills
+        self._path, self._in_dram, self._spills = path, in_dram, spills
         self._spilled = False
-        source = reservation.held or below
+        source = reservation.held or in_dram
         self._source = Source(source.level, source.blocks) if source else None
-        self.from_below_alone = below is not None and source is below
-        self.bytes_from_below = 0
-        if below and self.from_below_alone:
-            self.bytes_from_below = sum(
-                len(block) for kind, block in reservation.into.items() if kind in below.blocks
+        self.dram_alone = in_dram is not None and source is in_dram
+        self.dram_bytes = 0
+        if in_dram and self.dram_alone:
+            self.dram_bytes = sum(
+                len(block) for kind, block in reservation.into.items() if kind in in_dram.blocks
             )
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
-        """See Load. Copying and reading release the GIL."""
-        # The reservation's blocks are the victims' own: whatever is to be kept of them is copied first.
+        """Copies victims to DRAM, then fills the blocks. Copies and reads release the GIL."""
+        # The reservation's blocks are the victims' own: a victim is copied before they are written.
         for spill in self._spills:
-            _copy(spill.victim.blocks, spill.room.into)
+            _copy(spill.victim.blocks, spill.into.into)
         self._spilled = True
         key, level, into = self.reservation.key, self.reservation.level, self.reservation.into
         return form.fill(reader, key, level, into, self._source)
 
     def end(self, *, complete: bool) -> tuple[Lease | None, int]:
-        """See Load."""
-        route, lease = self._route, None
-        spilled = sum(self._end_spill(route.dram, spill) for spill in self._spills if route.dram)
+        """Publishes or abandons the blocks, and makes DRAM give up what has moved."""
+        path, lease = self._path, None
+        spilled = sum([self._end_spill(path.dram, spill) for spill in self._spills if path.dram])
         if complete:
-            lease = route.vram.publish(self.reservation)
+            lease = path.vram.publish(self.reservation)
         else:
-            route.vram.abandon(self.reservation)
-        if route.dram:
-            if self._below:
-                route.dram.release(self._below)
+            path.vram.abandon(self.reservation)
+        if path.dram:
+            if self._in_dram:
+                path.dram.release(self._in_dram)
             if lease:
-                route.dram.drop(self.reservation.key)
+                path.dram.drop(self.reservation.key)
         return lease, spilled
 
     def _end_spill(self, dram: Tier, spill: Spill) -> int:
-        """Bytes that DRAM has more now."""
+        """Ends a victim's copy. Returns the bytes that DRAM gained."""
         key = spill.victim.key
-        self._route.spilling.remove(key)
-        # One that is on its way back stays here until it has arrived: its own settling drops it.
-        if not self._spilled or self._route.vram.level_of(key):
-            dram.abandon(spill.room)
+        self._path.spilling.remove(key)
+        # A victim that is on its way back to VRAM stays in DRAM until its own load ends.
+        if not self._spilled or self._path.vram.level_of(key):
+            dram.abandon(spill.into)
             return 0
-        dram.release(dram.publish(spill.room))
-        return self._route.form.bytes_at(spill.room.level)
+        dram.release(dram.publish(spill.into))
+        return self._path.form.bytes_at(spill.into.level)
 
 
 def _copy(blocks: Blocks, into: Blocks) -> None:

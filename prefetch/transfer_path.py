@@ -1,8 +1,8 @@
-"""Contract: the way that experts take into the fastest tier, and what the slower tier has to do with it.
+"""Contracts: the path that experts take into the fastest tier, and one expert's load on it.
 
-There are two. `exclusive.ExclusiveRoute` is for tiers in RAM: bytes are read into the block itself, and an expert is
-in one tier at a time. `staged.StagedRoute` is for a device's memory: bytes are read into pinned memory and copied
-by the device, and the slower tier keeps its own.
+There are two paths. `ram_path.RamPath` is for tiers in RAM: bytes are read into the block itself, and an expert is in
+one tier at a time. `device_path.DevicePath` is for a device's memory: bytes are read into pinned memory and copied by
+the device, and DRAM keeps its own copy.
 """
 
 from __future__ import annotations
@@ -10,28 +10,64 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from cache.base import Lease
-from prefetch.transfer import Load
-from storage.base import ExpertKey
+from cache.base import Lease, Reservation
+from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
-class Route(ABC):
-    """Used by the engine's thread."""
+class Load(ABC):
+    """How the bytes of one expert get into blocks of the fastest tier.
+
+    Made by the engine's thread with everything that it needs reserved and leased; `run` at most once, in any thread;
+    then ended by the engine's thread, once, which releases all of it.
+
+    Attributes:
+        reservation: the blocks in the fastest tier.
+        dram_bytes: bytes of them that come from the DRAM tier.
+        link_bytes: bytes of these that a device's link copies; 0 in RAM, where a copy takes too little time to count.
+        dram_alone: whether DRAM has all that they need.
+        instant: whether `run` is too short to be worth another thread.
+    """
+
+    reservation: Reservation
+    dram_bytes: int
+    link_bytes: int = 0
+    dram_alone: bool
+    instant: bool = False
 
     @abstractmethod
-    def load(self, key: ExpertKey, level: int) -> tuple[Load, bool] | None:
-        """Sets everything aside that bringing an expert to `level` needs. It has no load under way.
+    def run(self, form: ResidentForm, reader: PlaneReader) -> int:
+        """Fills the blocks, or enqueues a device's copies. Returns the bytes read from disk.
+
+        Raises:
+            DamagedData: a read failed.
+            RuntimeError: a device refused a copy.
+        """
+
+    @abstractmethod
+    def end(self, *, complete: bool) -> tuple[Lease | None, int]:
+        """Publishes the expert if `run` succeeded, and releases all that was reserved and leased for it.
 
         Returns:
-            (the load; whether its `run` takes long enough for another thread). None: there is no room in the
-            fastest tier, and nothing has changed.
+            (a lease in the fastest tier, or None; bytes that were copied from there into the slower one).
+        """
+
+
+class TransferPath(ABC):
+    """Makes loads. Used by the engine's thread."""
+
+    @abstractmethod
+    def load(self, key: ExpertKey, level: int) -> Load | None:
+        """Sets everything aside that bringing an expert to `level` needs. The expert has no load under way.
+
+        Returns:
+            the load; None, with nothing changed, where the fastest tier has no blocks for it.
         """
 
     def hand_out(self, leases: Iterable[Lease]) -> None:  # noqa: B027 - in RAM there is nothing to wait for
         """Makes experts of the fastest tier safe to compute from: a device's kernels wait for their copies."""
 
-    def computed(self) -> None:  # noqa: B027 - in RAM computing has ended when it returns
-        """Told after the kernels of leases handed out were launched, before these leases are released."""
+    def computed(self) -> None:  # noqa: B027 - in RAM a computation has ended when its call returns
+        """Called after the kernels of leases handed out were launched, before these leases are released."""
 
     def close(self) -> None:  # noqa: B027 - in RAM nothing is left under way
         """Waits for copies under way. After the last load has ended."""

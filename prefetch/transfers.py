@@ -1,33 +1,87 @@
-"""Everything that is on its way between disk and tiers: how a transfer starts, and how it ends.
+"""The transfers under way between disk and tiers: how each starts, and how it ends.
 
-Tiers change in the engine's thread only; workers do nothing but move bytes. So what a tier holds never
-changes between a question and the act that follows from it, and no order of events can put an expert in
-two places at once or lose a block.
+Only the engine's thread changes tiers; workers move bytes and nothing else. So a tier's content does not change between
+a look at it and the change that follows, and no order of events puts an expert in two places or loses a block.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
-from cache.base import Lease, Tier
-from prefetch.base import TransferCounts
-from prefetch.transfer import Transfer
-from prefetch.transfer_path import Route
+from cache.base import Lease, Reservation, Tier
+from prefetch.counts import TransferCounts
+from prefetch.transfer_path import Load, TransferPath
 from prefetch.workers import Workers
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
-class Traffic:
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """One expert on its way. Made and ended by the engine's thread, run by a worker in between.
+
+    Args:
+        key: the expert.
+        load: of its bytes.
+        ahead: started on a prediction.
+        requested: seconds on the clock at which its expert was requested; None: it has not been.
+        read: bytes read from disk, once complete; None before, and where it failed or was never started.
+        error: what it failed with.
+        began, ended: seconds on the clock when the worker took it and was done with it.
+        done: the worker does not use it any more.
+    """
+
+    key: ExpertKey
+    load: Load
+    ahead: bool
+    requested: float | None = None
+    read: int | None = None
+    error: BaseException | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    done: bool = False
+
+    @property
+    def reservation(self) -> Reservation:
+        """Its blocks in the fastest tier."""
+        return self.load.reservation
+
+    def run(self, form: ResidentForm, reader: PlaneReader) -> None:
+        """In a worker. Raises as Load.run."""
+        self.read = self.load.run(form, reader)
+
+    @property
+    def dram_alone(self) -> bool:
+        """Whether it is complete, and DRAM had all of it."""
+        return self.read == 0 and self.load.dram_alone
+
+    def hidden_s(self, requested: float) -> float:
+        """Seconds of a done transfer that had passed when its expert was requested."""
+        return max(0.0, min(requested, self.ended) - self.began)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that a disk or a device's link moved for it."""
+        return 0 if self.read is None else self.read + self.load.link_bytes
+
+    def hidden_bytes(self, requested: float) -> int:
+        """Bytes that a done transfer had moved when its expert was requested, at an even pace."""
+        lasted = self.ended - self.began
+        fraction = self.hidden_s(requested) / lasted if lasted > 0 else float(requested >= self.ended)
+        return round(self.moved * fraction)
+
+
+class Transfers:
     """The transfers under way, at most one per expert. Used by the engine's thread.
 
     Args:
         vram: the tier that experts come into.
         dram: a slower tier in the same form, or None.
-        route: between the two.
+        path: between the two.
         form: of both tiers.
         reader: of the store. Not closed by this.
-        workers, bulk: threads that read and copy, and while much waits (workers.Workers).
+        workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
         clock: seconds, never going back.
 
     Raises:
@@ -38,87 +92,86 @@ class Traffic:
         self,
         vram: Tier,
         dram: Tier | None,
-        route: Route,
+        path: TransferPath,
         form: ResidentForm,
         reader: PlaneReader,
         *,
         workers: int,
-        bulk: int = 0,
+        scan_workers: int = 0,
         clock: Callable[[], float],
     ) -> None:
-        self.vram, self.dram, self.route, self.form, self.clock = vram, dram, route, form, clock
+        self.vram, self.dram, self.path, self.form, self.clock = vram, dram, path, form, clock
         self.counts = TransferCounts()
         self.under_way: dict[ExpertKey, Transfer] = {}
         self._reader = reader
-        self._news = threading.Event()
-        self.workers: Workers[Transfer] = Workers(workers, self._work, bulk=bulk)
+        self._ended = threading.Event()
+        self.workers: Workers[Transfer] = Workers(workers, self._work, scan_count=scan_workers)
 
     def start(self, key: ExpertKey, level: int, *, ahead: bool) -> Transfer | None:
-        """Queues the transfer of an expert that is not under way and not resident at `level`.
+        """Starts the transfer of an expert that is not under way and not resident at `level`.
 
         Args:
             key: the expert.
-            level: at least this will be complete in VRAM.
-            ahead: it is a guess, and goes behind every demand.
+            level: complete in VRAM at its end, at least.
+            ahead: it is read ahead, behind every demanded read.
 
         Returns:
-            None: there is no room, and nothing has changed.
+            None, with nothing changed, where the tier has no blocks for it.
         """
-        found = self.route.load(key, level)
-        if found is None:
+        load = self.path.load(key, level)
+        if load is None:
             return None
-        load, takes_long = found
         transfer = self.under_way[key] = Transfer(key, load, ahead)
-        if takes_long:
-            self.workers.submit(transfer, ahead=ahead)
-        else:
+        if load.instant:
             self._work(transfer)
+        else:
+            self.workers.submit(transfer, ahead=ahead)
         return transfer
 
-    def withdraw(self, transfer: Transfer) -> bool:
-        """Whether the transfer had not begun. It has ended then, and what it had reserved is free."""
-        if not self.workers.withdraw(transfer):
+    def cancel(self, transfer: Transfer) -> bool:
+        """Ends a transfer that has not begun, and frees its blocks. Returns whether it had not begun."""
+        if not self.workers.cancel(transfer):
             return False
         self.counts.speculated_cancelled += transfer.ahead
-        self.settle(transfer)
+        self.end(transfer)
         return True
 
     def done(self) -> list[Transfer]:
-        """The transfers that are done now."""
+        """The transfers that are done."""
         return [transfer for transfer in self.under_way.values() if transfer.done]
 
     def next_done(self, among: Collection[Transfer]) -> Transfer:
-        """One of some transfers that is done, waiting for it if need be."""
+        """Waits until one of some transfers is done, and returns it."""
         while True:
-            # Cleared before the look: a worker that is done after the look sets it again.
-            self._news.clear()
+            # Cleared before the look: a worker that ends after the look sets it again.
+            self._ended.clear()
             for transfer in among:
                 if transfer.done:
                     return transfer
-            self._news.wait()
+            self._ended.wait()
 
-    def settle(self, transfer: Transfer) -> Lease | None:
-        """Makes a transfer that is done visible in the tiers. None: it failed, or never began."""
+    def end(self, transfer: Transfer) -> Lease | None:
+        """Publishes a transfer that is done, and returns its lease; None: it failed, or never began."""
         del self.under_way[transfer.key]
         lease, spilled = transfer.load.end(complete=transfer.read is not None)
         self.counts.spilled_bytes += spilled
         if transfer.read is not None:
             self.counts.ssd_bytes += transfer.read
-            self.counts.dram_bytes += transfer.load.bytes_from_below
+            self.counts.dram_bytes += transfer.load.dram_bytes
         return lease
 
     def close(self) -> None:
         """Ends the threads, and waits for copies under way. Idempotent."""
         self.workers.close()
-        self.route.close()
+        self.path.close()
 
     def _work(self, transfer: Transfer) -> None:
-        """In a worker, or at once where there is nothing to wait for."""
+        """Runs a transfer: in a worker, or at once where it is instant."""
         transfer.began = self.clock()
         try:
             transfer.run(self.form, self._reader)
-        except BaseException as error:  # the engine's thread decides what becomes of it
+        except BaseException as error:  # the engine's thread raises it, or not
             transfer.error = error
         transfer.ended = self.clock()
         transfer.done = True
-        self._news.set()
+        self._ended.set()

@@ -1,4 +1,4 @@
-"""Threads that do transfers: what is demanded first, what is only a guess behind it."""
+"""Threads that run transfers: demanded ones first, those read ahead behind them."""
 
 from __future__ import annotations
 
@@ -11,47 +11,49 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 MANY = 8
-"""Waiting items that more threads are for: a prompt's layer has more, a token's no more than its experts."""
+"""Waiting items from which the scan's threads work too: a prompt's layer has more, a token no more than its experts."""
+
+SCAN_WORKERS = 8
+"""Threads that read from disk while a scan's experts wait (docs/decisions/0015)."""
 
 
 class Workers(Generic[Item]):
-    """A fixed number of threads over a queue of two classes, each in the order of submission. Thread-safe.
+    """Threads over a queue of two classes, each in the order of submission. Thread-safe.
 
-    Bare threads and a queue in C: a future for each of some thousand items a second would cost more than
-    what most of them do outside of the kernel.
+    Bare threads and a queue in C: a future for each of some thousand items a second costs more than most items.
 
     Args:
-        count: threads, 1 or more. They are daemons: a process that forgets close still ends.
-        run: what is done with an item, on one of the threads. It must not raise: nobody would see it.
-        bulk: threads that there are while MANY or more items wait that are not `ahead`: a disk gives more to many at
-            a time, but few items are then done one after another, where whoever waits for the first could begin.
+        count: threads, 1 or more. They are daemons: a process without a call of close still ends. run: called with an
+        item on one of the threads. It must not raise: no caller would see it. scan_count: threads while MANY or more
+        demanded items wait: a disk gives more to many at a time, but the first of
+            a few items then takes longer.
 
     Raises:
         ValueError: count is below 1.
     """
 
-    def __init__(self, count: int, run: Callable[[Item], None], *, bulk: int = 0) -> None:
+    def __init__(self, count: int, run: Callable[[Item], None], *, scan_count: int = 0) -> None:
         if count < 1:
-            raise ValueError(f"{count} workers: want at least 1")
+            raise ValueError(f"expected at least 1 worker, got {count}")
         self.count = count
         self.closed = False
-        self._do = run
+        self._call = run
         self._lock = threading.Lock()
         self._demand: OrderedDict[Item, None] = OrderedDict()
         self._ahead: OrderedDict[Item, None] = OrderedDict()
         self._busy = 0
-        # One for every item ever submitted. Who takes one goes on until there is nothing to do for it, so that an item
-        # which it leaves to those at work is done by them; then tickets of items that are done wake it for nothing.
+        # One for every item ever submitted. A thread that takes one works until the queues have nothing for it, so the
+        # tickets of items that other threads have taken wake a thread for nothing.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True)
-            for i in range(max(count, bulk))
+            for i in range(max(count, scan_count))
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, item: Item, *, ahead: bool = False) -> None:
-        """Queues an item that is not queued; `ahead`: behind all that is submitted without, whenever.
+        """Queues an item; `ahead`: behind every item submitted without it, now or later.
 
         Raises:
             ValueError: closed.
@@ -63,14 +65,14 @@ class Workers(Generic[Item]):
         self._tickets.put(True)
 
     def hasten(self, item: Item) -> None:
-        """Puts an item that was submitted `ahead` among the others. Without effect once it has begun."""
+        """Makes an item submitted `ahead` a demanded one. Without effect once it has begun."""
         with self._lock:
             if item in self._ahead:
                 del self._ahead[item]
                 self._demand[item] = None
 
-    def withdraw(self, item: Item) -> bool:
-        """Whether the item had not begun; it never will then."""
+    def cancel(self, item: Item) -> bool:
+        """Removes an item that has not begun. Returns whether it had not."""
         with self._lock:
             for queue in (self._demand, self._ahead):
                 if item in queue:
@@ -79,7 +81,7 @@ class Workers(Generic[Item]):
         return False
 
     def close(self) -> None:
-        """Waits for what was submitted and ends the threads. Idempotent; called by one thread."""
+        """Waits for every submitted item and ends the threads. Idempotent; called by one thread."""
         if not self.closed:
             self.closed = True
             for _ in self._threads:
@@ -91,7 +93,7 @@ class Workers(Generic[Item]):
         while self._tickets.get():
             item = self._take()
             while item is not None:
-                self._do(item)
+                self._call(item)
                 item = self._take(done=1)
 
     def _take(self, *, done: int = 0) -> Item | None:

@@ -1,4 +1,4 @@
-"""What the repository's own texts promise: paths that exist, commands that exist, no trace of a machine."""
+"""The repository's own texts: their paths and commands exist, and no machine has left a trace in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 HOMES = "home|root|Users|tmp|work|workspace|mnt|media|opt|srv|scratch|builds"
 MACHINE_PATH = re.compile(rf"(?<![\w.~}}>)*-])/(?:{HOMES})/\w")
-"""An absolute path into what differs from machine to machine: homes, mounts, scratch."""
+"""An absolute path that differs from machine to machine: homes, mounts, scratch."""
 
 ADDRESS = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])")
 PUBLIC_ADDRESSES = {"127.0.0.1", "0.0.0.0"}
@@ -74,8 +74,8 @@ def test_no_text_names_a_machine() -> None:
         "https:<//ci.internal/1",
     ],
 )
-def test_a_trace_is_seen(trace: str) -> None:
-    """The search finds what it is there for (written with a mark, or it would find these)."""
+def test_a_trace_is_found(trace: str) -> None:
+    """The search finds every kind of trace (written here with a mark, or it would find these)."""
     assert traces(f"as in {trace.replace('<', '')} there") != []
 
 
@@ -90,14 +90,14 @@ def test_a_trace_is_seen(trace: str) -> None:
         "4/2",
     ],
 )
-def test_the_harmless_is_let_through(text: str) -> None:
-    """What every machine has, relative paths, public hosts and versions are no traces."""
+def test_harmless_text_is_no_trace(text: str) -> None:
+    """Paths of every machine, relative paths, public hosts and versions are no traces."""
     assert traces(text) == []
 
 
 def documents() -> list[Path]:
-    """README and every document under docs."""
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The documents of the repository's root, and every document under docs."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def code_in(markdown: str) -> list[str]:
@@ -108,7 +108,7 @@ def code_in(markdown: str) -> list[str]:
 
 
 def test_commands_in_the_readme_are_in_the_makefile() -> None:
-    """Every `make TARGET` that a document tells to type exists, and README tells the two that matter."""
+    """Every `make TARGET` in a document exists, and README has the two that matter."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
     commands = {
@@ -120,18 +120,18 @@ def test_commands_in_the_readme_are_in_the_makefile() -> None:
         for path in documents()
     }
     assert {"chat", "test"} <= commands[ROOT / "README.md"]
-    assert {path.name: asked - targets for path, asked in commands.items() if asked - targets} == {}
+    assert {path.name: named - targets for path, named in commands.items() if named - targets} == {}
 
 
-def test_the_readme_tells_the_command_line_as_it_is() -> None:
+def test_the_readme_has_the_command_line_as_it_is() -> None:
     """Every command and option of edgemoe that README names exists, and it names every command."""
     command_line = typer.main.get_command(app)
     commands = command_line.commands  # type: ignore[attr-defined]
     options = {name: {o for p in c.params for o in p.opts} | {"--help"} for name, c in commands.items()}
     code = code_in((ROOT / "README.md").read_text(encoding="utf-8"))
-    told = [match for line in code if (match := re.search(r"(?:^|/)edgemoe (\w+)(.*)", line))]
-    assert {match[1] for match in told} == set(commands)
-    wrong = [(m[1], o) for m in told for o in re.findall(r"--[a-z-]+", m[2]) if o not in options[m[1]]]
+    named = [match for line in code if (match := re.search(r"(?:^|/)edgemoe (\w+)(.*)", line))]
+    assert {match[1] for match in named} == set(commands)
+    wrong = [(m[1], o) for m in named for o in re.findall(r"--[a-z-]+", m[2]) if o not in options[m[1]]]
     wrong += [
         ("", line) for line in code if line.startswith("--") and line not in set().union(*options.values())
     ]
@@ -161,7 +161,7 @@ def test_links_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))],
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_named_paths_exist(path: Path) -> None:
@@ -180,3 +180,20 @@ def test_named_paths_exist(path: Path) -> None:
         word for word in inside if word.partition("/")[0] in tops - {".venv"} or word.endswith((".py", ".md"))
     ]
     assert [word for word in ours if not (ROOT / word).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    """A newcomer reads README in a few minutes: at most 900 words."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_every_decision_has_a_status_and_a_line_in_the_index() -> None:
+    """A decision's status stands under its title, and the index links it with the same title."""
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for path in sorted(folder.glob("[0-9]*.md")):
+        title, _, status = path.read_text(encoding="utf-8").splitlines()[:3]
+        number, _, name = title.removeprefix("# ").partition(": ")
+        assert path.name.startswith(f"{number}-")
+        assert status.startswith(("Status: accepted", "Status: superseded by "))
+        assert f"| {number} | [{name}]({path.name}) |" in index

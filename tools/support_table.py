@@ -23,7 +23,7 @@ from edgemoe.families.table import FAMILIES, REFUSED
 from storage.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (ROOT / "docs" / "models.md", ROOT / "README.md")
+FILES = (ROOT / "docs" / "models.md",)
 
 REQUIRED = {
     "families": (

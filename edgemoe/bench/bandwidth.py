@@ -1,12 +1,14 @@
-"""Bytes a second of each tier, measured in the same run as the times they explain."""
+"""Bytes per second of each tier, measured in the same run as the times that they explain."""
 
 from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import torch
@@ -17,23 +19,26 @@ from storage.device import Device
 from storage.reader import RecordReader
 
 PROBE_SECONDS = 1.0
-"""How long each bandwidth is measured for."""
+"""Seconds that each bandwidth is measured for."""
 
 PROBE_THREADS = 4
 
 PROBE_BYTES = 1 << 27
-"""Memory that is copied or read: more than caches hold."""
+"""Bytes of memory to copy or read: more than the processor's caches hold."""
+
+_READS_PER_WAIT = 16
+"""Reads of a device's memory between two synchronisations."""
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second.
+    """Bytes per second.
 
     Args:
-        ssd: level -> reading whole experts up to it, in random order, PROBE_THREADS at a time, checksums verified.
-        dram: copying, as moves between tiers do: PROBE_THREADS at a time, or from pinned memory to a device.
-        vram: reading, all compute threads, as a kernel does; or a device's reading its own memory.
-        direct: whether the reads went past the page cache.
+        ssd: level -> reading whole experts up to it, in random order, with PROBE_THREADS, checksums verified.
+        dram: copying, as transfers between tiers do: with PROBE_THREADS, or from pinned memory to a device.
+        vram: reading with all compute threads, as a kernel does; on a device, reading its own memory.
+        direct: whether the reads bypassed the page cache.
     """
 
     ssd: dict[int, float]
@@ -42,29 +47,23 @@ class Bandwidth:
     direct: bool
 
     def of_levels(self, levels: Iterable[int]) -> dict[str, float]:
-        """Per tier, for a setting with these levels: the disk's best, so that the bound stays a bound."""
-        return {
-            "ssd": max(self.ssd[level] for level in levels if level),
-            "dram": self.dram,
-            "vram": self.vram,
-        }
+        """Returns tier -> bytes per second for a setting with these levels: the best of the disk, for a bound."""
+        ssd = max(self.ssd[level] for level in levels if level)
+        return {"ssd": ssd, "dram": self.dram, "vram": self.vram}
 
 
 def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
-    """Measures every tier now, the disk at each of `levels` but 0. Allocates some 400 MB for a moment."""
-    reader = RecordReader.open(store.directory, store.manifest)
-    try:
-        ssd = {level: _ssd(reader, store, level) for level in sorted(levels) if level}
+    """Measures every tier now, the disk at each of `levels` but 0. Allocates some 400 MB meanwhile."""
+    with closing(RecordReader.open(store.directory, store.manifest)) as reader:
+        ssd = {level: _read_disk(reader, store, level) for level in sorted(levels) if level}
         direct = reader.direct
-    finally:
-        reader.close()
     if store.device:
         return Bandwidth(ssd, _copy_to(store.device), _read_on(store.device), direct)
     return Bandwidth(ssd, _copy(), _read(), direct)
 
 
-def best(probes: list[Bandwidth]) -> Bandwidth:
-    """The best of each: a disk that was slow for one second is not a slow disk."""
+def best(probes: Sequence[Bandwidth]) -> Bandwidth:
+    """Returns the best of each tier over all probes: one slow second does not make a slow disk."""
     return Bandwidth(
         ssd={level: max(probe.ssd[level] for probe in probes) for level in probes[0].ssd},
         dram=max(probe.dram for probe in probes),
@@ -73,30 +72,25 @@ def best(probes: list[Bandwidth]) -> Bandwidth:
     )
 
 
-def _ssd(reader: RecordReader, store: StoreModel, level: int) -> float:
-    keys = [
-        ExpertKey(layer, expert)
-        for layer, records in store.manifest.layers.items()
-        for expert in range(len(records.records))
-    ]
-    order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(0)).tolist()
+def _read_disk(reader: RecordReader, store: StoreModel, level: int) -> float:
+    layers = store.manifest.layers.items()
+    keys = [ExpertKey(layer, expert) for layer, of in layers for expert in range(len(of.records))]
+    Random(0).shuffle(keys)
     size = store.manifest.geometry.prefix_bytes(level)
     last = Plane(PLANES_OF_LEVEL[level] - 1)
     start = time.perf_counter()
 
-    def read(share: list[int]) -> int:
+    def read(part: Sequence[ExpertKey]) -> int:
         done = 0
-        with mmap.mmap(-1, size) as buffer:
-            view = memoryview(buffer)
-            for index in share:
+        with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:
+            for key in part:
                 if done and time.perf_counter() - start > PROBE_SECONDS:
                     break
-                done += reader.read(keys[index], Plane.BASE, last, [view])
-            view.release()
+                done += reader.read(key, Plane.BASE, last, [view])
         return done
 
     with ThreadPoolExecutor(PROBE_THREADS) as pool:
-        total = sum(pool.map(read, (order[i::PROBE_THREADS] for i in range(PROBE_THREADS))))
+        total = sum(pool.map(read, (keys[i::PROBE_THREADS] for i in range(PROBE_THREADS))))
     return total / (time.perf_counter() - start)
 
 
@@ -113,33 +107,28 @@ def _read() -> float:
 
 
 def _copy_to(device: Device) -> float:
-    with mmap.mmap(-1, PROBE_BYTES) as memory:
-        source, target = memoryview(memory), device.allocate(PROBE_BYTES)
-        pinned = device.pin(source)
+    with mmap.mmap(-1, PROBE_BYTES) as memory, memoryview(memory) as source:
+        target, pinned = device.allocate(PROBE_BYTES), device.pin(source)
         try:
             return _rate(lambda: device.copy([(source, target)], None).wait(), PROBE_BYTES)
         finally:
             if pinned:
                 device.unpin(source)
-            source.release()
-
-
-_READS = 16
-"""Reads of a device's memory between two waits for it."""
 
 
 def _read_on(device: Device) -> float:
     data = torch.ones(PROBE_BYTES, dtype=torch.float32, device=device.place)
 
     def read() -> None:
-        for _ in range(_READS):
+        for _ in range(_READS_PER_WAIT):
             data.sum()
         device.computed().wait()
 
-    return _rate(read, _READS * data.nbytes)
+    return _rate(read, _READS_PER_WAIT * data.nbytes)
 
 
 def _rate(work: Callable[[], object], size: int) -> float:
+    """Bytes per second of work that moves `size` bytes a call, after one call that is not timed."""
     work()
     start, times = time.perf_counter(), 0
     while time.perf_counter() - start < PROBE_SECONDS / 2:

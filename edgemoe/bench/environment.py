@@ -1,4 +1,4 @@
-"""Where and of what a benchmark was made: versions, machine, disk, model, limits asked."""
+"""Conditions of a benchmark: versions, machine, disk and model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgemoe.machine.process import available_memory
 
 
 def environment(store: StoreModel) -> dict[str, Any]:
-    """Facts about program, machine and model, as one JSON object. Bytes."""
+    """Returns facts about program, machine and model as one JSON object. Sizes in bytes."""
     import transformers
 
     return {
@@ -43,8 +43,8 @@ def environment(store: StoreModel) -> dict[str, Any]:
 
 
 def _commit(root: Path) -> str | None:
-    """The commit that is checked out in `root`, with + if it has changes; None where that is no checkout."""
-    # Git looks upwards: installed below another repository, we would name that one's commit.
+    """Returns the commit checked out in `root`, with + if there are changes; None where `root` is no checkout."""
+    # git also searches the parent folders: below another repository it would name that one's commit.
     if not (root / ".git").exists():
         return None
 
@@ -67,10 +67,8 @@ def _cpu_name() -> str:
 
 
 def _disk(directory: Path) -> dict[str, str] | None:
-    """Device and filesystem of the mount that holds a directory; None where the system does not say."""
+    """Returns device and filesystem of the mount of a directory; None where the system does not list it."""
     path = directory.resolve()
     mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
-    if not mounts:
-        return None
-    mount = max(mounts, key=lambda m: len(m.mountpoint))
-    return {"device": mount.device, "filesystem": mount.fstype}
+    mount = max(mounts, key=lambda m: len(m.mountpoint), default=None)
+    return {"device": mount.device, "filesystem": mount.fstype} if mount else None

@@ -1,4 +1,4 @@
-"""The report drawn: TTFT and TPOT of every row, hit rate and bytes a token of every tier."""
+"""The report as a picture: TTFT and TPOT of every row, hit rate and bytes per token of every tier."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
+from edgemoe.bench.summary import TIERS
 from edgemoe.console.output_files import require_plot
-from storage.errors import UserError
+from edgemoe.evaluate.plot import write_figure
 
 _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (
     ("TTFT, s", lambda row: {"": row["ttft_s"]["mean"]}),
     ("TPOT, ms", lambda row: {"": 1000 * row["tpot_s"]["mean"]}),
     ("hit rate", lambda row: {tier.upper(): row["hit_rate"][tier] or 0.0 for tier in ("vram", "dram")}),
-    (
-        "MB a token",
-        lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in ("ssd", "dram", "vram")},
-    ),
+    ("MB a token", lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in TIERS}),
 )
-"""Title, and what a row's bars are, by their label."""
+"""Title, and the lengths of a row's bars by their label."""
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
-    """Draws four panels of bars into an image file; its ending says which kind.
+    """Draws four panels of bars into an image file; the suffix of `path` chooses the format.
 
     Raises:
-        UserError: matplotlib is missing, or does not know the ending, or the file cannot be written.
+        UserError: matplotlib is missing or does not know the format, or the file cannot be written.
     """
     require_plot(path)
     from matplotlib.figure import Figure
@@ -48,7 +46,4 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
         if len(bars[0]) > 1:
             axes.legend()
     axes.invert_yaxis()
-    try:
-        figure.savefig(path, dpi=120)
-    except (ValueError, OSError) as error:
-        raise UserError(f"a plot was wanted in {path}", str(error), "Name a .png or .svg file") from error
+    write_figure(figure, path, dpi=120)

@@ -16,8 +16,8 @@ class BenchRow:
 
     Args:
         name: in the table.
-        settings: its own.
-        dram_on_demand: whether loading on demand has the second tier, which is a cache, all the same.
+        settings: of the engine.
+        dram_on_demand: keep the DRAM tier, which is a cache, also where the settings load on demand.
     """
 
     name: str
@@ -26,19 +26,19 @@ class BenchRow:
 
 
 def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:
-    """One row, named for its settings."""
+    """Returns one row, named for its settings."""
     return (BenchRow(settings.name, settings),)
 
 
 def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
-    """The rows of DyMoE table 3 at a base of 4 bits, and this program's own beside them.
+    """Returns the rows of DyMoE table 3 at a base of 4 bits, and this program's own beside them.
 
-    The table's rows evict whole experts and prefetch all that the prediction asks for, as the paper does; "ours"
-    evict planes by the default rule and prefetch as far as it pays. Readers, kernel and parallelism are the same in
-    every row. With several levels, planes that are there are used (conservative reuse), as the paper's cache does.
+    The table's rows evict whole experts and prefetch every predicted expert, as the paper does; "ours" evict planes by
+    the default rule and prefetch while that pays. Readers, kernel and parallelism are the same in every row. Rows with
+    several levels use resident planes above the scheduled level (conservative reuse), as the paper's cache does.
 
     Args:
-        max_level: of the store.
+        max_level: highest level of the store, in bits.
 
     Returns:
         the rows, and a sentence for each row that this store cannot run.
@@ -56,10 +56,7 @@ def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]
         BenchRow("ours: exact 4, planes", RunSettings.uniform(4, speculate="auto")),
         BenchRow("ours: 4/2, planes", ours),
     ]
-    left_out = []
     name = "ours: 8/4/2/0, planes"
-    if max_level >= 8:
-        rows.append(BenchRow(name, ours.with_(levels=(8, 4, 2, 0))))
-    else:
-        left_out.append(f"{name}: left out, the store's highest level is {max_level}")
-    return tuple(rows), tuple(left_out)
+    if max_level < 8:
+        return tuple(rows), (f"{name}: left out, the store's highest level is {max_level}",)
+    return (*rows, BenchRow(name, ours.with_(levels=(8, 4, 2, 0)))), ()

@@ -1,11 +1,11 @@
-"""The benchmark itself: rows, runs and arms in turn, and the report on them.
+"""The benchmark: rows, runs and arms in turn, and the report on them.
 
-    once: a run of the first row that is not counted, for what a process pays once (kernels, threads, code)
+    once: a run of the first row that is not counted, for one-time costs of the process (kernels, threads, code)
     for every run: probe bandwidths; for every row, a different one first each time; for every prompt set:
         open an engine, "cold" run; the same prompt again, "warm" run
 
-So what drifts on the machine meets all rows alike. One engine is open at a time. Experts are read past the page
-cache where the filesystem allows it, so that an expert that is not in a tier is cold in every respect.
+So drift of the machine affects all rows alike. One engine is open at a time. Reads of experts bypass the page cache
+where the filesystem allows it, so that an expert outside the tiers is always cold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from edgemoe.bench import bandwidth
 from edgemoe.bench.bandwidth import Bandwidth
 from edgemoe.bench.environment import environment
-from edgemoe.bench.prompts import RANDOM, PromptSet, make_prompts
+from edgemoe.bench.prompts import RANDOM, Encode, PromptSet, make_prompts
 from edgemoe.bench.quality import EvaluationRow, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Sample, take_sample
@@ -36,16 +37,16 @@ Samples = dict[tuple[str, str, str], list[Sample]]
 """(row's name, prompts' source, arm) -> one sample a run."""
 
 Notify = Callable[[str], None]
-"""Told what is about to run."""
+"""Called with a description of the run that is about to start."""
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to run.
+    """Rows, limits and prompts of one benchmark.
 
     Args:
         rows: at least one, their names distinct.
-        vram_limit: bytes; None: what everything resident needs, or what the machine has.
+        vram_limit: bytes; None: everything resident, or the memory that the machine has free.
         dram_limit: bytes of the second tier.
         prompts: one of prompts.CHOICES.
         prompt_file: text for prompts; None: conversations.
@@ -53,8 +54,8 @@ class BenchRequest:
         new_tokens: decoded after each, 2 or more.
         runs: of every row, prompt set and arm.
         seed: of prompts.
-        context: tokens; None: what prompt and new tokens need.
-        notes: sentences for the report, such as which rows are left out.
+        context: tokens; None: the prompt and the new tokens.
+        notes: sentences for the report, such as the rows that are left out.
     """
 
     rows: tuple[BenchRow, ...]
@@ -71,7 +72,7 @@ class BenchRequest:
 
     @property
     def tokens(self) -> int:
-        """Tokens of context that a run needs."""
+        """Tokens of context that a run takes."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -83,25 +84,23 @@ def run_bench(
 ) -> dict[str, Any]:
     """Measures every row and returns the report (names as in the documentation).
 
+    All errors but DamagedData are raised before anything is measured.
+
     Args:
         store: of the model.
-        request: what to run.
+        request: rows, limits and prompts.
         quality: rows of an evaluation of the same store, if there is one.
-        notify: told what is about to run.
+        notify: called before every run.
 
     Raises:
         UserError: a prompt file is missing or too short, or a setting does not go with the store.
-        ContextExceeded: prompt and new tokens do not fit the context asked for.
-        DoesNotFit: a row does not fit the limits. All three before anything is measured.
+        ContextExceeded: the context is shorter than prompt and new tokens.
+        DoesNotFit: a row does not fit the limits.
+        DamagedData: an expert cannot be read.
     """
     plans = make_plans(store, request)
     sets = make_prompts(
-        store,
-        request.prompts,
-        request.prompt_file,
-        request.prompt_tokens,
-        request.runs,
-        request.seed,
+        store, request.prompts, request.prompt_file, request.prompt_tokens, request.runs, request.seed
     )
     facts = environment(store)
     samples, probes = _measure(store, request, plans, sets, notify or (lambda what: None))
@@ -117,21 +116,23 @@ def run_bench(
 
 
 def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
-    """A plan a row.
+    """Returns a memory plan for each row.
 
     Raises:
-        as run_bench.
+        UserError: a setting does not go with the store.
+        ContextExceeded: the context is shorter than prompt and new tokens.
+        DoesNotFit: a row does not fit the limits.
     """
     if request.context is not None and request.context < request.tokens:
         raise ContextExceeded(
-            f"a context of {request.context} tokens was wanted",
-            f"{request.prompt_tokens} tokens of prompt and {request.new_tokens} new ones need {request.tokens}",
-            f"Use --context {request.tokens}, or leave it out",
+            f"a context of {request.tokens} tokens: {request.prompt_tokens} of prompt, {request.new_tokens} new",
+            f"--context {request.context}",
+            f"use --context {request.tokens}, or leave it out",
         )
     return [
         store.plan(
             vram_limit=request.vram_limit,
-            # A second tier is a cache: with one, it is not the disk that is loaded from.
+            # A DRAM tier is a cache: with one, experts would not be loaded from the disk on demand.
             dram_limit=request.dram_limit if row.settings.cache or row.dram_on_demand else 0,
             settings=row.settings,
             context=request.context or request.tokens,
@@ -141,65 +142,60 @@ def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
 
 
 def _measure(
-    store: StoreModel,
-    request: BenchRequest,
-    plans: Sequence[MemoryPlan],
-    sets: Sequence[PromptSet],
-    notify: Notify,
+    store: StoreModel, request: BenchRequest, plans: list[MemoryPlan], sets: list[PromptSet], notify: Notify
 ) -> tuple[Samples, list[Bandwidth]]:
     levels = {level for row in request.rows for level in row.settings.levels}
     planned = list(zip(request.rows, plans, strict=True))
-    samples: Samples = {}
+    samples: Samples = defaultdict(list)
     probes = []
+
+    def run_row(row: BenchRow, plan: MemoryPlan, sets: list[PromptSet], run: int) -> None:
+        for prompts in sets:
+            both = _cold_and_warm(store, row, plan, prompts.prompts[run], request.new_tokens)
+            for arm, sample in zip(ARMS, both, strict=True):
+                samples[row.name, prompts.source, arm].append(sample)
+
     notify("warming up")
-    _run_row(store, request, *planned[0], sets[:1], 0, {})
+    run_row(*planned[0], sets[:1], 0)
+    samples.clear()
     for run in range(request.runs):
         notify(f"run {run + 1} of {request.runs}: bandwidths")
         probes.append(bandwidth.measure(store, levels))
         first = run % len(planned)
         for row, plan in planned[first:] + planned[:first]:
             notify(f"run {run + 1} of {request.runs}: {row.name}")
-            _run_row(store, request, row, plan, sets, run, samples)
+            run_row(row, plan, sets, run)
     probes.append(bandwidth.measure(store, levels))
     return samples, probes
 
 
-def _run_row(
-    store: StoreModel,
-    request: BenchRequest,
-    row: BenchRow,
-    plan: MemoryPlan,
-    sets: Sequence[PromptSet],
-    run: int,
-    samples: Samples,
-) -> None:
-    for prompts in sets:
-        # An engine each: eviction and look-ahead remember what was used even of experts that are gone.
-        started = time.perf_counter()
-        with Engine(store, plan, row.settings) as engine:
-            load_s = time.perf_counter() - started
-            sequence = engine.new_sequence()
-            for arm in ARMS:
-                sample = take_sample(
-                    engine, sequence, prompts.prompts[run], request.new_tokens, load_s=load_s
-                )
-                samples.setdefault((row.name, prompts.source, arm), []).append(sample)
-        # Given back before anything else takes memory: what comes next must fit beside it otherwise.
-        del engine, sequence
-        gc.collect()
+def _cold_and_warm(
+    store: StoreModel, row: BenchRow, plan: MemoryPlan, encode: Encode, new_tokens: int
+) -> list[Sample]:
+    """Runs a prompt for every arm on one engine, which is opened for it and freed.
+
+    Prompt sets do not share an engine: eviction and look-ahead keep statistics even of evicted experts.
+    """
+    started = time.perf_counter()
+    with Engine(store, plan, row.settings) as engine:
+        load_s = time.perf_counter() - started
+        sequence = engine.new_sequence()
+        samples = [take_sample(engine, sequence, encode, new_tokens, load_s=load_s) for _ in ARMS]
+    # The engine's memory is freed now: the next engine or probe could not allocate beside it.
+    del engine, sequence
+    gc.collect()
+    return samples
 
 
 def _conditions(
-    request: BenchRequest,
-    sets: Sequence[PromptSet],
-    rows: Sequence[dict[str, Any]],
-    probes: Sequence[Bandwidth],
+    request: BenchRequest, sets: list[PromptSet], rows: list[dict[str, Any]], probes: list[Bandwidth]
 ) -> dict[str, Any]:
-    """How it was measured, as part of the environment."""
+    """Returns the conditions of the measurement, as part of the environment."""
     sources = [prompts.source for prompts in sets]
     notes = list(request.notes)
     if request.prompts != "random" and sources == [RANDOM]:
         notes.append("the store has no tokenizer: prompts are random tokens, whose routing is not a text's")
+    direct = all(probe.direct for probe in probes)
     return {
         "prompt": sources[0],
         "prompts": sources,
@@ -209,9 +205,7 @@ def _conditions(
         "seed": request.seed,
         "vram_limit_asked_bytes": request.vram_limit,
         "dram_limit_asked_bytes": request.dram_limit,
-        "page_cache": "bypassed"
-        if all(probe.direct for probe in probes)
-        else "used, dropped after each read",
+        "page_cache": "bypassed" if direct else "used, dropped after each read",
         "cold": "expert cache empty, engine just opened",
         "warm_up": "one run of the first row, not counted",
         "warm": "the same prompt again, right after the cold run",

@@ -1,4 +1,4 @@
-"""One prompt and the tokens after it, and what they cost."""
+"""One prompt and the tokens decoded after it: times, bytes and experts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Sampler, Sampling, Trace, decode_tokens
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
-from edgemoe.policy.levels import ExpertUse
-from prefetch.base import TransferCounts
+from prefetch.counts import TransferCounts
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase, prefill or decode, moved and used."""
+    """Bytes moved and experts used in one phase, prefill or decode."""
 
     counts: TransferCounts
     use: ExpertUse
@@ -24,20 +24,20 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt answered once. Seconds, bytes, tokens.
+    """One run of one prompt. Seconds, bytes, tokens.
 
     Args:
         prompt_tokens: of the prompt; none of them was cached.
         ttft_s: from before templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
         itl_s: every gap between two tokens.
-        prefill_s: from the prompt's token ids to the first token; templating and tokenizing left out.
-        prefill: the prompt.
-        decode: the tokens after the first.
+        prefill_s: from the prompt's token ids to the first token, without templating and tokenizing.
+        prefill: counts of the prompt.
+        decode: counts of the tokens after the first.
         disk_read_bytes: by the operating system's count; None where it keeps none.
-        load_s: seconds it took to open the engine that this ran on.
-        peak_vram_bytes: most memory of the process so far above what it had before the engine was opened.
-        peak_process_bytes: the same, with what it had before.
+        load_s: time to open the engine that this ran on.
+        peak_vram_bytes: peak memory of the process so far, less its memory before the engine was opened.
+        peak_process_bytes: peak memory of the process so far.
         tokens: the ids that were decoded.
     """
 
@@ -56,7 +56,7 @@ class Sample:
 
     @property
     def steps(self) -> int:
-        """Decode steps: tokens after the first."""
+        """Number of decode steps: tokens after the first."""
         return len(self.itl_s)
 
 
@@ -66,15 +66,15 @@ def take_sample(
     """Runs a prompt and decodes `new_tokens` (2 or more) greedily; the end-of-text token does not stop it.
 
     Args:
-        engine: to run. What its counters held before is dropped.
+        engine: to run; its counters are reset.
         sequence: emptied first.
         encode: makes the prompt; timed.
         new_tokens: decoded, the first included.
-        load_s: passed on to the sample.
+        load_s: for the sample.
 
     Raises:
         ContextExceeded: the sequence is too short.
-        DamagedData: as Engine.step.
+        DamagedData: an expert cannot be read.
     """
     sequence.crop(0)
     disk = disk_read_bytes()

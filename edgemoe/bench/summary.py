@@ -1,4 +1,14 @@
-"""The samples of one row and arm, put together as one JSON object."""
+"""The samples of one row and arm, combined as one JSON object.
+
+The bound is the least time of a decoded token at the measured bandwidths, if everything overlapped that can:
+
+    bound = dense / BW_vram + max(experts / BW_vram, copied / BW_dram, read / BW_ssd)
+
+Dense weights are computed before a layer's experts are known, so their time is added; the tiers work at the same time,
+so the slowest counts. Bytes are those that were moved, without cache hits. The disk's bandwidth is the best of the
+probes and of the samples' own prompts. Look-ahead also reads beside the dense weights: with it, a time below the bound
+by at most the dense weights' part is possible.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +21,20 @@ from typing import Any
 import numpy as np
 
 from edgemoe.bench.bandwidth import Bandwidth
-from edgemoe.bench.bound import TIERS, bound_of
-from edgemoe.bench.lookahead import lookahead_report
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
 from edgemoe.engine.engine import StoreModel
+from edgemoe.experts.use import fraction_at, mean_bits
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.policy.levels import mean_bits, share_at
 from edgemoe.policy.settings import format_levels
+from prefetch.counts import TransferCounts
 from storage.base import LEVELS
+
+TIERS = ("ssd", "dram", "vram")
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int | None]:
-    """mean, p50, p90, p95, p99, std (of the sample) and n; None where undefined."""
+    """Returns mean, p50, p90, p95, p99, std (of the sample) and n; None where undefined."""
     if not values:
         return dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "std"), None) | {"n": 0}
     array = np.array(values)
@@ -41,18 +52,18 @@ def row_report(
     plan: MemoryPlan,
     bandwidth: Bandwidth,
 ) -> dict[str, Any]:
-    """One row of the report. Bytes, hits, levels and the bound are the decode steps'.
+    """Returns one row of the report. Bytes, hits, levels and the bound are those of the decode steps.
 
     Args:
         row: name and settings.
         arm: "cold" or "warm".
-        prompts: where they are from.
+        prompts: source of the prompts.
         samples: at least one.
         store: of the model.
-        plan: how the limits were divided.
-        bandwidth: of every level that the row uses.
+        plan: the division of the limits.
+        bandwidth: includes every level that the row uses.
     """
-    decode, prefill = together([s.decode for s in samples]), together([s.prefill for s in samples])
+    decode, prefill = _sum([s.decode for s in samples]), _sum([s.prefill for s in samples])
     return {
         **_settings(row, plan),
         "arm": arm,
@@ -61,17 +72,14 @@ def row_report(
         "peak_process_bytes": max(s.peak_process_bytes for s in samples),
         **_times(samples),
         **_experts(decode, row.settings.levels[0]),
-        **_bound_report(decode, samples, store, bandwidth.of_levels(row.settings.levels)),
-        "lookahead": {
-            "prefill": lookahead_report(prefill.counts),
-            "decode": lookahead_report(decode.counts),
-        },
+        **_bound(decode, samples, store, bandwidth.of_levels(row.settings.levels)),
+        "lookahead": {"prefill": _lookahead(prefill.counts), "decode": _lookahead(decode.counts)},
         "samples": [dataclasses.asdict(sample) for sample in samples],
     }
 
 
-def together(phases: Sequence[Phase]) -> Phase:
-    """The same phase of several samples as one. At least one."""
+def _sum(phases: Sequence[Phase]) -> Phase:
+    """Adds the same phase of at least one sample."""
     return Phase(reduce(add, [p.counts for p in phases]), reduce(add, [p.use for p in phases]))
 
 
@@ -90,7 +98,6 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "cache": settings.cache,
         "prefetch": settings.speculate,
         "cpu_experts": settings.cpu_experts,
-        "graphs": settings.graphs,
         "eviction": settings.eviction if settings.cache else "none",
         "readers": settings.readers,
         "vram_limit_bytes": plan.vram_limit_bytes,
@@ -100,67 +107,78 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _times(samples: Sequence[Sample]) -> dict[str, Any]:
-    steps = sum(s.steps for s in samples)
+    gaps = [gap for s in samples for gap in s.itl_s]
     return {
         "load_s": summary([s.load_s for s in samples]),
         "ttft_s": summary([s.ttft_s for s in samples]),
         "tpot_s": summary([s.tpot_s for s in samples]),
-        "itl_s": summary([gap for s in samples for gap in s.itl_s]),
+        "itl_s": summary(gaps),
         "prefill_tok_s": sum(s.prompt_tokens for s in samples) / sum(s.prefill_s for s in samples),
-        "decode_tok_s": steps / sum(sum(s.itl_s) for s in samples),
+        "decode_tok_s": len(gaps) / sum(gaps),
     }
-
-
-def _expert_bytes(decode: Phase, steps: int, store: StoreModel) -> dict[str, float]:
-    """Bytes of experts a decoded token, per tier. From VRAM an expert is read whole at the level computed at."""
-    counts = decode.counts
-    read = sum(store.form.bytes_at(level) * experts for level, experts in decode.use.experts.items())
-    return {
-        "ssd": counts.ssd_bytes / steps,
-        "dram": (counts.dram_bytes + counts.spilled_bytes) / steps,
-        "vram": read / steps,
-    }
-
-
-def _hit_rates(decode: Phase) -> dict[str, float | None]:
-    """Share of the experts asked for; None where none was."""
-    counts = decode.counts
-    hits = {"vram": counts.vram_hits, "dram": counts.dram_hits}
-    return {tier: n / counts.requests if counts.requests else None for tier, n in hits.items()}
 
 
 def _experts(decode: Phase, high: int) -> dict[str, Any]:
-    """Where experts were found, and the bits they were scheduled and computed at."""
-    use = decode.use
+    """Where experts were found, and the levels that they were scheduled and computed at. None: no expert at all."""
+    counts, use = decode.counts, decode.use
+    hits = {"vram": counts.vram_hits, "dram": counts.dram_hits}
     return {
-        "hit_rate": _hit_rates(decode),
+        "hit_rate": {tier: n / counts.requests if counts.requests else None for tier, n in hits.items()},
         "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
         "experts_reused": use.reused,
-        "experts_on_cpu": decode.counts.left_below,
+        "experts_on_cpu": counts.left_below,
         "bits_per_weight_read": mean_bits(use.scheduled),
-        "effective_retention": share_at(use.scheduled, high),
+        "effective_retention": fraction_at(use.scheduled, high),
     }
 
 
-def disk_rate(sample: Sample) -> float:
-    """Bytes a second that the disk gave for a prompt: what it gave it can give."""
-    return sample.prefill.counts.ssd_bytes / sample.prefill_s
-
-
-def _bound_report(
-    decode: Phase, samples: Sequence[Sample], store: StoreModel, rates: dict[str, float]
+def _bound(
+    decode: Phase, samples: Sequence[Sample], store: StoreModel, bandwidth: dict[str, float]
 ) -> dict[str, Any]:
-    """Bytes moved, the bandwidths beside them, and what share of the time they account for."""
-    rates = rates | {"ssd": max(rates["ssd"], *map(disk_rate, samples))}
-    per_token = _expert_bytes(decode, sum(s.steps for s in samples), store)
+    """Bytes moved per token, the bandwidths, the bound in seconds per token, and its fraction of the mean TPOT."""
+    prompts = [s.prefill.counts.ssd_bytes / s.prefill_s for s in samples]
+    bandwidth = bandwidth | {"ssd": max(bandwidth["ssd"], *prompts)}
+    counts, steps = decode.counts, sum(s.steps for s in samples)
+    moved = {
+        "ssd": counts.ssd_bytes,
+        "dram": counts.dram_bytes + counts.spilled_bytes,
+        # An expert is read from VRAM whole, at the level that it is computed at.
+        "vram": sum(store.form.bytes_at(level) * n for level, n in decode.use.experts.items()),
+    }
+    per_token = {tier: moved[tier] / steps for tier in TIERS}
+    seconds = {tier: per_token[tier] / bandwidth[tier] for tier in TIERS}
     dense = store.dense_bytes_per_token
-    bound = bound_of(dense, per_token, rates)
-    tpot = float(np.mean([s.tpot_s for s in samples]))
+    dense_s = dense / bandwidth["vram"]
+    bound_s = dense_s + max(seconds.values())
+    tpot_s = float(np.mean([s.tpot_s for s in samples]))
     return {
         "bytes_per_token": per_token | {"vram": per_token["vram"] + dense},
-        "bandwidth": rates,
-        "bound_s": bound.total_s,
-        "bound_per_tier_s": {"dense": bound.dense_s, **bound.tiers_s},
-        "fraction_of_bound": bound.total_s / tpot,
-        "fraction_per_tier": {tier: bound.tiers_s[tier] / tpot for tier in TIERS},
+        "bandwidth": bandwidth,
+        "bound_s": bound_s,
+        "bound_per_tier_s": {"dense": dense_s, **seconds},
+        "fraction_of_bound": bound_s / tpot_s,
+        "fraction_per_tier": {tier: seconds[tier] / tpot_s for tier in TIERS},
+    }
+
+
+def _lookahead(counts: TransferCounts) -> dict[str, Any]:
+    """Experts, bytes and seconds of the look-ahead in all, and a list with the same per layer (prefetch.base).
+
+    recall is the fraction of requested experts that had been predicted, precision the fraction of predicted experts
+    that were then requested; None where there were none.
+    """
+    layers = [
+        {"layer": layer, **dataclasses.asdict(of), "recall": of.recall, "precision": of.precision}
+        for layer, of in sorted(counts.lookahead.items())
+    ]
+    return {
+        "speculated": counts.speculated,
+        "speculated_used": counts.speculated_used,
+        "speculated_cancelled": counts.speculated_cancelled,
+        "hidden_bytes": counts.hidden_bytes,
+        "wasted_bytes": counts.wasted_bytes,
+        "hidden_s": counts.hidden_s,
+        "auto_off": counts.auto_off,
+        "auto_resting": counts.auto_resting,
+        "layers": layers,
     }

@@ -1,4 +1,4 @@
-"""A report as text: Markdown for people, CSV for spreadsheets, JSON and JSON lines for programs."""
+"""The report as text: Markdown, CSV, JSON and JSON lines."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from typing import Any
 
-from edgemoe.bench.bound import TIERS
 from edgemoe.bench.prompts import RANDOM
+from edgemoe.bench.summary import TIERS
 from edgemoe.console.sizes import format_size
 
 Report = dict[str, Any]
 Row = dict[str, Any]
 
 
-def as_json(report: Report) -> str:
-    """The whole report on one line."""
-    return json.dumps(report)
-
-
 def as_jsonl(report: Report) -> str:
-    """A line for each row, every one with the environment in it."""
+    """Returns a line for each row, with the environment in every one."""
     return "\n".join(json.dumps(row | {"environment": report["environment"]}) for row in report["rows"])
 
 
 def as_csv(report: Report) -> str:
-    """A line for each row: all of the report but lists (samples, layers), named by its path."""
+    """Returns a line for each row: every value outside lists (samples, layers), named by its path."""
     rows = [_flat(row) | _flat({"environment": report["environment"]}) for row in report["rows"]]
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -38,7 +35,7 @@ def as_csv(report: Report) -> str:
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one, with names joined by dots; lists are left out."""
+    """Flattens nested objects, with names joined by dots; lists are left out."""
     flat: dict[str, Any] = {}
     for name, part in value.items():
         if isinstance(part, dict):
@@ -49,19 +46,19 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def times_and_bytes(rows: list[Row]) -> str:
-    """Only the tables of times, memory and bytes."""
+    """Returns the tables of times, memory and bytes."""
     return "\n\n".join([_table(_TIMES, rows), _table(_BYTES, rows)])
 
 
 def as_markdown(report: Report) -> str:
-    """Times, memory and bytes, quality, look-ahead: a table each, then what was measured where.
+    """Returns a table each of times, memory and bytes, quality and look-ahead, then notes and conditions.
 
-    The milliseconds behind "reached" are the bound's parts: dense weights, and the bytes of each tier.
+    The milliseconds after "reached" are the bound's parts: dense weights, and the bytes of each tier.
     """
     rows, facts = report["rows"], report["environment"]
     parts = [times_and_bytes(rows), _table(_QUALITY, rows)]
     if any(row["prefetch"] != "off" for row in rows):
-        parts += [_table(_GUESSES, rows), _table(_LAYERS, _layers(rows))]
+        parts += [_table(_LOOKAHEAD, rows), _table(_LAYERS, _layers(rows))]
     parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
     shown = {name: value for name, value in facts.items() if name not in ("notes", "bandwidth_probes")}
     parts.append("\n".join(f"- {name}: {json.dumps(value)}" for name, value in shown.items()))
@@ -71,41 +68,31 @@ def as_markdown(report: Report) -> str:
 FORMATS: dict[str, Callable[[Report], str]] = {
     "md": as_markdown,
     "csv": as_csv,
-    "json": as_json,
+    "json": json.dumps,
     "jsonl": as_jsonl,
 }
 
-Column = tuple[str, Callable[[Row], str]]
-"""Title, and a row's cell."""
+Cell = Callable[[Row], str]
+Column = tuple[str, Cell]
+"""Title, and the text of a row's cell."""
 
 
-def _value(row: Row, path: str) -> Any:
-    """What lies at a path of names joined by dots."""
-    found: Any = row
-    for name in path.split("."):
-        found = found[name]
-    return found
+def _text(path: str, show: Callable[[Any], str] = str) -> Cell:
+    """Shows the value at a path of names joined by dots."""
+    names = path.split(".")
+    return lambda row: show(reduce(getitem, names, row))
 
 
-def _text(path: str) -> Callable[[Row], str]:
-    return lambda row: str(_value(row, path))
+def _size(path: str) -> Cell:
+    return _text(path, format_size)
 
 
-def _size(path: str) -> Callable[[Row], str]:
-    return lambda row: format_size(_value(row, path))
+def _number(path: str, digits: int, scale: float = 1) -> Cell:
+    """Shows a scaled number; "-" for None."""
+    return _text(path, lambda value: "-" if value is None else f"{scale * value:.{digits}f}")
 
 
-def _number(path: str, digits: int, scale: float = 1) -> Callable[[Row], str]:
-    """A scaled number; "-" where there is none."""
-
-    def cell(row: Row) -> str:
-        value = _value(row, path)
-        return "-" if value is None else f"{scale * value:.{digits}f}"
-
-    return cell
-
-
-def _quality(phase: str, measure: str) -> Callable[[Row], str]:
+def _quality(phase: str, measure: str) -> Cell:
     def cell(row: Row) -> str:
         value = (row["quality"] or {}).get(phase, {}).get(measure)
         return "not measured" if value is None else f"{value:.4g}"
@@ -161,7 +148,7 @@ _QUALITY: list[Column] = [
     ("task accuracy", _quality("decode", "task_accuracy")),
 ]
 
-_GUESSES: list[Column] = [
+_LOOKAHEAD: list[Column] = [
     *_NAME,
     ("read ahead", _text("lookahead.decode.speculated")),
     ("used", _text("lookahead.decode.speculated_used")),
@@ -189,5 +176,5 @@ def _table(columns: list[Column], rows: list[Row]) -> str:
 
 
 def _layers(rows: list[Row]) -> list[Row]:
-    """The decode look-ahead of every row, a row for each layer."""
+    """Returns a row for each layer of every row's look-ahead in decode."""
     return [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]

@@ -21,16 +21,18 @@ from typing import Any
 
 import torch
 
-from cache.base import Lease
-from edgemoe.kernels.base import Activation, ExpertKernel, Part, TokenKernel
-from prefetch.base import ExpertSource, Leases, TransferCounts
+from cache.base import Lease, Observer
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import ExpertKernel, Part
+from prefetch.base import ExpertSource, PinnedExperts, Request, Split
+from prefetch.counts import TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
 LANES = ("compute", "wait", "copy", "SSD")
 COMPUTE, WAIT, COPY, SSD = LANES
 
 NO_WAIT = 20_000
-"""Nanoseconds that handing out an expert takes where nobody waited for it: no span is made of that."""
+"""Nanoseconds in which a ready list is handed out: a shorter wait makes no span."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,12 @@ class Span:
 
 @dataclass
 class Timeline:
-    """Collects spans from any thread.
+    """Collects spans; any thread may add one.
 
     Args:
-        clock: nanoseconds.
-        group: put before the lanes of what is recorded from now on; a benchmark's row.
+        clock: returns nanoseconds.
+        group: prefix of the lanes of the spans that follow: the name of a benchmark's row.
+        spans: in the order of their ends.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns
@@ -60,13 +63,13 @@ class Timeline:
     spans: list[Span] = field(default_factory=list)
 
     def add(self, lane: str, name: str, start: int, **details: int) -> None:
-        """Work on a lane from `start` until now, by the calling thread."""
+        """Adds a span of the calling thread on a lane, from `start` (nanoseconds of the clock) until now."""
         thread = threading.current_thread().name
         self.spans.append(Span(self.group, lane, thread, name, start, self.clock(), details))
 
     @contextmanager
     def span(self, lane: str, name: str, **details: int) -> Iterator[None]:
-        """Work on a lane while the context is open, whether or not it ends in an error."""
+        """Adds a span on a lane for as long as the context is open, also where it ends in an error."""
         start = self.clock()
         try:
             yield
@@ -74,7 +77,7 @@ class Timeline:
             self.add(lane, name, start, **details)
 
     def as_json(self) -> dict[str, Any]:
-        """In Chrome's format: complete events, microseconds since the first one began."""
+        """Returns the spans in Chrome's trace format: complete events, in microseconds from the first start."""
         begin = min((span.start for span in self.spans), default=0)
         lanes = {(span.group, span.lane): 0 for span in self.spans}
         groups = list(dict.fromkeys(group for group, _ in lanes))
@@ -104,7 +107,7 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """Writes as_json to a file."""
+        """Writes the trace as a JSON file."""
         path.write_text(json.dumps(self.as_json()), encoding="utf-8")
 
 
@@ -163,74 +166,58 @@ class TimedForm(ResidentForm):
 
 
 class TimedKernel:
-    """Another kernel, whose calls are spans on the compute lane."""
+    """Wraps a kernel whose calls become spans on the compute lane.
+
+    Attributes:
+        wrapped: the kernel.
+    """
 
     def __init__(self, kernel: ExpertKernel, timeline: Timeline) -> None:
-        self._kernel, self._timeline = kernel, timeline
+        self.wrapped, self._timeline = kernel, timeline
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
-        """See ExpertKernel."""
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
+        """Runs the kernel within a span."""
         levels = Counter(part.level for part in parts)
         counts = {f"at_{level}": count for level, count in levels.items()}
         with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
-            return self._kernel.forward(x, parts, gate)
+            self.wrapped.forward(x, parts, activation, out)
 
 
-class TimedTokenKernel(TimedKernel):
-    """The same of a TokenKernel."""
+class TimedRequest(Request):
+    """Wraps a request; the time until its next list is a span on the wait lane, unless the list was ready."""
 
-    def __init__(self, kernel: TokenKernel, timeline: Timeline) -> None:
-        super().__init__(kernel, timeline)
-        self._of_token = kernel
+    def __init__(self, request: Request, timeline: Timeline, name: str) -> None:
+        self._request, self._timeline, self._name = request, timeline, name
 
-    def takes(self, gate: Activation) -> bool:
-        """See TokenKernel."""
-        return self._of_token.takes(gate)
-
-    def prepared(self, blocks: Blocks, level: int) -> tuple[object, int]:
-        """See TokenKernel."""
-        return self._of_token.prepared(blocks, level), level
-
-    def into(self, x: torch.Tensor, experts: Sequence[Any], rows: Sequence[int], y: torch.Tensor) -> None:
-        """See TokenKernel."""
-        counts = {f"at_{level}": count for level, count in Counter(level for _, level in experts).items()}
-        with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
-            self._of_token.into(x, [expert for expert, _ in experts], rows, y)
-
-
-def timed_kernel(kernel: ExpertKernel, timeline: Timeline) -> ExpertKernel:
-    """A kernel whose calls are spans, of the same protocol."""
-    if isinstance(kernel, TokenKernel):
-        return TimedTokenKernel(kernel, timeline)
-    return TimedKernel(kernel, timeline)
-
-
-class TimedLeases(Leases):
-    """Other leases; the time until the next one is there is a span on the wait lane, unless it was there already."""
-
-    def __init__(self, leases: Leases, timeline: Timeline, name: str) -> None:
-        self._leases, self._timeline, self._name = leases, timeline, name
-
-    def __next__(self) -> Lease:
-        """See Leases."""
+    def __next__(self) -> list[Lease]:
+        """Takes the next list within a span."""
         start = self._timeline.clock()
         try:
-            return next(self._leases)
+            return next(self._request)
         finally:
             if self._timeline.clock() - start > NO_WAIT:
                 self._timeline.add(WAIT, self._name, start)
 
-    def ready(self) -> list[Lease]:
-        """See Leases."""
-        return self._leases.ready()
+
+class NothingPinned(PinnedExperts):
+    """No expert is computed without a request, so that every layer's experts are seen by the timeline."""
+
+    def observe(self, observer: Observer) -> None:
+        """Never calls `observer`."""
+
+    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
+        """Counts layers without experts only."""
+
+    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """Counts nothing: predictions are compared by requests."""
 
 
 class TimedSource(ExpertSource):
-    """Another source, whose leases are timed. What the engine's thread does between two streams is dense work.
+    """Wraps a source whose requests are timed. The engine's work between two requests is a dense span.
 
-    It holds nothing, so that every layer's experts are a stream and seen.
-
-    `begin` and `end` frame a step: they say where the first and the last dense span of it are.
+    `begin` and `end` frame a step: they mark its first and its last dense span.
     """
 
     def __init__(self, source: ExpertSource, timeline: Timeline) -> None:
@@ -238,60 +225,60 @@ class TimedSource(ExpertSource):
         self._since = timeline.clock()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Marks the start of a step or of the work behind a request."""
         self._since = self._timeline.clock()
 
     def end(self) -> None:
-        """It ends: since the last stream it was the rest of a layer, and the head."""
+        """Marks the end of the dense work since `begin`."""
         self._timeline.add(COMPUTE, "dense", self._since)
 
     @contextmanager
-    def stream(self, wanted: Mapping[ExpertKey, int], *, passing: bool = False) -> Iterator[Leases]:
-        """See ExpertSource."""
+    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> Iterator[Request]:
+        """Brings experts; see ExpertSource.request."""
         self.end()
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._source.stream(wanted, passing=passing) as leases:
-                yield TimedLeases(leases, self._timeline, name)
+            with self._source.request(wanted, scan=scan) as request:
+                yield TimedRequest(request, self._timeline, name)
         finally:
             self.begin()
 
     @property
+    def pinned(self) -> PinnedExperts:
+        """None of the resident experts."""
+        return NothingPinned()
+
+    @property
     def looks_ahead(self) -> bool:
-        """See ExpertSource."""
+        """Whether the source looks ahead."""
         return self._source.looks_ahead
 
-    def speculate(self, predicted: Mapping[ExpertKey, int]) -> None:
-        """See ExpertSource."""
-        self._source.speculate(predicted)
-
-    def hold(self, key: ExpertKey, level: int) -> Lease | None:
-        """See ExpertSource."""
-        return None
-
     @property
-    def roomy(self) -> bool:
-        """See ExpertSource."""
-        return False
+    def predicting(self) -> bool:
+        """Whether a prediction of the source waits."""
+        return self._source.predicting
 
-    def count_held(self, levels: Sequence[int]) -> None:
-        """See ExpertSource."""
-        self._source.count_held(levels)
+    def configure(self, look_ahead: str, split: Split | None = None) -> None:
+        """Configures the source."""
+        self._source.configure(look_ahead, split)
 
-    @property
-    def holds(self) -> int:
-        """See ExpertSource."""
-        return self._source.holds
+    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+        """Passes a prediction on."""
+        self._source.read_ahead(predicted)
 
-    def settle(self) -> None:
-        """See ExpertSource."""
-        self._source.settle()
+    def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
+        """Fills free blocks."""
+        self._source.fill(keys, levels, go_on)
+
+    def release_pins(self) -> None:
+        """Releases the source's pins."""
+        self._source.release_pins()
 
     def take_counts(self) -> TransferCounts:
-        """See ExpertSource."""
+        """Takes the source's counters."""
         return self._source.take_counts()
 
     def close(self) -> None:
-        """See ExpertSource."""
+        """Closes the source."""
         self._source.close()

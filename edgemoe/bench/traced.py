@@ -11,38 +11,46 @@ import torch
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
-from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedSource, Timeline, timed_kernel
+from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedKernel, TimedSource, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Step
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
+from prefetch.base import ExpertSource
 
 
 class TimedEngine(Engine):
     """An engine whose steps, dense work, experts, waits, reads and copies are spans of a timeline.
 
-    What the tiers move down (victims on their way from VRAM to DRAM) passes none of the interfaces that are
-    watched, and is missing from the lane of copies.
+    Victims on their way from VRAM to DRAM pass none of the wrapped interfaces, and are missing from the lane of copies.
     """
 
     def __init__(
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, timeline: Timeline
     ) -> None:
         watched = dataclasses.replace(store, form=TimedForm(store.form, timeline))
-        super().__init__(watched, plan, settings, wrap_kernel=partial(timed_kernel, timeline=timeline))
         self._timeline = timeline
-        self._watched = TimedSource(self._runner.source, timeline)
-        self._runner.source = self._watched
+        super().__init__(
+            watched,
+            plan,
+            settings,
+            wrap_kernel=partial(TimedKernel, timeline=timeline),
+            wrap_source=self._timed,
+        )
+
+    def _timed(self, source: ExpertSource) -> ExpertSource:
+        self._timed_source = TimedSource(source, self._timeline)
+        return self._timed_source
 
     def step(self, step: Step) -> torch.Tensor:
         """See Engine."""
         name = "decode step" if step.decodes else "prefill step"
         with self._timeline.span(COMPUTE, name, rows=step.rows):
-            self._watched.begin()
+            self._timed_source.begin()
             try:
                 return super().step(step)
             finally:
-                self._watched.end()
+                self._timed_source.end()
 
 
 def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Timeline:
@@ -51,7 +59,7 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
     Args:
         store: of the model.
         request: as for run_bench; runs is not used.
-        notify: told which row is about to run.
+        notify: called with the row that is about to run.
 
     Raises:
         as run_bench.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgemoe.engine.engine import Engine
-from prefetch.sigint import deferred_interrupt
+from prefetch.sigint import DeferredInterrupt
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def idle_prefetch(engine: Engine) -> Iterator[None]:
         thread.start()
         yield
     finally:
-        with deferred_interrupt():
+        with DeferredInterrupt():
             ended.set()
             if thread.ident is not None:
                 thread.join()

@@ -1,39 +1,16 @@
-"""`edgemoe bench`: its options, and where its results go. Heavy imports happen inside."""
+"""`edgemoe bench`: its options and its output. Heavy imports happen inside the functions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from edgemoe.commands.options import (
-    DEMO,
-    ContextOption,
-    CpuExpertsOption,
-    DeviceOption,
-    DramOption,
-    EvictionOption,
-    ExactOption,
-    GraphsOption,
-    HeavyHittersOption,
-    ImportanceOption,
-    LevelsOption,
-    ModelOption,
-    RetentionOption,
-    SeedOption,
-    SpeculateOption,
-    VramOption,
-    run_settings,
-)
+from edgemoe.commands import options
 from edgemoe.console.output_files import require_folders, require_plot
 from storage.errors import UserError
-
-if TYPE_CHECKING:
-    from edgemoe.bench.run import BenchRequest
-    from edgemoe.engine.engine import StoreModel
 
 EXAMPLES = (
     "Examples: edgemoe bench --model DIR --vram-limit 3GB --levels 4/2 --retention 0.75 | "
@@ -42,6 +19,7 @@ EXAMPLES = (
 )
 """For app.command(epilog=...)."""
 
+_FORMATS = ("md", "csv", "json", "jsonl")
 
 AblationOption = Annotated[
     bool,
@@ -72,20 +50,19 @@ AsJsonOption = Annotated[bool, typer.Option("--json", help="The same as --format
 
 
 def bench_command(
-    model: ModelOption = DEMO,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    exact: ExactOption = None,
-    levels: LevelsOption = None,
-    retention: RetentionOption = None,
-    importance: ImportanceOption = None,
-    heavy_hitters: HeavyHittersOption = None,
-    eviction: EvictionOption = None,
-    speculate: SpeculateOption = None,
-    cpu_experts: CpuExpertsOption = None,
-    graphs: GraphsOption = False,
-    context: ContextOption = None,
+    model: options.ModelOption = options.DEMO,
+    vram_limit: options.VramOption = None,
+    dram_limit: options.DramOption = None,
+    device: options.DeviceOption = "auto",
+    exact: options.ExactOption = None,
+    levels: options.LevelsOption = None,
+    retention: options.RetentionOption = None,
+    importance: options.ImportanceOption = None,
+    heavy_hitters: options.HeavyHittersOption = None,
+    eviction: options.EvictionOption = None,
+    speculate: options.SpeculateOption = None,
+    cpu_experts: options.CpuExpertsOption = None,
+    context: options.ContextOption = None,
     ablation: AblationOption = False,
     prompt_file: PromptFileOption = None,
     prompts: PromptsOption = "text",
@@ -95,12 +72,12 @@ def bench_command(
     quality: QualityOption = None,
     plot: PlotOption = None,
     trace: TraceOption = None,
-    seed: SeedOption = 0,
+    seed: options.SeedOption = 0,
     output: FormatOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
-    wanted = _format(output, as_json)
+    form = _format(output, as_json)
     chosen: dict[str, Any] = {
         "exact": exact,
         "levels": levels,
@@ -110,68 +87,57 @@ def bench_command(
         "eviction": eviction,
         "speculate": speculate,
         "cpu_experts": cpu_experts,
-        "graphs": graphs,
     }
-    _refuse_with_ablation(ablation, chosen)
+    if ablation:
+        _require_defaults(chosen)
     require_folders(trace)
     require_plot(plot)
     from edgemoe.models.open import open_model, parse_limits
 
-    vram, dram = parse_limits(vram_limit, dram_limit)
-    run_settings(8, **chosen)  # before a conversion that may take an hour
+    limits = parse_limits(vram_limit, dram_limit)
+    options.run_settings(8, **chosen)  # raises for settings that exclude each other before a long conversion
+    from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
-    from edgemoe.bench.run import BenchRequest
-
-    measured = load_quality(quality) if quality else ()
-    store = open_model(model, device)
-    top = store.manifest.max_level
-    rows, notes = ablation_rows(top) if ablation else (single_row(run_settings(top, **chosen)), ())
-    request = BenchRequest(
-        rows, vram, dram, prompts, prompt_file, prompt_tokens, new_tokens, runs, seed, context, notes
-    )
-    _run(store, request, measured, wanted, plot, trace)
-
-
-def _run(
-    store: StoreModel,
-    request: BenchRequest,
-    quality: Sequence[dict[str, Any]],
-    wanted: str,
-    plot: Path | None,
-    trace: Path | None,
-) -> None:
-    from edgemoe.bench.plot import plot_report
-    from edgemoe.bench.run import run_bench
+    from edgemoe.bench.run import BenchRequest, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
 
-    def notify(what: str) -> None:
-        print(what, file=sys.stderr, flush=True)
-
-    report = run_bench(store, request, quality, notify)
-    print(FORMATS[wanted](report), flush=True)
+    evaluated = load_quality(quality) if quality else ()
+    store = open_model(model, device)
+    top = store.manifest.max_level
+    rows, notes = ablation_rows(top) if ablation else (single_row(options.run_settings(top, **chosen)), ())
+    request = BenchRequest(
+        rows, *limits, prompts, prompt_file, prompt_tokens, new_tokens, runs, seed, context, notes
+    )
+    report = run_bench(store, request, evaluated, _notify)
+    print(FORMATS[form](report), flush=True)
     if plot:
         plot_report(report, plot)
     if trace:
-        trace_rows(store, request, notify).write(trace)
+        trace_rows(store, request, _notify).write(trace)
+
+
+def _notify(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def _format(output: str | None, as_json: bool) -> str:
+    """Returns the format of --format or --json."""
     if as_json and output not in (None, "json"):
-        raise UserError("one format was wanted", f"got --json and --format {output}", "Leave one out")
+        raise UserError("one output format", f"--json and --format {output}", "leave one of them out")
     chosen = "json" if as_json else output or "md"
-    known = ("md", "csv", "json", "jsonl")
-    if chosen not in known:
-        raise UserError(f"--format {' or '.join(known)} was wanted", f"got {chosen!r}", "Choose one")
+    if chosen not in _FORMATS:
+        raise UserError(f"one of {', '.join(_FORMATS)} for --format", repr(chosen), "choose one of them")
     return chosen
 
 
-def _refuse_with_ablation(ablation: bool, chosen: dict[str, Any]) -> None:
+def _require_defaults(chosen: dict[str, Any]) -> None:
+    """Refuses settings beside an ablation, whose rows have their own."""
     given = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value not in (None, False)]
-    if ablation and given:
+    if given:
         raise UserError(
-            "the rows of an ablation were wanted, whose settings are fixed",
-            f"got {', '.join(given)} too",
-            "Leave that out, or measure one setting without --ablation",
+            "--ablation without settings: its rows have their own",
+            ", ".join(given),
+            "leave that out, or measure one setting without --ablation",
         )

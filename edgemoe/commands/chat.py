@@ -10,27 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgemoe.commands.options import (
-    DEMO,
-    ContextOption,
-    CpuExpertsOption,
-    DeviceOption,
-    DramOption,
-    EvictionOption,
-    ExactOption,
-    GraphsOption,
-    HeavyHittersOption,
-    ImportanceOption,
-    JsonOption,
-    KeepSourceOption,
-    LevelsOption,
-    ModelOption,
-    RetentionOption,
-    SeedOption,
-    SpeculateOption,
-    VramOption,
-    run_settings,
-)
+from edgemoe.commands import options
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,28 +36,27 @@ TopPOption = Annotated[float | None, typer.Option(min=0.01, max=1, help="Default
 
 
 def chat_command(
-    model: ModelOption = DEMO,
+    model: options.ModelOption = options.DEMO,
     prompt: PromptOption = None,
     system: SystemOption = None,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    exact: ExactOption = None,
-    levels: LevelsOption = None,
-    retention: RetentionOption = None,
-    importance: ImportanceOption = None,
-    heavy_hitters: HeavyHittersOption = None,
-    eviction: EvictionOption = None,
-    speculate: SpeculateOption = None,
-    cpu_experts: CpuExpertsOption = None,
-    graphs: GraphsOption = False,
-    context: ContextOption = None,
+    vram_limit: options.VramOption = None,
+    dram_limit: options.DramOption = None,
+    device: options.DeviceOption = "auto",
+    exact: options.ExactOption = None,
+    levels: options.LevelsOption = None,
+    retention: options.RetentionOption = None,
+    importance: options.ImportanceOption = None,
+    heavy_hitters: options.HeavyHittersOption = None,
+    eviction: options.EvictionOption = None,
+    speculate: options.SpeculateOption = None,
+    cpu_experts: options.CpuExpertsOption = None,
+    context: options.ContextOption = None,
     max_new_tokens: NewTokensOption = 512,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
-    seed: SeedOption = 0,
-    keep_source: KeepSourceOption = False,
-    as_json: JsonOption = False,
+    seed: options.SeedOption = 0,
+    keep_source: options.KeepSourceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
@@ -88,7 +67,7 @@ def chat_command(
     from edgemoe.models.open import open_store, within_memory
 
     choose = partial(
-        run_settings,
+        options.run_settings,
         exact=exact,
         levels=levels,
         retention=retention,
@@ -97,7 +76,6 @@ def chat_command(
         eviction=eviction,
         speculate=speculate,
         cpu_experts=cpu_experts,
-        graphs=graphs,
     )
     store, plan, settings = open_store(
         model,

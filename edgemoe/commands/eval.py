@@ -1,4 +1,4 @@
-"""`edgemoe eval`: its options, and what is printed."""
+"""`edgemoe eval`: its options and its output. Heavy imports happen inside the functions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import (
-    DEMO,
-    DeviceOption,
-    DramOption,
-    JsonOption,
-    ModelOption,
-    SeedOption,
-    VramOption,
-)
+from edgemoe.commands import options
 from edgemoe.console.output_files import require_plot
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.evaluate.arms import Arm
     from edgemoe.evaluate.run import EvalReport
+    from edgemoe.evaluate.studies import Arm
 
 EPILOG = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
@@ -30,12 +22,14 @@ EPILOG = (
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
 )
 
+TASK_COUNT = 20
+"""Default of --task-count."""
 
 TextOption = Annotated[Path | None, typer.Option(help="UTF-8 text for perplexity, KL and top-1 agreement.")]
 ReferenceOption = Annotated[
     Path | None,
     typer.Option(
-        help="Checkpoint whose bf16 model, run by transformers, is compared with. "
+        help="Checkpoint of the bf16 model to compare with, run by transformers. "
         "Default: the demo model where that is measured, else none."
     ),
 ]
@@ -56,9 +50,19 @@ WindowOption = Annotated[
     int | None,
     typer.Option(min=2, max=512, help="Tokens of a window of the text, each run alone. Default: 512."),
 ]
-TasksOption = Annotated[bool, typer.Option("--tasks", help="Print the chat tasks' accuracy by kind.")]
+TasksOption = Annotated[
+    bool,
+    typer.Option(
+        "--tasks",
+        help="Run the demo's chat tasks and print their accuracy by kind. "
+        "Without it they run for the demo model only, for the last column of the table.",
+    ),
+]
 TaskCountOption = Annotated[
-    int, typer.Option(min=0, help="Held-out chat tasks of each kind, for every row of the table.")
+    int | None,
+    typer.Option(
+        min=0, help=f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}."
+    ),
 ]
 StudyOption = Annotated[
     list[str] | None,
@@ -76,7 +80,7 @@ PlotOption = Annotated[Path | None, typer.Option(help="Draw KL against bits read
 
 
 def eval_command(
-    model: ModelOption = DEMO,
+    model: options.ModelOption = options.DEMO,
     text: TextOption = None,
     reference: ReferenceOption = None,
     levels: LevelsOption = None,
@@ -84,20 +88,22 @@ def eval_command(
     tokens: TokensOption = None,
     window: WindowOption = None,
     tasks: TasksOption = False,
-    task_count: TaskCountOption = 20,
+    task_count: TaskCountOption = None,
     study: StudyOption = None,
     reuse: ReuseOption = False,
     plot: PlotOption = None,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
+    vram_limit: options.VramOption = None,
+    dram_limit: options.DramOption = None,
+    device: options.DeviceOption = "auto",
+    seed: options.SeedOption = 0,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
-    if reference is None and model == DEMO:
-        reference = DEMO
-    _require_measure(text, tasks, task_count)
+    demo = model == options.DEMO
+    if reference is None and demo:
+        reference = options.DEMO
+    _require_measure(text, tasks)
+    per_kind = _tasks_per_kind(task_count, tasks=tasks, demo=demo)
     _require_text(text, tokens=tokens, window=window, study=study[0] if study else None)
     _require_kl(plot, text, reference)
     from edgemoe.models.open import open_model, parse_limits
@@ -108,95 +114,77 @@ def eval_command(
     from edgemoe.evaluate.studies import study_arms
 
     for name in study or ():
-        study_arms(name, (), 8)  # a mistake is better told before a conversion than after it
+        study_arms(name, (), 8)  # raises for an unknown study before a conversion that may take an hour
     store = open_model(model, device)
     for name in dict.fromkeys(study or ()):
         arms += study_arms(name, sorted(store.manifest.layers), store.manifest.max_level)
     request = EvalRequest(
-        text=text,
-        reference=reference,
-        tokens=tokens or 4096,
-        window=window or 512,
-        task_count=task_count,
-        seed=seed,
-        arms=tuple(arms),
-        vram_limit=vram,
-        dram_limit=dram,
+        text, reference, tokens or 4096, window or 512, per_kind, seed, tuple(arms), vram, dram
     )
     _show(run_eval(store, request), tasks=tasks, as_json=as_json, plot=plot)
 
 
-def _require_measure(text: Path | None, tasks: bool, task_count: int) -> None:
-    """Refuses to run where nothing would be printed."""
+def _require_measure(text: Path | None, tasks: bool) -> None:
+    """Refuses a command without anything to measure."""
     if text is None and not tasks:
-        raise UserError(
-            "something to measure was wanted", "got neither --text nor --tasks", "Give one or both"
-        )
-    if tasks and not task_count:
-        raise UserError("chat tasks were wanted", "got --task-count 0", "Give --task-count 1 or more")
+        raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
 
 
-def _require_text(text: Path | None, **options: object) -> None:
-    """Refuses options of measuring on a text where there is none."""
-    for name, value in options.items():
+def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:
+    """Returns the number of chat tasks of each kind: without --tasks, 0 for all models but the demo.
+
+    Raises:
+        UserError: the count contradicts --tasks, or has no effect without it.
+    """
+    if tasks and count == 0:
+        raise UserError("a number of chat tasks", "--task-count 0", "give --task-count 1 or more")
+    if not tasks and not demo:
+        if count:
+            raise UserError("--tasks", f"--task-count {count} alone", "give --tasks too, or leave both out")
+        return 0
+    return TASK_COUNT if count is None else count
+
+
+def _require_text(text: Path | None, **needing: object) -> None:
+    """Refuses options that measure on a text where there is none."""
+    for name, value in needing.items():
         if value is not None and text is None:
-            raise UserError(
-                f"--{name} {value} was wanted", "there is no text to measure on", "Give --text FILE"
-            )
+            raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
 
 
 def _require_kl(plot: Path | None, text: Path | None, reference: Path | None) -> None:
-    """Refuses a plot that would have nothing on it, or no place."""
+    """Refuses a plot without KL to draw, or a file that cannot be written."""
     if plot is not None and (text is None or reference is None):
-        raise UserError(
-            f"a plot of KL was wanted in {plot}",
-            "KL needs a text and a reference",
-            "Give --text FILE and --reference CHECKPOINT",
-        )
+        found = f"--plot {plot} without them"
+        raise UserError("a text and a reference for KL", found, "give --text FILE and --reference CHECKPOINT")
     require_plot(plot)
 
 
 def _table(levels: list[str] | None, retention: list[float] | None, *, reuse: bool, short: bool) -> list[Arm]:
-    """The table's settings; `short` is its default without a text."""
-    from edgemoe.evaluate.studies import (
-        TABLE_LEVELS,
-        TABLE_RETENTIONS,
-        TASK_LEVELS,
-        TASK_RETENTIONS,
-        table_arms,
-    )
+    """Returns the arms of the table; `short` is its default without a text."""
+    from edgemoe.evaluate import studies
     from edgemoe.policy.settings import parse_levels
 
-    chosen = [parse_levels(each) for each in levels] if levels else TASK_LEVELS if short else TABLE_LEVELS
-    if retention and all(len(each) == 1 for each in chosen):
-        raise UserError(
-            f"--retention {retention[0]} was wanted",
-            "every setting has one level for all",
-            "Give --levels 4/2 or another pair with it",
-        )
-    if reuse and all(len(each) == 1 for each in chosen):
-        raise UserError(
-            "--reuse was wanted",
-            "every setting has one level for all",
-            "Give --levels 4/2 or another pair with it",
-        )
-    shares = retention or (TASK_RETENTIONS if short else TABLE_RETENTIONS)
-    return table_arms(list(dict.fromkeys(chosen)), list(dict.fromkeys(shares)), reuse=reuse)
+    default = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
+    chosen = [parse_levels(each) for each in levels] if levels else list(default)
+    if (retention or reuse) and all(len(each) == 1 for each in chosen):
+        option = f"--retention {retention[0]}" if retention else "--reuse"
+        found = f"{option} with one level for all experts"
+        raise UserError("a setting of several levels", found, "give --levels 4/2 or another pair with it")
+    retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
+    return studies.table_arms(list(dict.fromkeys(chosen)), list(dict.fromkeys(retentions)), reuse=reuse)
 
 
 def _show(report: EvalReport, *, tasks: bool, as_json: bool, plot: Path | None) -> None:
-    """Prints the report, and draws it if that was asked for."""
+    """Prints the report, and draws the plot."""
+    from edgemoe.evaluate import table
     from edgemoe.evaluate.plot import plot_kl
-    from edgemoe.evaluate.table import claim_lines, quality_lines, task_lines
 
     if as_json:
         print(json.dumps(report.as_json()))
     else:
-        blocks = (
-            quality_lines(report.rows),
-            task_lines(report.rows) if tasks else [],
-            claim_lines(report.claims),
-        )
+        accuracy = table.task_lines(report.rows) if tasks else []
+        blocks = (table.quality_lines(report.rows), accuracy, table.claim_lines(report.claims))
         print("\n\n".join("\n".join(lines) for lines in blocks if lines))
     if plot is not None:
         plot_kl(report.rows, plot)

@@ -99,14 +99,6 @@ CpuExpertsOption = Annotated[
         "--exact. Default: auto.",
     ),
 ]
-GraphsOption = Annotated[
-    bool,
-    typer.Option(
-        "--graphs",
-        help="With --device cuda: launch a new token's dense work as CUDA graphs. Off by default: the saving has not "
-        "been measured on a GPU yet.",
-    ),
-]
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
@@ -136,13 +128,12 @@ def run_settings(
     eviction: str | None = None,
     speculate: str | None = None,
     cpu_experts: str | None = None,
-    graphs: bool = False,
 ) -> RunSettings:
     """Makes the settings of a command line.
 
     Args:
         max_level: of the store; the level of every expert where neither `exact` nor `levels` is given.
-        exact ... graphs: values of the options; None stands for an option's default.
+        exact ... cpu_experts: values of the options; None stands for an option's default.
 
     Raises:
         UserError: a value out of its range, two options that exclude each other, or an option without effect.
@@ -167,7 +158,6 @@ def run_settings(
     others: dict[str, Any] = ranking | {
         "eviction": eviction,
         "speculate": speculate or SPECULATE,
-        "graphs": graphs,
         "cpu_experts": cpu_experts or ("off" if exact else CPU_EXPERTS),
     }
     given = {name: value for name, value in others.items() if value is not None}

@@ -5,36 +5,24 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from edgemoe.commands.options import (
-    DEMO,
-    ContextOption,
-    DeviceOption,
-    DramOption,
-    ExactOption,
-    JsonOption,
-    LevelsOption,
-    ModelOption,
-    RetentionOption,
-    VramOption,
-    run_settings,
-)
+from edgemoe.commands import options
 
 
 def plan_command(
-    model: ModelOption = DEMO,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    exact: ExactOption = None,
-    levels: LevelsOption = None,
-    retention: RetentionOption = None,
-    context: ContextOption = None,
-    as_json: JsonOption = False,
+    model: options.ModelOption = options.DEMO,
+    vram_limit: options.VramOption = None,
+    dram_limit: options.DramOption = None,
+    device: options.DeviceOption = "auto",
+    exact: options.ExactOption = None,
+    levels: options.LevelsOption = None,
+    retention: options.RetentionOption = None,
+    context: options.ContextOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show how a limit would be divided, and the smallest that works. Loads nothing."""
     from edgemoe.models.open import open_store
 
-    choose = partial(run_settings, exact=exact, levels=levels, retention=retention)
+    choose = partial(options.run_settings, exact=exact, levels=levels, retention=retention)
     _, plan, _ = open_store(
         model, choose, vram_limit=vram_limit, dram_limit=dram_limit, device=device, context=context
     )

@@ -1,8 +1,8 @@
 """Experts that are computed on the CPU from the DRAM tier's blocks, beside a device that computes the others.
 
-Only for steps of one token: there a miss is one product of few operations, and copying it costs as much as for a
-whole prompt, which shares the copy among its tokens. And never where every expert has to be computed exactly: a CPU
-adds up in another order than the device, so an answer would depend on what happened to be resident.
+Only in steps of one token: there a miss is one product of few operations, and copying it costs as much as for a whole
+prompt, which shares the copy among its tokens. And never where every expert is computed exactly: a CPU sums in another
+order than the device, so an answer would depend on what is resident.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from cache.base import Tier
 from edgemoe.engine.cpu_split import Pace, split
 from edgemoe.kernels import threads
+from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.registry import beside_device
 from edgemoe.memory.plan import MemoryPlan
@@ -40,8 +40,8 @@ _APART = 1 << 28
 
 
 @dataclass(frozen=True)
-class CpuExperts:
-    """Who computes what the fetcher leaves in DRAM, and how fast.
+class CpuOffload:
+    """The CPU kernel for experts that the source leaves in DRAM, and how fast it is.
 
     Args:
         kernel: for planes as they lie in DRAM.
@@ -52,17 +52,17 @@ class CpuExperts:
     paces: Mapping[int, Pace]
 
     def split(self, levels: Sequence[int]) -> int:
-        """See prefetch.base.Split."""
+        """How many of the last of some experts are left in DRAM (prefetch.base.Split)."""
         return split([self.paces[level] for level in levels])
 
     def pays_for(self, experts: int) -> bool:
-        """Whether it ever computes one of so many misses of a layer."""
+        """Whether it computes any of so many misses of a layer."""
         return any(self.split([level] * experts) for level in self.paces)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What paces are measured with: nothing beside what an engine has, which is still empty.
+    """The parts of an engine, still empty, with which paces are measured.
 
     Args:
         device: copies.
@@ -81,15 +81,15 @@ class Bench:
     clock: Callable[[], float] = time.perf_counter
 
 
-def cpu_experts(
+def measure_offload(
     store: StoreModel,
     model: nn.Module,
     plan: MemoryPlan,
     settings: RunSettings,
     tiers: Tiers,
     wrap_kernel: Callable[[ExpertKernel], ExpertKernel],
-) -> CpuExperts | None:
-    """Who computes experts in DRAM, as fast as was measured just now, in a few tenths of a second.
+) -> CpuOffload | None:
+    """Measures, in a few tenths of a second, whether computing experts in DRAM on the CPU pays.
 
     Args:
         store: of the model.
@@ -100,7 +100,7 @@ def cpu_experts(
         wrap_kernel: of Engine.
 
     Returns:
-        None: nobody, since there is no device, no DRAM, it is not wanted, or it does not pay.
+        None: there is no device or no DRAM, it is turned off, or it does not pay.
     """
     if not (store.device and tiers.dram) or settings.cpu_experts == "off" or _have_biases(model):
         return None
@@ -114,7 +114,7 @@ def cpu_experts(
             if pace is None:
                 return None
             paces[level] = pace
-    found = CpuExperts(wrap_kernel(kernel), paces)
+    found = CpuOffload(wrap_kernel(kernel), paces)
     return found if found.pays_for(top_k) else None
 
 
@@ -126,12 +126,12 @@ def _have_biases(model: nn.Module) -> bool:
 
 
 def measure_pace(bench: Bench, level: int, hidden: int, top_k: int) -> Pace | None:
-    """What an expert at `level` takes: the CPU computing and the device copying at once, if that can pay at all.
+    """Seconds of an expert at `level` while the CPU computes and the device copies at once, if that can pay at all.
 
     Where a single expert takes the CPU longer than moving a whole layer's, the figures are those of each alone.
 
     Returns:
-        None: there is no room in a tier.
+        None: a tier has no free blocks.
     """
     with ExitStack() as lent:
         target = _lend(lent, bench.vram, 0, level)
@@ -166,7 +166,8 @@ def _timed(
     device, clock = bench.device, bench.clock
 
     def compute(number: int) -> None:
-        bench.kernel.forward(x, [Part(sources[number % len(sources)], level, level, 1)], _silu_gated)
+        part = Part(sources[number % len(sources)], level, level, 1)
+        bench.kernel.forward(x, [part], Activation.gated("silu"), torch.empty_like(x))
 
     def copy(count: int) -> Event:
         for number in range(count):
@@ -194,8 +195,3 @@ def _timed(
     computed = (clock() - start) / calls
     last.wait()
     return Pace(computed, (clock() - start) / count, moved_alone)
-
-
-def _silu_gated(both: torch.Tensor) -> torch.Tensor:
-    half, up = both.chunk(2, dim=-1)
-    return F.silu(half) * up

@@ -1,10 +1,9 @@
 """The engine: a store opened under limits, and steps of token rows through it.
 
-One decode step, top to bottom: `Engine.step` runs transformers' layers; each MoE layer's router ends in
-`experts.experts_forward`, for a single token on a CPU in `token_experts.TokenExperts`, which asks
-`prefetch.fetcher.Fetcher` for the experts that it does not hold; that pins the hits of `cache.plane_tier.PlaneTier`,
-reserves blocks for the misses, reads them through `storage.reader.RecordReader` into their `storage.forms` shape,
-publishes and hands out leases; `kernels.native` computes from each.
+One decode step, top to bottom: `Engine.step` -> `model_runner.ModelRunner.run` -> `layers.fused_decode`, which stops at
+a layer with a missing expert -> `experts.layer.ExpertLayer.forward` -> `prefetch.fetcher.Fetcher.request`, which
+reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.reader.RecordReader` into their
+`storage.forms` shape and leases them -> `kernels.native` computes from them.
 """
 
 from __future__ import annotations
@@ -15,16 +14,18 @@ from contextlib import ExitStack
 import torch
 
 from cache.budget import Budget
-from edgemoe.engine.cpu_offload import cpu_experts
-from edgemoe.engine.model_runner import Passes
-from edgemoe.experts.layer import ExpertRunner
+from edgemoe.engine.cpu_offload import measure_offload
+from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import build_model, skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import (
-    freeze_what_is_there,
+    freeze_existing_objects,
     peak_resident_bytes,
     reset_peak,
     resident_bytes,
@@ -33,31 +34,30 @@ from edgemoe.machine.process import (
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.memory.tiers import open_tiers
 from edgemoe.models.store_model import StoreModel
-from edgemoe.policy.levels import ExpertUse, LevelPolicy
-from edgemoe.policy.settings import BULK_READERS, RunSettings
-from prefetch.base import TransferCounts
+from edgemoe.policy.levels import LevelPolicy
+from edgemoe.policy.settings import RunSettings
+from prefetch.base import ExpertSource
+from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
-from prefetch.warm import fill
+from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
 from storage.errors import UserError
 from storage.reader import RecordReader
 
 __all__ = ["Engine", "StoreModel"]
 
-FILL_BYTES = 1 << 26
-"""Of experts read together into free room: enough for every reader, and no long wait for whoever asks meanwhile."""
-
 
 class Engine:
     """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
-    From the first one on Python's garbage collector leaves out what was there before it (process.freeze_what_is_there).
+    From the first engine on, Python's garbage collector leaves out the objects made before it.
 
     Args:
         store: an opened store.
         plan: made from it and `settings`; every byte of it is reserved here before anything is loaded.
         settings: how to run it; `configure` changes them later.
-        wrap_kernel: put around the kernel, to watch it.
+        wrap_kernel: wraps the kernel, to measure it.
+        wrap_source: wraps the expert source, to measure it.
     """
 
     def __init__(
@@ -67,52 +67,55 @@ class Engine:
         settings: RunSettings,
         *,
         wrap_kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel,
+        wrap_source: Callable[[ExpertSource], ExpertSource] = lambda source: source,
     ) -> None:
-        freeze_what_is_there()  # nothing of an engine's own: that is to go when it does
+        freeze_existing_objects()  # before any object of an engine exists: these are collected with it
         model = skeleton(store.directory)
         return_free_memory()
         reset_peak()
         self.resident_before = resident_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device
         layers = store.manifest.layers.items()
-        everybody = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
-        self._experts = sorted(everybody, key=lambda key: (key.expert, key.layer))
+        keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
+        self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
-        self._form = store.form
         self._reserve(store.form)
         if self.device:
             self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
-        policy = self._policy(settings)
         with ExitStack() as opened:
             tiers = open_tiers(store.form, plan, settings, self.device)
             opened.callback(tiers.close)
             self.vram, self.dram = tiers.vram, tiers.dram
-            self._below = cpu_experts(store, model, plan, settings, tiers, wrap_kernel)
+            offload = measure_offload(store, model, plan, settings, tiers, wrap_kernel)
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
-            self._source = Fetcher(
+            fetcher = Fetcher(
                 self.vram,
                 self.dram,
                 store.form,
                 reader,
-                route=tiers.route,
+                path=tiers.path,
                 workers=settings.readers,
-                bulk=0 if self.device else BULK_READERS,
-                speculate=settings.speculate,
-                roomy=settings.cache and plan.roomy(store.form, store.shape.experts),
+                scan_workers=0 if self.device else SCAN_WORKERS,
+                look_ahead=settings.speculate,
             )
+            self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
-            self._runner = ExpertRunner(self._source, kernel, policy, self.device)
+            self._runtime = ExpertRuntime(self._source, kernel, self._policy(settings), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 dense = store.directory / "dense.safetensors"
-                self._model = build_model(model, dense, self._runner, self.device)
-                self._passes = Passes(self._model, self._runner, plan)
+                self._model = build_model(model, dense, self._runtime)
+                self._runner = (
+                    DeviceModelRunner(self._model, self._runtime, plan, offload)
+                    if self.device
+                    else ModelRunner(self._model, self._runtime)
+                )
             self._opened = opened.pop_all()
 
     def _reserve(self, form: ResidentForm) -> None:
-        """Takes from the budget what the plan has for all but sequences."""
+        """Reserves everything that the plan has, except sequences."""
         plan = self.plan
         planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
         for name, size in (
@@ -125,29 +128,29 @@ class Engine:
 
     @property
     def settings(self) -> RunSettings:
-        """What the next step runs with."""
-        return self._runner.policy.settings
+        """The settings of the next step."""
+        return self._runtime.policy.settings
 
     def configure(self, settings: RunSettings) -> None:
         """Changes levels, retention, importance, depth, exactness and look-ahead from the next step on.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, cache, readers, cpu_experts or
-                graphs differ: those need another engine.
+            UserError: the plan has no blocks for the highest level, or eviction, cache, readers or cpu_experts differ:
+                those need another engine.
         """
         now = self.settings
-        fixed = settings.with_(eviction=now.eviction, cache=now.cache, readers=now.readers)
-        fixed = fixed.with_(cpu_experts=now.cpu_experts, graphs=now.graphs)
+        fixed = settings.with_(
+            eviction=now.eviction, cache=now.cache, readers=now.readers, cpu_experts=now.cpu_experts
+        )
         if fixed != settings or settings.levels[0] > self.plan.levels[0]:
             raise UserError(
-                f"{settings.name} was wanted",
-                f"this engine was opened for levels up to {self.plan.levels[0]}, {now.eviction} and "
-                f"{now.readers} readers",
-                "Start again with those options",
+                f"settings for levels up to {self.plan.levels[0]}, {now.eviction} and {now.readers} readers",
+                settings.name,
+                "start again with those options",
             )
-        self._source.settle()  # what is held was prepared for the levels of before
-        self._source.mode = settings.speculate
-        self._runner.policy = self._policy(settings)
+        self._source.release_pins()  # they were made for the levels before
+        self._source.configure(settings.speculate)
+        self._runner.configure(self._policy(settings))
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
         return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer)
@@ -156,7 +159,7 @@ class Engine:
         """A sequence with a KV for the plan's context, reserved from the budget.
 
         Raises:
-            DoesNotFit: the budget, or a device, has not so much left.
+            DoesNotFit: the budget, or a device, has too little left.
         """
         self.budget.reserve("kv", self.plan.kv_bytes)
         try:
@@ -167,7 +170,7 @@ class Engine:
             raise
 
     def end_sequence(self, sequence: SequenceKV) -> None:
-        """Gives a sequence's KV back to the budget. It must not be used any more."""
+        """Frees a sequence's KV. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
         self.budget.release("kv", self.plan.kv_bytes)
 
@@ -178,23 +181,24 @@ class Engine:
             float32 [segments, vocab], in RAM: the logits after each segment's last token.
 
         Raises:
-            ContextExceeded: a sequence has no room; nothing was run.
-            DoesNotFit: a device's memory does not do for it; no sequence has changed.
+            ContextExceeded: a sequence's context is too small; nothing was run.
+            DoesNotFit: a device has too little memory; no sequence has changed.
             NotFinite: naming the first layer whose output is not finite; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
         """
-        return self._run(step, decode=step.decodes, all_rows=False)
+        return self._runner.run(step, decode=step.decodes, all_rows=False)
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
         """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
 
-        With `decode` every token's levels are chosen by its own gate weights, as if it had come alone;
-        unless exact, it is computed from the most planes that any of them asked for.
+        With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
+        expert is computed at the highest level that any of the tokens wants.
 
         Raises:
             as step.
         """
-        return self._run(Step((Segment(sequence, tuple(tokens)),)), decode=decode, all_rows=True)
+        step = Step((Segment(sequence, tuple(tokens)),))
+        return self._runner.run(step, decode=decode, all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
@@ -204,61 +208,57 @@ class Engine:
             ContextExceeded: there are too many; nothing was run.
         """
         if not tokens:
-            raise UserError("a prompt was wanted", "it has no tokens", "Ask something")
+            raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
         sequence.require(len(tokens))
         for start in range(0, len(tokens), PREFILL_ROWS):
             logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))
         return logits[0]
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Reads experts into the fastest tier's free room, as many of every layer.
+        """Reads experts into free blocks of the fastest tier, equally many of every layer (ExpertSource.fill).
 
-        Evicts nobody from it. An expert that cannot be read ends it without an error; whoever asks for that one gets
-        it. Drops the counters. On any thread, while no other uses the engine (filling.filling).
+        On any thread, while no other thread uses the engine (chat.idle_prefetch).
 
         Args:
-            go_on: False ends it with what is being read by then, some 0.1 s.
+            go_on: False ends it with the reads under way, some 0.1 s.
         """
         settings = self.settings
         if settings.cache:
-            levels = [level for level in settings.levels if level]
-            together = max(FILL_BYTES // self._form.bytes_at(levels[0]), 1)
-            fill(self._source, self.vram, self._experts, levels, together, go_on)
+            self._source.fill(self._keys, [level for level in settings.levels if level], go_on)
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""
-        self._source.settle()
+        self._source.release_pins()
         for tier in (self.vram, self.dram):
             if tier is not None:
                 for key in tier.resident():
                     tier.drop(key)
 
     def peak_bytes(self) -> int:
-        """The most that the model has taken of what --vram-limit limits.
+        """The most bytes that the model has taken of the memory which --vram-limit limits.
 
-        In RAM that is what the process has had resident, by the operating system's count, less what it had before
-        loading; of a device, all that the process has had, by the driver's.
+        In RAM that is the operating system's count of the process's resident memory, less its memory before loading; on
+        a device the driver's count of the process.
         """
         if self.device:
             return self.device.peak()
         return max(peak_resident_bytes() - self.resident_before, 0)
 
     def watch(self, note: Callable[[int, torch.Tensor], None]) -> None:
-        """Has `note` told of every layer and of what its router chooses, int64 [T, k], from the next step on."""
-        self._source.settle()  # what is held goes by unseen
-        self._runner.watch = note
+        """Calls `note` with every layer and its router's choice, int64 [T, k], from the next step on."""
+        self._runtime.watch = note
 
     def take_counts(self) -> TransferCounts:
-        """What moved between tiers since the last call."""
+        """Returns what moved between tiers since the last call."""
         return self._source.take_counts()
 
     def take_use(self) -> ExpertUse:
-        """What experts were computed at since the last call."""
-        taken, self._runner.use = self._runner.use, ExpertUse()
+        """Returns the levels that experts were computed at since the last call."""
+        taken, self._runtime.use = self._runtime.use, ExpertUse()
         return taken
 
     def close(self) -> None:
-        """Stops the readers, closes the store and gives the tiers' memory back. Idempotent."""
+        """Stops the readers, closes the store and frees the tiers' memory. Idempotent."""
         self._opened.close()
 
     def __enter__(self) -> Engine:
@@ -266,10 +266,3 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
-        settings, below = self.settings, self._below
-        if step.rows > 1 or settings.exact or settings.cpu_experts == "off":
-            below = None
-        self._runner.below, self._source.split = (below.kernel, below.split) if below else (None, None)
-        return self._passes.run(step, decode=decode, all_rows=all_rows)

@@ -13,11 +13,11 @@ from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogit
 from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
 from edgemoe.engine.engine import Engine
+from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
-from edgemoe.policy.levels import ExpertUse, share_at
-from prefetch.base import TransferCounts
+from prefetch.counts import TransferCounts
 from storage.base import LEVELS
 
 
@@ -259,7 +259,7 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         levels={str(level): use.experts.get(level, 0) for level in LEVELS},
         reused=use.reused,
         cpu_experts=both.left_below,
-        effective_retention=share_at(use.scheduled, engine.settings.levels[0]),
+        effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
         peak_vram_bytes=engine.peak_bytes(),
         peak_process_bytes=peak_resident_bytes(),

@@ -1,48 +1,52 @@
-"""One step through the model: run again where a device had no memory left, and blamed where it is not finite."""
+"""Runs one step through the model.
+
+There are two paths. A step of one token through a model of a family with fused_gqa takes layers.fused_decode; every
+other step goes through transformers' modules, whose attention and experts are this program's.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgemoe.engine.cuda_graphs import NewTokenGraph
-from edgemoe.engine.fused_model import NewTokenModel
-from edgemoe.experts.layer import ExpertRunner
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
-from edgemoe.kv.sequence import StepKV
-from edgemoe.kv.step import Step, StepState
-from edgemoe.machine.out_of_memory import taking
-from edgemoe.memory.plan import MemoryPlan
+from edgemoe.kv.step import Step, StepKV
+from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.policy.importance import attention_kind, needs_attention
-from prefetch.sigint import deferred_interrupt
+from edgemoe.policy.levels import LevelPolicy
+from prefetch.sigint import DeferredInterrupt
 from storage.errors import NotFinite
 
 
-class Passes:
-    """Runs steps through a model. Used by the engine's thread.
+class ModelRunner:
+    """Runs steps on the CPU. Used by the engine's thread.
 
     Args:
-        model: of model.build_model.
-        runner: of its experts.
-        plan: whose limits a step that needs too much memory is told of.
+        model: of layers.build.
+        runtime: of its experts.
     """
 
-    def __init__(self, model: nn.Module, runner: ExpertRunner, plan: MemoryPlan) -> None:
-        self._model, self._runner, self._plan = model, runner, plan
-        self._place = runner.device.place if runner.device else torch.device("cpu")
-        graphs = runner.policy.settings.graphs
-        self._graph = NewTokenGraph(model, runner.device) if graphs and runner.device else None
-        self._quick: NewTokenModel | None = getattr(model, "of_one_token", None)
+    def __init__(self, model: Any, runtime: ExpertRuntime) -> None:
+        self._model, self._runtime = model, runtime
+        self._place = runtime.device.place if runtime.device else torch.device("cpu")
+        family = known_family(model.config.model_type)
+        self._fused = FusedDecode.try_from(model, family.fused_gqa, runtime)
+
+    def configure(self, policy: LevelPolicy) -> None:
+        """Sets the policy of the steps that follow."""
+        self._runtime.policy = policy
+        if self._fused:
+            self._fused.configure(policy)
 
     def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
         """Runs a step's rows and appends them to their sequences.
 
         Args:
-            step: whose sequences have room.
+            step: of sequences with free places.
             decode: the phase that levels are chosen for.
             all_rows: logits after every row; otherwise after each segment's last.
 
@@ -52,54 +56,27 @@ class Passes:
         Raises:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
-        settings = self._runner.policy.settings
-        wanted = len(settings.levels) > 1 and not decode and needs_attention(settings.importance)
-        state = StepState(decode, attention_kind(settings.importance) if wanted else None)
-        kv = StepKV(step, state)
-        logits: torch.Tensor | None = None
-        with suppress(torch.OutOfMemoryError):
-            logits = self._forward(step, kv, all_rows=all_rows)
-        if logits is None:  # out here, where no traceback keeps the first try's activations
-            logits = self._once_more(step, kv, all_rows=all_rows)
-        # Their sum tells in a fraction of the time, but for one that is too large itself.
+        settings = self._runtime.policy.settings
+        scored = len(settings.levels) > 1 and not decode and needs_attention(settings.importance)
+        kv = StepKV(step, decode=decode, signal=attention_kind(settings.importance) if scored else None)
+        logits = self._logits(step, kv, all_rows=all_rows)
+        # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
-            raise self._not_finite(step, state)
+            raise self._not_finite(step, kv)
         kv.commit()
         return logits
 
-    def _once_more(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
-        """A step for which a device had not enough memory, with all given back that is not in use.
+    def _logits(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+        """The logits of a step, in RAM."""
+        self._runtime.step = kv
+        # One context for all layers: setting a signal's handler takes longer than a layer's Python otherwise.
+        with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
+            if self._fused and step.rows == 1 and kv.decode:
+                return self._fused(step.segments[0].tokens[0], kv)
+            return self._through_modules(step, kv, all_rows=all_rows)
 
-        Raises:
-            DoesNotFit: it still has not; the step has changed nothing, and a shorter one may do.
-        """
-        device = self._runner.device
-        assert device
-        self._runner.source.settle()
-        device.free_unused()
-        least = self._plan.vram_limit_bytes + self._plan.workspace_bytes
-        with taking(device, f"a step of {step.rows} tokens", least):
-            return self._forward(step, kv, all_rows=all_rows)
-
-    def _forward(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
-        self._runner.state, device = kv.state, self._runner.device
-        # One context for all layers: setting a signal's handler takes longer than a layer has of Python otherwise.
-        with deferred_interrupt(), torch.inference_mode(), threads.for_step():
-            logits = self._of_one_token(step, kv)
-            if logits is None:
-                logits = self._of_rows(step, kv, all_rows=all_rows)
-            return device.to_host([logits])[0] if device else logits
-
-    def _of_one_token(self, step: Step, kv: StepKV) -> torch.Tensor | None:
-        """Logits of a step that there is a quicker way for; None: there is none."""
-        if step.rows > 1 or kv.state.signal or kv.state.one_by_one:
-            return None
-        token = step.segments[0].tokens[0]
-        if self._graph:
-            return self._graph.run(token, kv)
-        return self._quick(token, kv) if self._quick and self._quick.ready else None
-
-    def _of_rows(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+    def _through_modules(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+        """float32 [rows or segments, vocab], where the model is."""
         ids = torch.tensor([[t for s in step.segments for t in s.tokens]], device=self._place)
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
@@ -115,11 +92,11 @@ class Passes:
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
-    def _not_finite(self, step: Step, state: StepState) -> NotFinite:
-        """Runs the step once more, watching every layer, to name the first that went wrong."""
+    def _not_finite(self, step: Step, kv: StepKV) -> NotFinite:
+        """Runs the step once more through transformers' modules, to name the first layer that went wrong."""
         bad: list[int] = []
 
-        def watch(layer: int) -> Any:
+        def look(layer: int) -> Any:
             def hook(module: nn.Module, inputs: Any, output: Any) -> None:
                 hidden = output[0] if isinstance(output, tuple) else output
                 if not bad and not bool(torch.isfinite(hidden).all()):
@@ -128,20 +105,21 @@ class Passes:
             return hook
 
         layers: Any = self._model.get_submodule("model.layers")
-        hooks = [layer.register_forward_hook(watch(i)) for i, layer in enumerate(layers)]
+        hooks = [layer.register_forward_hook(look(i)) for i, layer in enumerate(layers)]
+        again = self._runtime.step = StepKV(step, decode=kv.decode, signal=kv.signal)
         try:
-            again = replace(state, passed=0, one_by_one=True)
-            self._forward(step, StepKV(step, again), all_rows=False)
+            with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
+                self._through_modules(step, again, all_rows=False)
         finally:
             for hook in hooks:
                 hook.remove()
         where = (
-            f"layer {bad[0]}'s output is the first with NaN or infinity"
+            f"NaN or infinity, first in layer {bad[0]}'s output"
             if bad
-            else "only the head's output is not"
+            else "NaN or infinity, first in the head's output"
         )
         return NotFinite(
-            "finite logits were wanted",
+            "finite logits",
             where,
-            "Run `edgemoe verify` on the store; if it is whole, the source checkpoint is damaged",
+            "run `edgemoe verify` on the store; if it is whole, the checkpoint is damaged",
         )

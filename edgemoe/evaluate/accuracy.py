@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.template import encode_chat
+from edgemoe.chat.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Sampling
 from edgemoe.evaluate.reference import Reference
@@ -16,76 +16,75 @@ from edgemoe.kv.sequence import SequenceKV
 ANSWER_TOKENS = 64
 """Most tokens of an answer; the longest right one is far shorter."""
 
-Ask = Callable[[str], str]
-"""The next turn of one conversation: a question in, the answer's text out."""
+Answer = Callable[[str], str]
+"""Runs the next turn of one conversation: question -> text of the answer."""
 
 
 def task_set(count: int, seed: int) -> dict[str, list[Task]]:
-    """`count` held-out tasks of every kind, chosen by `seed`.
+    """Chooses `count` held-out tasks of every kind by `seed`.
 
     Raises:
-        UserError: a kind has not so many.
+        UserError: a kind has fewer tasks.
     """
     return {kind: held_out_tasks(kind, count, seed) for kind in KINDS}
 
 
 def task_accuracy(
-    tasks: Mapping[str, Sequence[Task]], start: Callable[[], Ask], done: Callable[[], None]
+    tasks: Mapping[str, Sequence[Task]], start: Callable[[], Answer], done: Callable[[], None]
 ) -> dict[str, float]:
-    """Share of turns answered right, by kind.
+    """Runs every task in a conversation of its own; returns the fraction of turns answered right, by kind.
 
-    Every task is a conversation of its own, in which later turns follow the answers given, right or wrong.
+    Later turns of a conversation follow the answers given, right or wrong.
 
     Args:
         tasks: by kind, at least one of each.
         start: begins a conversation.
         done: called after every task.
     """
-    shares = {}
+    by_kind = {}
     for kind, of_kind in tasks.items():
-        right = total = 0
+        right: list[bool] = []
         for task in of_kind:
-            ask = start()
-            for turn in task.turns:
-                right += is_right(turn, ask(turn.question))
-                total += 1
+            answer = start()
+            right += [is_right(turn, answer(turn.question)) for turn in task.turns]
             done()
-        shares[kind] = right / total
-    return shares
+        by_kind[kind] = sum(right) / len(right)
+    return by_kind
 
 
 def mean_accuracy(by_kind: Mapping[str, float]) -> float:
-    """Over kinds, each counting the same."""
+    """Returns the mean over kinds, each with the same weight."""
     return sum(by_kind.values()) / len(by_kind)
 
 
 def engine_conversations(
     engine: Engine, tokenizer: Any, stop: frozenset[int], sequence: SequenceKV
-) -> Callable[[], Ask]:
-    """What begins conversations with edgemoe, one after another in the same sequence."""
+) -> Callable[[], Answer]:
+    """Returns a function that begins a conversation with edgemoe; all of them use the same sequence in turn."""
     greedy = Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop)
 
-    def start() -> Ask:
+    def start() -> Answer:
         conversation = Conversation(engine, tokenizer, greedy, sequence=sequence)
         return lambda question: conversation.ask(question, lambda _: None).text
 
     return start
 
 
-def reference_conversations(reference: Reference, tokenizer: Any, stop: frozenset[int]) -> Callable[[], Ask]:
-    """What begins conversations with transformers' bf16 model."""
+def reference_conversations(
+    reference: Reference, tokenizer: Any, stop: frozenset[int]
+) -> Callable[[], Answer]:
+    """Returns a function that begins a conversation with transformers' bf16 model."""
 
-    def start() -> Ask:
-        messages: list[dict[str, str]] = []
+    def start() -> Answer:
+        messages: list[Message] = []
 
-        def ask(question: str) -> str:
+        def answer(question: str) -> str:
             messages.append({"role": "user", "content": question})
-            prompt = encode_chat(tokenizer, messages)
-            answer = reference.continuation(prompt, sorted(stop), ANSWER_TOKENS)
-            text: str = tokenizer.decode(answer, skip_special_tokens=True)
+            ids = reference.continuation(encode_chat(tokenizer, messages), sorted(stop), ANSWER_TOKENS)
+            text: str = tokenizer.decode(ids, skip_special_tokens=True)
             messages.append({"role": "assistant", "content": text})
             return text
 
-        return ask
+        return answer
 
     return start

@@ -1,30 +1,30 @@
-"""What the paper claims (DyMoE, tables 1 and 2, figures 3 and 5), held against rows that were measured."""
+"""The paper's claims (DyMoE, tables 1 and 2, figures 3 and 5), compared with measured rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
-from edgemoe.evaluate.arms import PHASES, TABLE, Phase
 from edgemoe.evaluate.rows import BF16, EvalRow
+from edgemoe.evaluate.studies import PHASES, TABLE, Phase
 
 CLOSE = 1.02
-"""Perplexity over bf16's up to which a setting counts as close to it."""
+"""Largest ratio of a setting's perplexity to bf16's that counts as close."""
 
 BEYOND_NOISE = 2.0
-"""Standard errors by which two KLs must differ. Rows share their tokens, so this errs on the side of caution."""
+"""Standard errors by which two KLs must differ. Rows share their tokens, so this is a conservative bound."""
 
 UNEQUAL_BITS = 0.05
-"""Bits a weight from which on a better setting is told to have read more."""
+"""Difference in bits per weight from which a comparison mentions it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, whether it holds on this model, and the figures that say so.
+    """A statement, whether it holds on this model, and the figures behind the verdict.
 
-    `holds` is None where what is compared differs by no more than noise.
+    `holds` is None where the difference is within noise.
     """
 
     claim: str
@@ -33,7 +33,7 @@ class Claim:
 
 
 def claims_of(rows: Sequence[EvalRow]) -> list[Claim]:
-    """Every claim that the rows have the figures for; rows without KL have none."""
+    """Returns every claim that the rows have the figures for; rows without KL are ignored."""
     measured = [row for row in rows if row.kl is not None]
     makers = (_uniform, _retention, _substitute, _signals, _depth, _layers)
     return [claim for make in makers for claim in make(measured)]
@@ -44,11 +44,15 @@ def _kl(row: EvalRow) -> float:
     return row.kl
 
 
+def _noise(*rows: EvalRow) -> float:
+    """Smallest difference in KL beyond noise, in nats."""
+    return BEYOND_NOISE * math.hypot(*(row.kl_stderr or 0 for row in rows))
+
+
 def _better(row: EvalRow, than: EvalRow) -> bool | None:
-    """Whether KL is lower; None where noise could make the difference."""
-    noise = math.hypot(row.kl_stderr or 0, than.kl_stderr or 0)
+    """Returns whether KL is lower; None where the difference is within noise."""
     gap = _kl(than) - _kl(row)
-    return None if abs(gap) <= BEYOND_NOISE * noise else gap > 0
+    return None if abs(gap) <= _noise(row, than) else gap > 0
 
 
 def _compared(text: str, row: EvalRow, than: EvalRow, name: Callable[[EvalRow], object]) -> Claim:
@@ -69,17 +73,16 @@ def _table(rows: Sequence[EvalRow], phase: Phase) -> list[EvalRow]:
 
 def _uniform(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     """Table 1: four bits are nearly free, two are not."""
-    base = next((row for row in rows if row.setting == BF16), None)
+    base = next((row.perplexity for row in rows if row.setting == BF16), None)
     for phase in PHASES:
-        by = {row.levels: row for row in _table(rows, phase)}
-        if base is None or not base.perplexity or not {"4", "2"} <= set(by):
-            continue
-        four, two = ((by[level].perplexity or 0) / base.perplexity for level in ("4", "2"))
-        yield Claim(
-            f"{phase}: 4 bits keep the model's quality and 2 bits do not (table 1)",
-            four <= CLOSE < two,
-            f"perplexity over bf16's: 4 bits {four:.3f}, 2 bits {two:.3f}; close is up to {CLOSE}",
-        )
+        by = {row.levels: row.perplexity or 0 for row in _table(rows, phase)}
+        if base and {"4", "2"} <= set(by):
+            four, two = by["4"] / base, by["2"] / base
+            yield Claim(
+                f"{phase}: 4 bits keep the model's quality and 2 bits do not (table 1)",
+                four <= CLOSE < two,
+                f"perplexity over bf16's: 4 bits {four:.3f}, 2 bits {two:.3f}; close is up to {CLOSE}",
+            )
 
 
 def _retention(rows: Sequence[EvalRow]) -> Iterator[Claim]:
@@ -87,9 +90,8 @@ def _retention(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     for phase in PHASES:
         table = _table(rows, phase)
         for levels in dict.fromkeys(row.levels for row in table if "/" in row.levels):
-            family = sorted(
-                (row for row in table if row.levels == levels), key=lambda row: row.retention or 0
-            )
+            of_levels = [row for row in table if row.levels == levels]
+            family = sorted(of_levels, key=lambda row: row.retention or 0)
             if len(family) > 1:
                 worse = any(_better(low, high) for low, high in pairwise(family))
                 yield Claim(
@@ -103,23 +105,22 @@ def _substitute(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     """Table 2: two bits for the sub-critical experts are better than none, and than two for all."""
     for phase in PHASES:
         table = _table(rows, phase)
-        for with_two in (row for row in table if row.levels == "4/2" and row.retention != 1):
-            share = with_two.retention
-            for other, what in (("4/0", "4/0"), ("2", "uniform 2 bits")):
-                for row in table:
-                    if row.levels == other and (other == "2" or row.retention == share):
-                        text = f"{phase}: at r {share:g}, 4/2 is better than {what} (table 2)"
-                        yield _compared(text, with_two, row, lambda row: row.levels)
+        mixed = [row for row in table if row.levels == "4/2" and row.retention != 1]
+        others = (("4/0", "4/0"), ("2", "uniform 2 bits"))
+        for with_two, (other, what), row in product(mixed, others, table):
+            if row.levels == other and (other == "2" or row.retention == with_two.retention):
+                text = f"{phase}: at r {with_two.retention:g}, 4/2 is better than {what} (table 2)"
+                yield _compared(text, with_two, row, lambda row: row.levels)
 
 
 def _signals(rows: Sequence[EvalRow]) -> Iterator[Claim]:
-    """Figure 3: ranking by critical tokens beats chance. And how it compares with plain load."""
+    """Figure 3: ranking by critical tokens beats chance; and its comparison with plain load."""
     study = [row for row in rows if row.study == "signals"]
-    for levels, share in dict.fromkeys((row.levels, row.retention) for row in study):
-        by = {row.importance: row for row in study if (row.levels, row.retention) == (levels, share)}
+    for levels, ratio in dict.fromkeys((row.levels, row.retention) for row in study):
+        by = {row.importance: row for row in study if (row.levels, row.retention) == (levels, ratio)}
         for better, worse in (("heavy-hitters", "random"), ("load", "random"), ("heavy-hitters", "load")):
             if better in by and worse in by:
-                text = f"prefill {levels} r {share:g}: {better} keeps more than {worse} (figure 3)"
+                text = f"prefill {levels} r {ratio:g}: {better} keeps more than {worse} (figure 3)"
                 yield _compared(text, by[better], by[worse], lambda row: row.importance)
 
 
@@ -141,10 +142,9 @@ def _layers(rows: Sequence[EvalRow]) -> Iterator[Claim]:
         half = len(family) // 2
         if half:
             shallow, deep = (sum(map(_kl, part)) / half for part in (family[:half], family[-half:]))
-            noise = math.hypot(*(row.kl_stderr or 0 for row in family)) / half
             yield Claim(
                 f"{levels} in one layer: shallow layers are more sensitive than deep ones (figure 5)",
-                None if abs(shallow - deep) <= BEYOND_NOISE * noise else shallow > deep,
+                None if abs(shallow - deep) <= _noise(*family) / half else shallow > deep,
                 f"mean KL of the first half {shallow:.5f}, of the second {deep:.5f}; by layer "
                 + ", ".join(f"{_kl(row):.5f}" for row in family),
             )

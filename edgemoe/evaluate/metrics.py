@@ -1,4 +1,4 @@
-"""From logits to perplexity, KL and top-1 agreement."""
+"""Logits to perplexity, KL and top-1 agreement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 BLOCK_ROWS = 64
-"""Rows whose float32 log-probabilities are in memory at once."""
+"""Rows of float32 log-probabilities in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Quality:
     """Quality over the predicted tokens of some windows.
 
     Args:
-        tokens: predicted ones: all of a window but its first.
-        perplexity: exp of their mean negative log-likelihood.
-        kl: mean KL(reference || setting) a token, in nats; None without a reference.
-        kl_stderr: standard error of that mean, tokens taken as independent; None as kl, or of a single token.
-        top1_agreement: share of tokens where both find the same token most likely; None without a reference.
+        tokens: predicted tokens: all of a window but its first.
+        perplexity: exp of the mean negative log-likelihood of `tokens`.
+        kl: mean KL(reference || setting) per token, in nats; None without a reference.
+        kl_stderr: standard error of `kl`, tokens taken as independent; None without a reference or for one token.
+        top1_agreement: fraction of tokens with the same most likely token in both; None without a reference.
     """
 
     tokens: int
@@ -32,14 +32,14 @@ class Quality:
 
 
 class QualityMeter:
-    """Adds up windows. Either every window comes with the reference's logits or none does."""
+    """Sums over windows. Either every window comes with the reference's logits, or none does."""
 
     def __init__(self) -> None:
         self._tokens = self._compared = self._agreed = 0
         self._nll = self._kl = self._kl_squared = 0.0
 
     def add(self, logits: torch.Tensor, tokens: Sequence[int], reference: torch.Tensor | None = None) -> None:
-        """One window.
+        """Adds one window.
 
         Args:
             logits: float [n, vocab]; row i predicts token i + 1, so the last row is not used.
@@ -50,8 +50,8 @@ class QualityMeter:
         for start in range(0, predicted, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, predicted))
             ours = logits[rows].float().log_softmax(-1)
-            wanted = torch.tensor(tokens[rows.start + 1 : rows.stop + 1]).unsqueeze(1)
-            self._nll -= float(ours.gather(1, wanted).double().sum())
+            following = torch.tensor(tokens[rows.start + 1 : rows.stop + 1]).unsqueeze(1)
+            self._nll -= float(ours.gather(1, following).double().sum())
             if reference is not None:
                 self._compare(ours, reference[rows].float().log_softmax(-1))
         self._tokens += predicted
@@ -64,18 +64,12 @@ class QualityMeter:
         self._compared += len(ours)
 
     def quality(self) -> Quality:
-        """Of everything added, which must be at least one predicted token."""
-        return Quality(
-            tokens=self._tokens,
-            perplexity=math.exp(self._nll / self._tokens),
-            kl=self._kl / self._compared if self._compared else None,
-            kl_stderr=self._kl_stderr(),
-            top1_agreement=self._agreed / self._compared if self._compared else None,
-        )
-
-    def _kl_stderr(self) -> float | None:
-        count = self._compared
-        if count < 2:
-            return None
-        variance = max(self._kl_squared - self._kl**2 / count, 0.0) / (count - 1)
-        return math.sqrt(variance / count)
+        """Returns the quality over all windows added: at least one predicted token."""
+        perplexity, count = math.exp(self._nll / self._tokens), self._compared
+        if not count:
+            return Quality(self._tokens, perplexity, None, None, None)
+        kl, agreement, stderr = self._kl / count, self._agreed / count, None
+        if count > 1:
+            variance = max(self._kl_squared - self._kl**2 / count, 0.0) / (count - 1)
+            stderr = math.sqrt(variance / count)
+        return Quality(self._tokens, perplexity, kl, stderr, agreement)

@@ -1,33 +1,35 @@
-"""A picture of the table: KL against bits read."""
+"""The report as a picture: KL against bits read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgemoe.console.output_files import require_plot
-from edgemoe.evaluate.arms import PHASES, TABLE
 from edgemoe.evaluate.rows import EvalRow
+from edgemoe.evaluate.studies import PHASES, TABLE
 from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
-    """Draws KL (log scale, nats a token) against bits a weight read: a panel a phase, a line for each list of levels.
+    """Draws KL (log scale, nats per token) against bits read per weight: a panel per phase, a line per list of levels.
 
-    The picture's kind follows the suffix of `path`. Rows without KL, or with none at all, are left out.
+    Rows of studies and rows whose KL is 0 or missing are left out. The suffix of `path` chooses the image format.
 
     Raises:
-        UserError: no matplotlib, no row to draw, or `path` cannot be written.
+        UserError: matplotlib is missing, no row can be drawn, or `path` cannot be written.
     """
     require_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = [row for row in rows if row.kl and row.bits_per_weight_read and row.study == TABLE]
     if not drawn:
-        raise UserError("a plot of KL was wanted", "no row has one", "Give --text and --reference")
+        raise UserError("KL to plot", "no row that has one", "give --text and --reference")
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, phase in zip(figure.subplots(1, len(PHASES), sharey=True), PHASES, strict=True):
         of_phase = [row for row in drawn if row.phase == phase]
         for levels, exact in dict.fromkeys((row.levels, row.exact) for row in of_phase):
@@ -40,9 +42,18 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         if of_phase:
             axes.legend()
+    write_figure(figure, path, dpi=150)
+
+
+def write_figure(figure: Figure, path: Path, dpi: int) -> None:
+    """Writes a figure of matplotlib as an image; the suffix of `path` chooses the format.
+
+    Raises:
+        UserError: the format is unknown, or the file cannot be written.
+    """
     try:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"a plot was wanted at {path}", str(error), "Give a writable path ending in .png"
+            f"a plot {path}", str(error), "give a writable path that ends in .png or .svg"
         ) from error

@@ -1,4 +1,4 @@
-"""The bf16 model that settings are compared with: transformers' own, of a checkpoint."""
+"""The bf16 model that settings are compared with: a checkpoint, run by transformers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Reference:
 
     Args:
         checkpoint: its directory.
-        vocab: tokens that the store's model has.
-        source: fingerprint of the checkpoint that the store was made from; another one is warned of.
+        vocab: vocabulary of the store's model, in tokens.
+        source: fingerprint of the checkpoint that the store was converted from; a different one is logged as a
+            warning.
 
     Raises:
-        UserError, DamagedData: not a checkpoint that can be trusted, or of another vocabulary.
-        MissingTensor: the checkpoint lacks a tensor, which transformers would make up.
+        UserError, DamagedData: the checkpoint is unsafe or damaged, or has another vocabulary.
+        MissingTensor: the checkpoint lacks a tensor, which transformers would initialise at random.
     """
 
     def __init__(self, checkpoint: Path, vocab: int, source: str) -> None:
@@ -35,9 +36,9 @@ class Reference:
         found = opened.config.get("vocab_size")
         if found != vocab:
             raise UserError(
-                f"a reference with a vocabulary of {vocab} tokens was wanted",
-                f"{checkpoint} has {found}",
-                "Give the checkpoint that the store was converted from to --reference",
+                f"a reference with a vocabulary of {vocab} tokens",
+                f"{found} tokens in {checkpoint}",
+                "give the checkpoint that the store was converted from to --reference",
             )
         if opened.fingerprint() != source:
             logging.getLogger("edgemoe").warning(
@@ -50,20 +51,20 @@ class Reference:
         if report["missing_keys"]:
             missing = sorted(report["missing_keys"])
             raise MissingTensor(
-                f"every tensor of {checkpoint} was wanted",
-                f"{len(missing)} are missing, first {missing[0]}",
-                "Download the checkpoint again",
+                f"every tensor of the model in {checkpoint}",
+                f"a checkpoint without {len(missing)} of them, first {missing[0]}",
+                "download the checkpoint again",
             )
         self._model: Any = model.eval()
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Every row's logits of one window: bf16 [n, vocab]."""
+        """Returns the logits of every token of one window of n tokens: bf16 [n, vocab]."""
         with torch.inference_mode():
             output = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
             return output.logits[0]  # type: ignore[no-any-return]
 
     def continuation(self, prompt: Sequence[int], stop: Sequence[int], new_tokens: int) -> list[int]:
-        """Greedy tokens after a prompt, up to one of `stop` (which is not among them) or `new_tokens`."""
+        """Returns the greedy tokens after a prompt: up to the first of `stop`, which is left out, or `new_tokens`."""
         ids = torch.tensor([list(prompt)])
         # What is not set here would come from the checkpoint's own generation config.
         config = GenerationConfig(
@@ -80,25 +81,25 @@ class Reference:
 
 
 class LogitFile:
-    """Logits of many windows in an unnamed temporary file, exactly as a bf16 model computes them.
+    """Keeps bf16 logits of many windows in an unnamed temporary file, without loss. A context manager.
 
-    A context manager. Memory is bounded by one window; the file by tokens * vocab * 2 bytes.
+    Uses the memory of one window, and rows * vocab * 2 bytes of disk.
 
     Args:
         rows: of all windows together.
         vocab: width of a row.
 
     Raises:
-        DoesNotFit: the temporary directory has no room for all of them.
+        DoesNotFit: the disk of the temporary directory has fewer bytes free.
     """
 
     def __init__(self, rows: int, vocab: int) -> None:
         size, directory = rows * vocab * 2, tempfile.gettempdir()
         if (free := shutil.disk_usage(directory).free) < size:
             raise DoesNotFit(
-                f"{size} bytes for the reference's logits were wanted in {directory}",
-                f"{free} are free",
-                "Use fewer --tokens, or set TMPDIR to a larger disk",
+                f"{size} bytes free in {directory} for the reference's logits",
+                f"{free} bytes",
+                "use fewer --tokens, or set TMPDIR to a larger disk",
                 minimum=size,
             )
         self._vocab = vocab
@@ -106,14 +107,14 @@ class LogitFile:
         self._rows: list[int] = []
 
     def append(self, logits: torch.Tensor) -> None:
-        """The next window's: bf16 [n, vocab]."""
+        """Appends the logits of the next window: bf16 [n, vocab]."""
         assert logits.dtype == torch.bfloat16
         assert logits.shape[1] == self._vocab
         self._file.write(logits.contiguous().view(torch.int16).numpy().data)
         self._rows.append(len(logits))
 
     def read(self, window: int) -> torch.Tensor:
-        """A window's, by its number: bf16 [n, vocab]."""
+        """Returns the logits of a window, by its number from 0: bf16 [n, vocab]."""
         rows = self._rows[window]
         self._file.seek(sum(self._rows[:window]) * self._vocab * 2)
         data = np.frombuffer(bytearray(self._file.read(rows * self._vocab * 2)), np.int16)

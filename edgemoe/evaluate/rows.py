@@ -1,15 +1,15 @@
-"""One row of the table: a setting in one phase, and how good and how large it is."""
+"""One row of the report: a setting in one phase, its quality and the bits that it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edgemoe.evaluate.accuracy import mean_accuracy
-from edgemoe.evaluate.arms import TABLE, Arm, Phase
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.policy.levels import ExpertUse, mean_bits, share_at
+from edgemoe.evaluate.studies import TABLE, Arm, Phase
+from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.policy.settings import format_levels
 
 BF16 = "bf16"
@@ -18,85 +18,64 @@ BF16 = "bf16"
 
 @dataclass(frozen=True)
 class EvalRow:
-    """Field names are the JSON's. None: not measured, or the reference has none."""
+    """Field names are the JSON's. None: not measured, or undefined for the reference."""
 
     setting: str
     phase: Phase
-    """Which policy chose the levels. Tasks are answered with both, so both rows of a setting have the same accuracy."""
+    """Policy that chose the levels. Tasks use both phases, so both rows of a setting have the same accuracy."""
     levels: str
-    retention: float | None
-    effective_retention: float | None
-    """Share at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
-    perplexity: float | None
-    kl: float | None
-    """Mean KL(bf16 || setting) a token, in nats."""
-    kl_stderr: float | None
+    retention: float | None = None
+    effective_retention: float | None = None
+    """Fraction at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
+    perplexity: float | None = None
+    kl: float | None = None
+    """Mean KL(bf16 || setting) per token, in nats."""
+    kl_stderr: float | None = None
     """Standard error of kl over the text's tokens."""
-    top1_agreement: float | None
-    task_accuracy: float | None
-    """Mean over kinds of the share of turns answered right."""
-    bits_per_weight_read: float | None
+    top1_agreement: float | None = None
+    task_accuracy: float | None = None
+    """Mean over kinds of the fraction of turns answered right."""
+    bits_per_weight_read: float | None = None
     """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode.
 
-    Of what was computed from: with reuse that is more than was asked for.
+    Counts the level computed at: with reuse, more than the scheduled one.
     """
-    tokens: int
+    tokens: int = 0
     """Predicted tokens that perplexity is over."""
-    task_accuracy_by_kind: dict[str, float] | None
-    importance: str | None
-    heavy_hitters: float | None
-    depth: str | None
-    renormalise: bool | None
-    layer: int | None
+    task_accuracy_by_kind: dict[str, float] | None = None
+    importance: str | None = None
+    heavy_hitters: float | None = None
+    depth: str | None = None
+    renormalise: bool | None = None
+    layer: int | None = None
     """The only layer that is scheduled; None: all."""
-    exact: bool
-    """False where more bits than scheduled are used if they are resident (conservative reuse)."""
-    study: str
+    exact: bool = True
+    """False where resident planes above the scheduled level are used (conservative reuse)."""
+    study: str = TABLE
     """table, or the study that the row belongs to."""
-
-    def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return asdict(self)
 
 
 def with_accuracy(row: EvalRow, by_kind: Mapping[str, float] | None) -> EvalRow:
-    """The row with the tasks' accuracy filled in; unchanged for None."""
+    """Returns the row with the tasks' accuracy filled in; unchanged for None."""
     if by_kind is None:
         return row
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
-    return EvalRow(
-        **values | {"task_accuracy": mean_accuracy(by_kind), "task_accuracy_by_kind": dict(by_kind)}
-    )
+    return replace(row, task_accuracy=mean_accuracy(by_kind), task_accuracy_by_kind=dict(by_kind))
 
 
 def reference_row(quality: Quality | None) -> EvalRow:
-    """The bf16 model's: the same in both phases, as it has no levels to choose."""
-    return EvalRow(
-        setting=BF16,
-        phase="prefill",
-        levels=BF16,
-        retention=None,
-        effective_retention=None,
-        perplexity=quality.perplexity if quality else None,
-        kl=quality.kl if quality else None,
-        kl_stderr=quality.kl_stderr if quality else None,
-        top1_agreement=quality.top1_agreement if quality else None,
-        task_accuracy=None,
-        bits_per_weight_read=16.0,
-        tokens=quality.tokens if quality else 0,
-        task_accuracy_by_kind=None,
-        importance=None,
-        heavy_hitters=None,
-        depth=None,
-        renormalise=None,
-        layer=None,
-        exact=True,
-        study=TABLE,
-    )
+    """Returns the row of the bf16 model: one for both phases, because it has no levels to choose."""
+    return EvalRow(BF16, "prefill", BF16, bits_per_weight_read=16.0, **_measures(quality))
 
 
 def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse) -> EvalRow:
-    """A setting's, from what was measured and what was used for it."""
+    """Returns the row of a setting in one phase.
+
+    Args:
+        arm: the setting.
+        phase: one of its phases.
+        quality: on the text, if there is one.
+        use: levels that its experts were scheduled and computed at.
+    """
     settings = arm.settings
     counts = use.scheduled if phase == "decode" and settings.exact else use.experts
     return EvalRow(
@@ -104,15 +83,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         phase=phase,
         levels=format_levels(settings.levels),
         retention=settings.retention,
-        effective_retention=share_at(counts, settings.levels[0]),
-        perplexity=quality.perplexity if quality else None,
-        kl=quality.kl if quality else None,
-        kl_stderr=quality.kl_stderr if quality else None,
-        top1_agreement=quality.top1_agreement if quality else None,
-        task_accuracy=None,
+        effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),
-        tokens=quality.tokens if quality else 0,
-        task_accuracy_by_kind=None,
         importance=settings.importance,
         heavy_hitters=settings.heavy_hitters,
         depth=settings.depth,
@@ -120,4 +92,10 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         layer=settings.only_layer,
         exact=settings.exact,
         study=arm.study,
+        **_measures(quality),
     )
+
+
+def _measures(quality: Quality | None) -> dict[str, Any]:
+    """Fields of Quality are fields of EvalRow."""
+    return asdict(quality) if quality else {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,26 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.generate import Sampling
 from edgemoe.evaluate.accuracy import (
+    Answer,
     engine_conversations,
     reference_conversations,
     task_accuracy,
     task_set,
 )
-from edgemoe.evaluate.arms import TABLE, Arm
 from edgemoe.evaluate.claims import Claim, claims_of
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accuracy
-from edgemoe.evaluate.score import Windows, reference_quality, setting_quality
+from edgemoe.evaluate.rows import BF16, EvalRow, reference_row, setting_row, with_accuracy
+from edgemoe.evaluate.score import Windows, reference_quality, setting_quality, text_windows
+from edgemoe.evaluate.studies import TABLE, Arm
 from edgemoe.evaluate.tasks import Task
-from edgemoe.evaluate.windows import text_windows
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.policy.levels import ExpertUse
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
 TASK_CONTEXT = 1024
-"""Tokens of context that three turns of a task never fill."""
+"""Tokens of context for a task: more than three turns fill."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class EvalReport:
     Args:
         environment: versions, model, text and counts.
         rows: bf16 first, where there is a reference.
-        claims: what the paper says, and whether it holds here.
-        left_out: names of settings that the store has not the bits for.
+        claims: statements of the paper, and whether they hold here.
+        left_out: names of settings that need more bits than the store has.
     """
 
     environment: dict[str, Any]
@@ -83,152 +84,135 @@ class EvalReport:
     left_out: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object; names as in the documentation."""
-        return {
-            "environment": self.environment,
-            "rows": [row.as_json() for row in self.rows],
-            "claims": [vars(claim) for claim in self.claims],
-            "left_out": self.left_out,
-        }
+        """Returns one JSON object; names as in the documentation."""
+        return asdict(self)
 
 
 def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     """Measures the reference, frees it, then measures every setting through one engine.
 
+    Shows progress and remaining time on stderr: of the reference and of each setting, text and tasks apart.
+
     Raises:
-        UserError: the text or the reference is unusable, or the model cannot chat though tasks were asked.
+        UserError: the text or the reference is unusable, or tasks are wanted of a model without a chat template.
         DoesNotFit: the limits are too small, or the disk for the reference's logits.
     """
-    kept, left_out = _possible(request.arms, store.manifest.max_level)
-    tokenizer = load_tokenizer(store.directory)
-    windows = text_windows(tokenizer, request.text, request.tokens, request.window) if request.text else []
-    tasks = _tasks(tokenizer, request.task_count, request.seed)
-    evaluation = _Evaluation(store, tokenizer, windows, tasks)
-    plan = evaluation.plan(kept, request)  # what does not fit is better told before the reference has run
+    arms, left_out = _possible(request.arms, store.manifest.max_level)
+    evaluation = _Evaluation(store, request)
+    plan = evaluation.plan(arms)  # limits that are too small are reported before the reference runs
+    windows = evaluation.windows
     rows: list[EvalRow] = []
     with ExitStack() as stack:
         logits = None
         if request.reference:
             logits = stack.enter_context(LogitFile(sum(map(len, windows)), store.shape.vocab))
             rows.append(evaluation.reference(request.reference, logits))
-        rows += evaluation.settings(kept, plan, logits)
+        rows += evaluation.settings(arms, plan, logits)
     return EvalReport(_environment(store, request, windows), rows, claims_of(rows), left_out)
 
 
 class _Evaluation:
-    """The material that all rows are measured on."""
+    """The windows and tasks that all rows are measured on."""
 
-    def __init__(
-        self, store: StoreModel, tokenizer: Any, windows: Windows, tasks: dict[str, list[Task]]
-    ) -> None:
-        self._store, self._tokenizer, self._windows, self._tasks = store, tokenizer, windows, tasks
-        self._stop = Sampling.of_model(
-            generation_config(store.directory),
-            tokenizer.eos_token_id,
-            temperature=0,
-            top_p=1,
-            seed=0,
-            max_new_tokens=1,
-        ).stop
+    def __init__(self, store: StoreModel, request: EvalRequest) -> None:
+        self._store, self._request = store, request
+        self._tokenizer = tokenizer = load_tokenizer(store.directory)
+        self.windows: Windows = []
+        if request.text:
+            self.windows = text_windows(tokenizer, request.text, request.tokens, request.window)
+        self._tasks = _tasks(tokenizer, request.task_count, request.seed)
+        own = generation_config(store.directory)
+        greedy = {"temperature": 0, "top_p": 1, "seed": 0, "max_new_tokens": 1}
+        self._stop = Sampling.of_model(own, tokenizer.eos_token_id, **greedy).stop
 
     def reference(self, checkpoint: Path, keep: LogitFile) -> EvalRow:
-        """The bf16 row. The model is in memory only for as long as this takes."""
-        with CountProgress("bf16") as progress:
-            done = _counter(progress, len(self._windows) + self._task_total())
-            model = Reference(checkpoint, self._store.shape.vocab, self._store.manifest.source)
-            quality = reference_quality(model, self._windows, keep, done) if self._windows else None
-            by_kind = None
-            if self._tasks:
-                start = reference_conversations(model, self._tokenizer, self._stop)
-                by_kind = task_accuracy(self._tasks, start, done)
+        """Returns the bf16 row. The model is freed when this returns."""
+        model = Reference(checkpoint, self._store.shape.vocab, self._store.manifest.source)
+        quality = by_kind = None
+        if self.windows:
+            with _progress(f"{BF16}: text", len(self.windows)) as done:
+                quality = reference_quality(model, self.windows, keep, done)
+        if self._tasks:
+            by_kind = self._accuracy(BF16, reference_conversations(model, self._tokenizer, self._stop))
         return with_accuracy(reference_row(quality), by_kind)
 
-    def plan(self, arms: list[Arm], request: EvalRequest) -> MemoryPlan:
-        """Room for a window or a task, and for the highest level everywhere, which holds every other setting too."""
+    def plan(self, arms: list[Arm]) -> MemoryPlan:
+        """Divides the limits for the longest window or task, at the highest level of any arm, which fits them all."""
+        request, context = self._request, self._request.window
+        if self._tasks:
+            context = max(context, min(TASK_CONTEXT, self._store.default_context()))
         highest = RunSettings.uniform(max(arm.settings.levels[0] for arm in arms))
-        context = max(request.window, min(TASK_CONTEXT, self._store.default_context()) if self._tasks else 0)
         return self._store.plan(
             vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=highest, context=context
         )
 
     def settings(self, arms: list[Arm], plan: MemoryPlan, logits: LogitFile | None) -> list[EvalRow]:
-        """A row for every arm and phase; tasks are asked for rows of the table only."""
-        total = sum(
-            len(arm.phases) * len(self._windows) + self._task_total() * (arm.study == TABLE) for arm in arms
-        )
+        """Returns a row for every arm and phase; tasks run for arms of the table only."""
         rows: list[EvalRow] = []
-        with (
-            CountProgress("edgemoe") as progress,
-            Engine(self._store, plan, RunSettings.uniform(plan.levels[0])) as engine,
-        ):
-            sequence, done = engine.new_sequence(), _counter(progress, total)
-            for arm in arms:
-                rows += self._arm(engine, sequence, arm, logits, done)
+        with Engine(self._store, plan, RunSettings.uniform(plan.levels[0])) as engine:
+            sequence = engine.new_sequence()
+            for number, arm in enumerate(arms, 1):
+                rows += self._arm(engine, sequence, arm, logits, f"{arm.name} ({number} of {len(arms)})")
         return rows
 
     def _arm(
-        self,
-        engine: Engine,
-        sequence: SequenceKV,
-        arm: Arm,
-        logits: LogitFile | None,
-        done: Callable[[], None],
+        self, engine: Engine, sequence: SequenceKV, arm: Arm, logits: LogitFile | None, label: str
     ) -> list[EvalRow]:
         by_kind = None
         if self._tasks and arm.study == TABLE:
             engine.configure(arm.settings)
             engine.forget_experts()
             start = engine_conversations(engine, self._tokenizer, self._stop, sequence)
-            by_kind = task_accuracy(self._tasks, start, done)
-        if not self._windows:
+            by_kind = self._accuracy(label, start)
+        if not self.windows:
             return [with_accuracy(setting_row(arm, arm.phases[0], None, ExpertUse()), by_kind)]
         rows = []
-        for phase in arm.phases:
-            quality, use = setting_quality(engine, sequence, arm.settings, phase, self._windows, logits, done)
-            rows.append(with_accuracy(setting_row(arm, phase, quality, use), by_kind))
+        with _progress(f"{label}: text", len(arm.phases) * len(self.windows)) as done:
+            for phase in arm.phases:
+                measured = setting_quality(engine, sequence, arm.settings, phase, self.windows, logits, done)
+                rows.append(with_accuracy(setting_row(arm, phase, *measured), by_kind))
         return rows
 
-    def _task_total(self) -> int:
-        return sum(map(len, self._tasks.values()))
+    def _accuracy(self, label: str, start: Callable[[], Answer]) -> dict[str, float]:
+        with _progress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as done:
+            return task_accuracy(self._tasks, start, done)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Shows on stderr how many of `total` pieces of work are done; yields a function to call after each."""
+    finished = count(1)
+    with CountProgress(what) as progress:
+        progress.update(0, total)
+        yield lambda: progress.update(next(finished), total)
 
 
 def _possible(arms: tuple[Arm, ...], max_level: int) -> tuple[list[Arm], list[str]]:
-    """The arms that a store has the bits for, and the names of the others, which are warned of."""
+    """Returns the arms that need no more bits than `max_level`, and the names of the others, which are logged."""
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
+    names = ", ".join(left_out)
     if not kept:
         raise UserError(
-            f"settings up to {max_level} bits were wanted",
-            f"all asked need more: {', '.join(left_out)}",
-            "Convert the model again with a higher --max-level",
+            f"a setting of at most {max_level} bits, the highest level of the store",
+            names,
+            "convert the model again with a higher --max-level",
         )
     if left_out:
         logging.getLogger("edgemoe").warning(
-            "left out, as the store has %d bits at most: %s", max_level, ", ".join(left_out)
+            "left out, because the store has %d bits at most: %s", max_level, names
         )
     return kept, left_out
 
 
-def _tasks(tokenizer: Any, count: int, seed: int) -> dict[str, list[Task]]:
-    if count and not tokenizer.chat_template:
+def _tasks(tokenizer: Any, per_kind: int, seed: int) -> dict[str, list[Task]]:
+    if per_kind and not tokenizer.chat_template:
         raise UserError(
-            "chat tasks were wanted",
-            "the model's tokenizer has no chat template",
-            "Use --task-count 0, or a model made for chatting",
+            "a tokenizer with a chat template for the chat tasks",
+            "one without",
+            "leave out --tasks, or use a model made for chatting",
         )
-    return task_set(count, seed) if count else {}
-
-
-def _counter(progress: CountProgress, total: int) -> Callable[[], None]:
-    """What counts one more of `total` each time it is called."""
-    finished = 0
-
-    def done() -> None:
-        nonlocal finished
-        finished += 1
-        progress.update(finished, total)
-
-    return done
+    return task_set(per_kind, seed) if per_kind else {}
 
 
 def _environment(store: StoreModel, request: EvalRequest, windows: Windows) -> dict[str, Any]:

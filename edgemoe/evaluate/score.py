@@ -1,26 +1,65 @@
-"""Running windows of text through an engine and through the reference."""
+"""Windows of text, run through the reference and through an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.arms import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
+from edgemoe.evaluate.studies import Phase
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.policy.levels import ExpertUse
 from edgemoe.policy.settings import RunSettings
+from storage.errors import UserError
 
 Windows = Sequence[tuple[int, ...]]
+
+_CHARACTERS_PER_TOKEN = 32
+"""Above any tokenizer's mean; keeps a file of gigabytes from being read for its first tokens."""
+
+
+def text_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[tuple[int, ...]]:
+    """Cuts the first `tokens` tokens of a text into consecutive windows, each one step of the engine.
+
+    Args:
+        tokenizer: of the model.
+        path: a UTF-8 text file.
+        tokens: most tokens in all; a shorter text gives fewer.
+        window: tokens of each; the last may be shorter, and is left out if it predicts nothing.
+
+    Raises:
+        UserError: the text is missing, not UTF-8, or too short to predict a single token.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(tokens * _CHARACTERS_PER_TOKEN)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"text in {path}", str(error), "give a UTF-8 text file to --text") from error
+    ids: list[int] = tokenizer(text)["input_ids"][:tokens]
+    windows = [tuple(ids[start : start + window]) for start in range(0, len(ids), window)]
+    windows = [each for each in windows if len(each) > 1]
+    if not windows:
+        found = f"{len(ids)} tokens in all"
+        raise UserError(f"a window of at least 2 tokens from {path}", found, "give a longer text to --text")
+    return windows
 
 
 def reference_quality(
     reference: Reference, windows: Windows, keep: LogitFile, done: Callable[[], None]
 ) -> Quality:
-    """The bf16 model's quality, and its logits of every window appended to `keep`."""
+    """Measures the bf16 model, and appends its logits of every window to `keep`.
+
+    Args:
+        reference: the bf16 model.
+        windows: of token ids.
+        keep: receives bf16 [n, vocab] for a window of n tokens.
+        done: called after every window.
+    """
     meter = QualityMeter()
     for window in windows:
         logits = reference.logits(window)
@@ -39,21 +78,21 @@ def setting_quality(
     reference: LogitFile | None,
     done: Callable[[], None],
 ) -> tuple[Quality, ExpertUse]:
-    """One setting's quality in one phase, from empty tiers on.
+    """Measures one setting in one phase, starting from empty tiers.
 
     Args:
         engine: its settings are replaced.
-        sequence: holds a window; what it holds is forgotten.
+        sequence: with free blocks for a window; its content is discarded.
         settings: to measure.
-        phase: prefill: every expert has one level for the whole window. decode: every token's experts have
-            levels of their own, as if the tokens came one by one; where higher planes are used they do come so,
-            or what one token asked for would be there for those before it.
+        phase: prefill: every expert has one level for the whole window. decode: the experts of every token have
+            levels of their own, as in single-token steps. Settings that are not exact run in single-token steps:
+            in one step, planes read for a later token would serve an earlier one.
         windows: of token ids.
         reference: logits of the same windows, or None.
         done: called after every window.
 
     Returns:
-        Quality, and what the experts were used at.
+        the quality, and the levels that experts were scheduled and computed at.
     """
     engine.configure(settings)
     engine.forget_experts()

@@ -1,48 +1,80 @@
-"""Which settings are compared: the table, and the studies behind the paper's figures."""
+"""Which settings are measured: the table, and the studies behind the paper's figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
 
-from edgemoe.evaluate.arms import PHASES, TABLE, Arm
 from edgemoe.policy.settings import DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
-TABLE_LEVELS: tuple[tuple[int, ...], ...] = (
-    (8,),
-    (4,),
-    (2,),
-    (4, 2),
-    (4, 0),
-    (8, 4),
-    (8, 4, 2, 0),
-)
-"""Of the paper's Tables 1 and 2, and what it has not: 8 bits, and four levels at once."""
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
-TABLE_RETENTIONS = (0.75, 0.9, 1.0)
+TABLE = "table"
+STUDIES = ("signals", "depth", "layers", "skipping")
+
+FOUR_LEVELS = (8, 4, 2, 0)
 
 TASK_LEVELS: tuple[tuple[int, ...], ...] = ((8,), (4,), (2,), (4, 2), (4, 0))
+"""Levels of the table without a text: tasks take longer than a text."""
+
+TABLE_LEVELS: tuple[tuple[int, ...], ...] = (*TASK_LEVELS, (8, 4), FOUR_LEVELS)
+"""Levels of the paper's Tables 1 and 2, then 8 bits and four levels at once, which the paper does not have."""
+
 TASK_RETENTIONS = (0.75,)
-"""Where only tasks are asked, which take longer than a text."""
+TABLE_RETENTIONS = (0.75, 0.9, 1.0)
 
 STUDIED_LEVELS = ((4, 2), (4, 0))
-FOUR_LEVELS = (8, 4, 2, 0)
 SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
 DEPTH_RETENTION = 0.75
 LAYER_RETENTION = 0.5
 
-STUDIES = ("signals", "depth", "layers", "skipping")
+
+@dataclass(frozen=True)
+class Arm:
+    """A setting, the phases that it is measured in, and the table or study that it belongs to.
+
+    Args:
+        settings: of the engine.
+        phases: a row each.
+        study: TABLE or one of STUDIES.
+    """
+
+    settings: RunSettings
+    phases: tuple[Phase, ...]
+    study: str
+
+    @property
+    def name(self) -> str:
+        """Name of the settings, with the option that the study varies; distinct among all arms.
+
+        "reuse" at the end marks settings that are not exact: resident planes above the scheduled level are used.
+        """
+        settings = self.settings
+        varied = {
+            "signals": f" {settings.importance}",
+            "depth": f" {settings.depth}",
+            "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
+            "layers": f" layer {settings.only_layer}",
+        }
+        return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")
 
 
 def table_arms(levels: Sequence[tuple[int, ...]], retentions: Sequence[float], *, reuse: bool) -> list[Arm]:
-    """Every levels at every retention; uniform levels, which have no retention, once.
+    """Returns the arms of the table: mixed levels at every retention, uniform levels once.
 
-    `reuse` adds each mixed setting once more, using higher planes where they are resident.
+    Args:
+        levels: bits per expert, high to low, of each setting.
+        retentions: mean fraction of critical experts, 0.5 to 1.
+        reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
     arms = []
     for each in levels:
-        for share in retentions if len(each) > 1 else (1.0,):
-            settings = RunSettings(levels=each, retention=share, exact=True)
+        for retention in retentions if len(each) > 1 else (1.0,):
+            settings = RunSettings(levels=each, retention=retention, exact=True)
             arms.append(Arm(settings, PHASES, TABLE))
             if reuse and len(each) > 1:
                 arms.append(Arm(settings.with_(exact=False), PHASES, TABLE))
@@ -50,7 +82,7 @@ def table_arms(levels: Sequence[tuple[int, ...]], retentions: Sequence[float], *
 
 
 def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
-    """The settings of one study.
+    """Returns the arms of one study.
 
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3);
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
@@ -60,44 +92,29 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
 
     Args:
         study: one of STUDIES.
-        layers: that have experts.
-        top: highest level of the store.
+        layers: numbers of the layers that have experts.
+        top: highest level of the store, in bits.
 
     Raises:
-        UserError: no such study.
+        UserError: the study is unknown.
     """
+    phases = PHASES
+    varied: list[tuple[tuple[int, ...], dict[str, Any]]]
     if study == "signals":
-        return [
-            Arm(
-                RunSettings(levels=levels, retention=share, exact=True, importance=signal),
-                ("prefill",),
-                study,
-            )
-            for levels in STUDIED_LEVELS
-            for share in SIGNAL_RETENTIONS
-            for signal in SIGNALS
+        phases = ("prefill",)
+        triples = product(STUDIED_LEVELS, SIGNAL_RETENTIONS, SIGNALS)
+        varied = [(levels, {"retention": r, "importance": signal}) for levels, r, signal in triples]
+    elif study == "depth":
+        varied = [(levels, {"depth": depth}) for levels in (*STUDIED_LEVELS, FOUR_LEVELS) for depth in DEPTHS]
+    elif study == "skipping":
+        varied = [
+            (levels, {"renormalise": scale}) for levels in ((4, 0), FOUR_LEVELS) for scale in (False, True)
         ]
-    if study == "depth":
-        return [
-            Arm(RunSettings(levels=levels, retention=DEPTH_RETENTION, exact=True, depth=depth), PHASES, study)
-            for levels in (*STUDIED_LEVELS, FOUR_LEVELS)
-            for depth in DEPTHS
-        ]
-    if study == "skipping":
-        return [
-            Arm(
-                RunSettings(levels=levels, retention=DEPTH_RETENTION, exact=True, renormalise=scaled),
-                PHASES,
-                study,
-            )
-            for levels in ((4, 0), FOUR_LEVELS)
-            for scaled in (False, True)
-        ]
-    if study == "layers":
-        half = RunSettings(levels=(top,), retention=LAYER_RETENTION, exact=True, depth="equal")
-        return [
-            Arm(half.with_(levels=(top, low), only_layer=layer), ("prefill",), study)
-            for low in (2, 0)
-            for layer in layers
-        ]
-    raise UserError("a study was wanted", f"got {study!r}", f"Choose one of {', '.join(STUDIES)}")
+    elif study == "layers":
+        phases = ("prefill",)
+        half = {"retention": LAYER_RETENTION, "depth": "equal"}
+        varied = [((top, low), half | {"only_layer": layer}) for low in (2, 0) for layer in layers]
+    else:
+        raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")
+    base = RunSettings(retention=DEPTH_RETENTION, exact=True)
+    return [Arm(base.with_(levels=levels, **changes), phases, study) for levels, changes in varied]

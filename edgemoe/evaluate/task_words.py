@@ -1,4 +1,4 @@
-"""The tables that tasks ask about: capitals, words to spell, names, things and Python functions."""
+"""Facts and words of the chat tasks: capitals, words to spell, names, things and Python functions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FUNCTIONS = (
     ("area", "width, height", "returns the area of a rectangle", "width * height"),
     ("distance", "a, b", "returns the distance between a and b", "abs(a - b)"),
 )
-"""(name, parameters, what it does, expression) of two-line functions."""
+"""(name, parameters, description, expression) of two-line functions."""
 
 STEPS = tuple(
     (f"{verb}_{n}", "x", wish.format(n=n), f"x {sign} {n}")
@@ -96,4 +96,4 @@ STEPS = tuple(
         ("above", "tells whether x is above {n}", ">"),
     )
 )
-"""The same with a number in name and expression."""
+"""Functions as in FUNCTIONS, with a number in name and expression."""

@@ -1,11 +1,11 @@
-"""Small chat tasks with one right answer: what the demo model is trained on, asked in tests, `eval` and benchmarks.
+"""Small chat tasks with one right answer, for training the demo model and for tests, `eval` and benchmarks.
 
-Training and held-out questions cannot meet; how they are kept apart depends on the kind:
+Training and held-out questions are disjoint; the split depends on the kind:
   - tasks that follow a rule (arithmetic, word problems with + and -, sorting, comparing) are split by their numbers: a
-    tenth of all numbers is met in no training question, whatever its wording, in either order;
-  - finite tables (times tables, capitals, spelling, reversing, Python) have nothing to derive an unseen row from, so
-    they are split by row and wording: of every row exactly one wording is held out, and training sees the others.
-The generator needs no model and no torch. What continues a paragraph needs a corpus and is made by the trainer.
+    tenth of all tuples of numbers is in no training question, in any wording or order;
+  - finite tables (times tables, capitals, spelling, reversing, Python) have unseen rows that follow from no other row,
+    so they are split by row and wording: exactly one wording of every row is held out.
+The generator needs no model and no torch. Text continuation needs a corpus; tools/training makes those examples.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, NAMES, STEPS, THING
 from storage.errors import UserError
 
 HELD_OUT_SHARE = 10
-"""One in so many number tuples of a rule is held out."""
+"""One in HELD_OUT_SHARE tuples of numbers of a rule is held out."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and the exact text expected as its answer."""
+    """A question and the exact text of its answer."""
 
     question: str
     answer: str
@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Task:
-    """One to three turns of a chat. `kind` is one of KINDS; every turn of a held-out task is held out."""
+    """One to three turns of a chat. `kind` is one of KINDS; a held-out task has held-out turns only."""
 
     kind: str
     turns: tuple[Turn, ...]
@@ -44,10 +44,10 @@ class Draft:
     """One fact in all its wordings.
 
     Args:
-        fact: what the split hashes.
+        fact: key that the split hashes.
         questions: every wording of the question.
-        answer: of all of them.
-        rule: it can be derived from other facts, so all of its wordings lie on one side of the split.
+        answer: the same for every wording.
+        rule: the fact follows from other facts, so all of its wordings lie on one side of the split.
     """
 
     fact: str
@@ -63,25 +63,21 @@ def _sum(a: int, b: int) -> str:
 def _arithmetic(random: Random) -> Draft:
     a, b = random.randrange(100), random.randrange(100)
     if random.random() < 0.5:
-        asked, fact, spoken, told = f"{a} + {b}", _sum(a, b), f"{a} plus {b}", f"Add {a} and {b}."
+        term, fact, words, command = f"{a} + {b}", _sum(a, b), f"{a} plus {b}", f"Add {a} and {b}."
         answer = a + b
     else:
         a, b = max(a, b), min(a, b)
-        asked = fact = f"{a} - {b}"
-        spoken, told, answer = f"{a} minus {b}", f"Subtract {b} from {a}.", a - b
-    questions = (f"What is {asked}?", f"{asked} = ?", f"Calculate {asked}.", f"How much is {spoken}?", told)
-    return Draft(fact, questions, f"{asked} = {answer}", rule=True)
+        term = fact = f"{a} - {b}"
+        words, command, answer = f"{a} minus {b}", f"Subtract {b} from {a}.", a - b
+    questions = (f"What is {term}?", f"{term} = ?", f"Calculate {term}.", f"How much is {words}?", command)
+    return Draft(fact, questions, f"{term} = {answer}", rule=True)
 
 
 def _times_table(random: Random) -> Draft:
     a, b = random.randint(1, 12), random.randint(1, 12)
-    questions = (
-        f"What is {a} x {b}?",
-        f"{a} x {b} = ?",
-        f"How much is {a} times {b}?",
-        f"Multiply {a} by {b}.",
-    )
-    return Draft(f"{a} x {b}", questions, f"{a} x {b} = {a * b}")
+    term = f"{a} x {b}"
+    questions = (f"What is {term}?", f"{term} = ?", f"How much is {a} times {b}?", f"Multiply {a} by {b}.")
+    return Draft(term, questions, f"{term} = {a * b}")
 
 
 def _capital(random: Random) -> Draft:
@@ -128,25 +124,23 @@ def _reversing(random: Random) -> Draft:
 def _sorting(random: Random) -> Draft:
     numbers = random.sample(range(100), random.randint(3, 5))
     listed = ", ".join(map(str, numbers))
-    questions: tuple[str, ...]
-    falling = random.random() < 0.3
-    if falling:
-        questions = (f"Sort {listed} from high to low.", f"Put {listed} in falling order.")
-    else:
-        questions = (f"Sort {listed}.", f"Sort {listed} from low to high.", f"Put {listed} in rising order.")
-    ordered = sorted(numbers, reverse=falling)
-    return Draft(f"sort {sorted(numbers)}", questions, ", ".join(map(str, ordered)), rule=True)
+    rising = (f"Sort {listed}.", f"Sort {listed} from low to high.", f"Put {listed} in rising order.")
+    falling = (f"Sort {listed} from high to low.", f"Put {listed} in falling order.")
+    reverse = random.random() < 0.3
+    answer = ", ".join(map(str, sorted(numbers, reverse=reverse)))
+    return Draft(f"sort {sorted(numbers)}", falling if reverse else rising, answer, rule=True)
 
 
 def _comparing(random: Random) -> Draft:
     a, b = random.sample(range(random.choice((100, 1000))), 2)
+    low, high = min(a, b), max(a, b)
     if random.random() < 0.5:
         questions = (f"Which is larger, {a} or {b}?", f"Which number is bigger: {a} or {b}?")
-        answer = f"{max(a, b)} is larger than {min(a, b)}."
+        answer = f"{high} is larger than {low}."
     else:
         questions = (f"Which is smaller, {a} or {b}?", f"Which number is less: {a} or {b}?")
-        answer = f"{min(a, b)} is smaller than {max(a, b)}."
-    return Draft(f"compare {min(a, b)} {max(a, b)}", questions, answer, rule=True)
+        answer = f"{low} is smaller than {high}."
+    return Draft(f"compare {low} {high}", questions, answer, rule=True)
 
 
 def _word_problem(random: Random) -> Draft:
@@ -196,10 +190,10 @@ _DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
     "word-problems": (_word_problem, 14),
     "python": (_python, 7),
 }
-"""Kind -> how one is drawn, and its weight in training: what is learned last is met most often."""
+"""Kind -> the function that draws a task, and its weight in training: higher for kinds that are learned late."""
 
 CONVERSATION = "conversation"
-"""Two or three turns of any kinds."""
+"""A task of two or three turns of any kinds."""
 
 KINDS: tuple[str, ...] = (*_DRAWS, CONVERSATION)
 _SINGLE = tuple(_DRAWS)
@@ -208,7 +202,7 @@ _CONVERSATION_SHARE = 0.15
 
 
 def _wordings(draft: Draft, held_out: bool) -> tuple[str, ...]:
-    """The draft's questions on one side of the split, perhaps none."""
+    """Returns the draft's questions on one side of the split; may be empty."""
     digest = xxhash.xxh3_64_intdigest(draft.fact.encode())
     if draft.rule:
         return draft.questions if (digest % HELD_OUT_SHARE == 0) == held_out else ()
@@ -217,7 +211,7 @@ def _wordings(draft: Draft, held_out: bool) -> tuple[str, ...]:
 
 
 def _turn(kind: str, random: Random, held_out: bool) -> Turn:
-    """A turn of a kind, on one side of the split."""
+    """Draws a turn of a kind, on one side of the split."""
     draw, _ = _DRAWS[kind]
     while True:
         draft = draw(random)
@@ -233,7 +227,7 @@ def _task(kind: str, random: Random, held_out: bool) -> Task:
 
 
 def training_tasks(seed: int) -> Iterator[Task]:
-    """Tasks without end, drawn with the weights of training; the same for the same seed."""
+    """Yields tasks without end, drawn with the weights of training; the same for the same seed."""
     random = Random(f"training/{seed}")
     while True:
         single = random.random() >= _CONVERSATION_SHARE
@@ -242,18 +236,18 @@ def training_tasks(seed: int) -> Iterator[Task]:
 
 
 def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:
-    """Distinct tasks whose questions training never met.
+    """Returns distinct tasks whose questions are not in training.
 
     Args:
         kind: one of KINDS.
-        count: how many; any number up to 100 is there for every kind.
+        count: number of tasks; every kind has at least 100.
         seed: of the choice.
 
     Raises:
-        UserError: no such kind, or not so many distinct tasks (finite tables end).
+        UserError: the kind is unknown, or has fewer distinct tasks (tables are finite).
     """
     if kind not in KINDS:
-        raise UserError("a kind of task was wanted", f"got {kind!r}", f"Choose one of {', '.join(KINDS)}")
+        raise UserError("a kind of task", repr(kind), f"choose one of {', '.join(KINDS)}")
     random, found = Random(f"held-out/{kind}/{seed}"), dict[Task, None]()
     for _ in range(100 * count):
         if len(found) == count:
@@ -261,11 +255,11 @@ def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:
         found[_task(kind, random, held_out=True)] = None
     if len(found) < count:
         raise UserError(
-            f"{count} held-out tasks of kind {kind} were wanted", f"found {len(found)}", "Ask fewer"
+            f"{count} held-out tasks of kind {kind}", str(len(found)), "use a smaller --task-count"
         )
     return list(found)
 
 
 def is_right(turn: Turn, text: str) -> bool:
-    """Whether a text is the expected answer, up to white space around it."""
+    """Returns whether a text is the answer, up to white space around it."""
     return text.strip() == turn.answer

@@ -1,4 +1,4 @@
-"""Which rows of a layer each expert computes: what the router chose, by expert and level."""
+"""Which rows of a layer each expert computes, and at what level: the router's choice, grouped by expert."""
 
 from __future__ import annotations
 
@@ -9,68 +9,115 @@ from functools import cache
 import torch
 
 from cache.base import Lease
-
-
-@dataclass(frozen=True)
-class Share:
-    """The (token, slot) pairs of one expert that are scheduled at one level."""
-
-    level: int
-    rows: int
-    places: torch.Tensor
-    """int64 [rows], ascending indices into the flat [T * k]."""
-    slot: int = 0
-    """Of a single token: the one place."""
-
-
-def shares_of(top_k_index: torch.Tensor, levels: torch.Tensor) -> dict[int, list[Share]]:
-    """expert -> its (token, slot) pairs by level."""
-    if top_k_index.shape[0] == 1:
-        chosen = zip(top_k_index[0].tolist(), levels[0].tolist(), _each(top_k_index.shape[1]), strict=True)
-        return {expert: [Share(level, 1, *place)] for expert, level, place in chosen}
-    shares: dict[int, list[Share]] = {}
-    joined = (top_k_index * _LEVEL_RANGE + levels).reshape(-1)
-    order = joined.argsort(stable=True)
-    values, counts = joined[order].unique_consecutive(return_counts=True)
-    sizes = counts.tolist()
-    for value, rows, group in zip(values.tolist(), sizes, order.split(sizes), strict=True):
-        expert, level = divmod(value, _LEVEL_RANGE)
-        shares.setdefault(expert, []).append(Share(level, rows, group))
-    return shares
-
-
-@cache
-def _each(slots: int) -> tuple[tuple[torch.Tensor, int], ...]:
-    """Every slot of a single token, as a share has it."""
-    return tuple((torch.tensor([slot]), slot) for slot in range(slots))
-
+from storage.base import ExpertKey
 
 _LEVEL_RANGE = 16
 """Above every level: packs (expert, level) into one number."""
 
 
-def take_skipped(shares: dict[int, list[Share]]) -> list[Share]:
-    """Removes what is at level 0 from `shares`, and returns it."""
-    skipped = [share for parts in shares.values() for share in parts if share.level == 0]
-    if skipped:
-        kept = {expert: [s for s in parts if s.level] for expert, parts in shares.items()}
-        shares.clear()
-        shares.update((expert, parts) for expert, parts in kept.items() if parts)
-    return skipped
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The (token, slot) pairs of one expert that are computed at one level.
+
+    Args:
+        level: scheduled for them.
+        rows: how many.
+        places: int64 [rows], ascending indices into the flat [T * k].
+    """
+
+    level: int
+    rows: int
+    places: torch.Tensor
 
 
-def batches(
-    leases: Sequence[Lease], shares: dict[int, list[Share]], most: int
-) -> Iterator[list[tuple[Lease, Share]]]:
-    """Every expert's shares, as many together as have `most` rows, or one that has more."""
-    batch: list[tuple[Lease, Share]] = []
-    room = most
-    for lease in leases:
-        for share in shares[lease.key.expert]:
-            room -= share.rows
-            if batch and room < 0:
-                yield batch
-                batch, room = [], most - share.rows
-            batch.append((lease, share))
-    if batch:
-        yield batch
+@dataclass(frozen=True)
+class Assignments:
+    """One layer's experts for the rows of a step, and how their results are summed.
+
+    >>> chosen, levels = torch.tensor([[2, 0], [2, 1]]), torch.tensor([[4, 2], [4, 0]])
+    >>> made = Assignments.of(chosen, levels, torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    >>> [(expert, one.level, one.places.tolist()) for expert, some in made.by_expert.items() for one in some]
+    [(0, 2, [1]), (2, 4, [0, 2])]
+    >>> made.rows, made.skipped
+    (3, [1])
+
+    Args:
+        by_expert: expert -> its assignments, one a level; of a single token in the router's order.
+        gates: float32 [T, k], gate weights, 0 where the level is 0.
+        rows: (token, slot) pairs that are computed.
+        skipped: of each skipped expert, its (token, slot) pairs.
+    """
+
+    by_expert: dict[int, list[Assignment]]
+    gates: torch.Tensor
+    rows: int
+    skipped: list[int]
+
+    @classmethod
+    def of(cls, chosen: torch.Tensor, levels: torch.Tensor, gates: torch.Tensor) -> Assignments:
+        """Groups a router's choice.
+
+        Args:
+            chosen: int64 [T, k], experts.
+            levels: int64 [T, k]; 0: skipped.
+            gates: [T, k], 0 where the level is 0.
+        """
+        if chosen.shape[0] == 1:
+            return cls.of_token(chosen[0].tolist(), levels[0].tolist(), gates.float())
+        by_expert: dict[int, list[Assignment]] = {}
+        skipped, rows = [], chosen.numel()
+        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1)
+        order = joined.argsort(stable=True)
+        values, counts = joined[order].unique_consecutive(return_counts=True)
+        sizes = counts.tolist()
+        for value, size, places in zip(values.tolist(), sizes, order.split(sizes), strict=True):
+            expert, level = divmod(value, _LEVEL_RANGE)
+            if level:
+                by_expert.setdefault(expert, []).append(Assignment(level, size, places))
+            else:
+                skipped.append(size)
+                rows -= size
+        return cls(by_expert, gates.float().contiguous(), rows, skipped)
+
+    @classmethod
+    def of_token(cls, chosen: Sequence[int], levels: Sequence[int], gates: torch.Tensor) -> Assignments:
+        """Makes the short list of a single token's assignments.
+
+        Args:
+            chosen: k experts, in the router's order.
+            levels: k levels; 0: skipped.
+            gates: float32 [1, k], 0 where the level is 0.
+        """
+        slots = zip(chosen, levels, _each_slot(len(chosen)), strict=True)
+        by_expert = {expert: [Assignment(level, 1, place)] for expert, level, place in slots if level}
+        skipped = [1] * levels.count(0)
+        return cls(by_expert, gates, len(by_expert), skipped)
+
+    def wanted(self, layer: int) -> dict[ExpertKey, int]:
+        """Key -> the highest level of each expert."""
+        if len(self.gates) == 1:
+            return {ExpertKey(layer, expert): some[0].level for expert, some in self.by_expert.items()}
+        return {
+            ExpertKey(layer, expert): max(one.level for one in some)
+            for expert, some in self.by_expert.items()
+        }
+
+    def batches(self, leases: Sequence[Lease], most: int) -> Iterator[list[tuple[Lease, Assignment]]]:
+        """Splits leased experts' assignments into calls of at most `most` rows, or of one larger assignment."""
+        batch: list[tuple[Lease, Assignment]] = []
+        left = most
+        for lease in leases:
+            for assignment in self.by_expert[lease.key.expert]:
+                left -= assignment.rows
+                if batch and left < 0:
+                    yield batch
+                    batch, left = [], most - assignment.rows
+                batch.append((lease, assignment))
+        if batch:
+            yield batch
+
+
+@cache
+def _each_slot(slots: int) -> tuple[torch.Tensor, ...]:
+    """The places of a single token's slots."""
+    return tuple(torch.tensor([slot]) for slot in range(slots))

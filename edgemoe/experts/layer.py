@@ -1,289 +1,246 @@
-"""The routed experts of one layer, computed from leases as they become ready.
+"""The routed experts of one MoE layer, computed in the order in which they become resident.
 
-Registered with transformers' experts interface under the name `edgemoe`: a model's own router, gating and
-residual structure stay transformers' code.
+Registered with transformers' experts interface under the name `edgemoe`: a model's own router, activation and residual
+structure stay transformers' code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
-from edgemoe.experts.assignments import Share, batches, shares_of, take_skipped
+from edgemoe.experts.assignments import Assignments
+from edgemoe.experts.use import ExpertUse
+from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.native import library as native
-from edgemoe.kv.step import StepState
-from edgemoe.policy.levels import ExpertUse, LevelPolicy
-from prefetch.base import ExpertSource
-from prefetch.predictor import predict
+from edgemoe.kv.step import StepKV
+from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.lookahead import predict
+from prefetch.base import ExpertSource, is_scan
 from storage.base import ExpertKey
 from storage.device import Device
 
-if TYPE_CHECKING:
-    from edgemoe.experts.token import TokenExperts
-
 NAME = "edgemoe"
+
+BATCH_ROWS = 256
+"""Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
 
 
 @dataclass
-class ExpertRunner:
-    """What every MoE layer of a model shares.
+class ExpertRuntime:
+    """What all MoE layers of a model share.
 
     Args:
         source: brings experts into memory.
-        kernel: computes one.
-        policy: how many bits each expert gets.
+        kernel: computes them.
+        policy: chooses their levels.
         device: that the model is computed on; None: the CPU.
-        below: computes on the CPU what the source leaves in DRAM; None: it leaves nothing there in this step.
-        state: of the step that is running; the engine sets it before each.
-        use: counts what was computed.
-        watch: told of a layer and of what its router chose, int64 [T, k], before that is computed; None: nobody is.
+        step: the state of the step that runs; set by the model runner.
+        use: counts the experts that were computed.
+        watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
     """
 
     source: ExpertSource
     kernel: ExpertKernel
     policy: LevelPolicy
     device: Device | None = None
-    below: ExpertKernel | None = None
-    state: StepState = field(default_factory=lambda: StepState(decode=True, signal=None))
+    step: StepKV | None = None
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
 
 
-@dataclass(frozen=True)
 class ExpertLayer:
-    """Binds an experts module to its layer. Attached to the module as `edgemoe`.
+    """The experts of one layer. Attached to transformers' experts module as `edgemoe`.
 
     Args:
         layer: of the model.
-        runner: shared.
-        next_layer: the next layer that has experts, and its router's product: [T, H] -> [T, E];
-            None: this is the last.
-        of_one_token: a quicker way for a single token (token_experts); None: there is none.
+        runtime: shared by all layers.
+        module: the experts module; its weights are never used, its activation and biases are.
+        activation: the name under which kernels fuse its activation, or CUSTOM.
+        next_router: the next layer that has experts, and its router's product, [T, H] -> [T, E]; None: this is the
+            last one.
     """
 
-    layer: int
-    runner: ExpertRunner
-    next_layer: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None
-    of_one_token: TokenExperts | None = None
+    def __init__(
+        self,
+        layer: int,
+        runtime: ExpertRuntime,
+        module: Any,
+        activation: str,
+        next_router: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None,
+    ) -> None:
+        self.layer, self.runtime, self.next_router = layer, runtime, next_router
+        biased = getattr(module, "has_bias", False)
+        self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
+        self._activation = Activation(CUSTOM if biased else activation, module._apply_gate)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the compiled kernel computes these experts in one call: silu, and no biases."""
+        return self._activation.name == "silu"
+
+    def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Computes what a router has chosen.
+
+        Args:
+            hidden: bf16 [T, H].
+            chosen: int64 [T, k], experts.
+            gates: [T, k], their gate weights.
+
+        Returns:
+            bf16 [T, H].
+        """
+        runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
+        assert step is not None
+        if runtime.watch:
+            runtime.watch(self.layer, chosen)
+        chosen, gates, scores = self._on_host(hidden, chosen, gates, step)
+        levels = policy.levels(self.layer, chosen, gates, scores, decode=step.decode)
+        if 0 in policy.settings.levels:
+            gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
+        return self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        assignments: Assignments,
+        add_to: torch.Tensor | None = None,
+        predicted: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Brings a layer's experts into memory and computes them as they come.
+
+        Every expert writes rows of its own, and a token's rows are summed in the router's order, so the result does not
+        depend on the order in which experts come. Skipped experts are neither requested nor computed.
+
+        Args:
+            hidden: bf16 [T, H], contiguous.
+            assignments: the rows of each expert.
+            add_to: bf16, T H in all, contiguous: the result is added to it in place.
+            predicted: the next MoE layer's experts, the likeliest first; None: predict them here if look-ahead is on.
+
+        Returns:
+            bf16 [T, H], or `add_to`.
+        """
+        runtime, decode = self.runtime, self.runtime.step is None or self.runtime.step.decode
+        runtime.use.add((0, 0, pairs) for pairs in assignments.skipped)
+        rows = hidden.new_empty(
+            assignments.rows + 1, hidden.shape[1]
+        )  # the last is the zero row of skipped pairs
+        places: list[torch.Tensor] = []
+        wanted = assignments.wanted(self.layer)
+        scan = not decode and is_scan(len(wanted), runtime.policy.experts)
+        with runtime.source.request(wanted, scan=scan) as request:
+            self._look_ahead(hidden, assignments.gates.shape[1], predicted)
+            row = 0
+            for leases in request:
+                row = self._compute(leases, hidden, assignments, rows, row, places)
+        return self._summed(rows, places, assignments.gates, add_to)
+
+    def _on_host(
+        self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepKV
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The router's choice, its gate weights, and the attention scores of the layer, in RAM."""
+        return chosen, gates, step.scores
+
+    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
+        """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
+        runtime = self.runtime
+        if self.next_router is None or not runtime.source.looks_ahead:
+            return
+        layer = self.next_router[0]
+        if predicted is None:
+            decode = runtime.step is None or runtime.step.decode
+            predicted = predict(self._next_logits(hidden), slots, decode=decode)
+        levels = runtime.policy.predicted(layer, predicted)
+        runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
+
+    def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The next router's logits [T, E] on this layer's state, in RAM."""
+        assert self.next_router
+        return self.next_router[1](hidden)
+
+    def _compute(
+        self,
+        leases: Sequence[Lease],
+        hidden: torch.Tensor,
+        assignments: Assignments,
+        rows: torch.Tensor,
+        row: int,
+        places: list[torch.Tensor],
+    ) -> int:
+        """Computes leased experts into rows from `row` on, and adds the places of these rows. Returns the next row."""
+        tokens, slots = assignments.gates.shape
+        exact, most = (
+            self.runtime.policy.settings.exact,
+            BATCH_ROWS if hidden.device.type == "cpu" else len(rows),
+        )
+        for batch in assignments.batches(leases, most):
+            parts = [
+                Part(lease.blocks, lease.level, one.level if exact else lease.level, one.rows)
+                for lease, one in batch
+            ]
+            counts = zip(batch, parts, strict=True)
+            self.runtime.use.add((one.level, part.level, part.rows) for (_, one), part in counts)
+            own = torch.cat([one.places for _, one in batch])
+            end = row + len(own)
+            if tokens == 1:
+                x = hidden.expand(len(own), -1)
+            else:
+                x = hidden.index_select(0, (own // slots).to(hidden.device, non_blocking=True))
+            self._apply(x, parts, [lease.key.expert for lease, _ in batch], rows[row:end])
+            places.append(own)
+            row = end
+        return row
+
+    def _apply(
+        self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor
+    ) -> None:
+        """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""
+        kernel, activation = self.runtime.kernel, self._activation
+        if self._biases is None:
+            kernel.forward(x, parts, activation, out)
+            return
+        of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
+        of_row = of_row.to(x.device, non_blocking=True)
+        up, down = (bias[of_row] for bias in self._biases)
+        kernel.forward(x, parts, Activation(CUSTOM, lambda y: activation.apply(y + up)), out)
+        out += down
+
+    def _summed(
+        self,
+        rows: torch.Tensor,
+        places: Sequence[torch.Tensor],
+        gates: torch.Tensor,
+        add_to: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Each token's weighted sum over its rows, in float32 and in the router's order."""
+        row_of = torch.full((gates.numel(),), -1)
+        if places:
+            row_of[torch.cat(list(places))] = torch.arange(len(rows) - 1)
+        if rows.device.type == "cpu" and native.available():
+            return native.weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
+        rows[-1].zero_()
+        own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
+        gates = gates.to(rows.device, non_blocking=True)
+        total = own[:, 0].float() * gates[:, :1]
+        for slot in range(1, gates.shape[1]):
+            total.addcmul_(own[:, slot].float(), gates[:, slot : slot + 1])
+        summed = total.to(rows.dtype)
+        return summed if add_to is None else add_to.add_(summed.view_as(add_to))
 
 
 def experts_forward(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' experts interface. While a step is noted, what is run between two pieces of it.
-
-    Args and result: as _experts_forward.
-    """
-    between = module.edgemoe.runner.state.between
-    if between is None:
-        return _experts_forward(module, hidden, top_k_index, top_k_weights)
-    return between(lambda kv: _experts_forward(module, hidden, top_k_index, top_k_weights))  # type: ignore[no-any-return]
-
-
-def _experts_forward(
-    module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    """A layer's routed experts.
-
-    Every expert writes rows of its own and the rows are summed in the router's order, so the result does
-    not depend on the order in which experts become ready. Skipped experts are neither asked for nor computed.
-
-    Args:
-        module: the model's experts module, whose own weights are never touched.
-        hidden: bf16 [T, H].
-        top_k_index: int64 [T, k], the experts the router chose.
-        top_k_weights: [T, k], their gate weights.
-
-    Returns:
-        [T, H] in hidden's dtype.
-    """
-    binding: ExpertLayer = module.edgemoe
-    runner, policy = binding.runner, binding.runner.policy
-    tokens, slots = top_k_index.shape
-    if tokens == 1 and binding.of_one_token:
-        return binding.of_one_token(hidden.contiguous(), top_k_index, top_k_weights)
-    if runner.watch:
-        runner.watch(binding.layer, top_k_index)
-    seen = _seen(binding, hidden, top_k_index, top_k_weights)
-    levels = policy.levels(binding.layer, seen.chosen, seen.gates, seen.scores, decode=runner.state.decode)
-    shares = shares_of(seen.chosen, levels)
-    skipped = take_skipped(shares)
-    if skipped:
-        runner.use.skipped(len(skipped), pairs=sum(share.rows for share in skipped))
-        top_k_weights = without_skipped(seen.gates, levels, renormalise=policy.settings.renormalise)
-    rows = (hidden.new_zeros if skipped else hidden.new_empty)(tokens * slots, hidden.shape[1])
-    # A token's in the router's order: what weighs least is what may be left in DRAM.
-    wanted = {
-        ExpertKey(binding.layer, expert): max(share.level for share in parts)
-        for expert, parts in shares.items()
-    }
-    passing = not runner.state.decode and len(wanted) > PASSING * policy.experts
-    with runner.source.stream(wanted, passing=passing) as leases:
-        look_ahead(binding, seen.ahead if runner.device else scored(binding, hidden), slots)
-        for lease in leases:
-            together = [lease, *leases.ready()]
-            near = [one for one in together if runner.device is None or one.device == runner.device.name]
-            _compute(module, runner, near, shares, hidden, rows.view(tokens, slots, -1))
-            if len(near) < len(together):
-                (share,) = shares[lease.key.expert]
-                _compute_below(module, runner, lease, share, seen.hidden, rows)
-    return _weighted_sum(rows.view(tokens, slots, -1), top_k_weights.to(rows.device, non_blocking=True))
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What the host has to know of a layer to fetch its experts, in RAM.
-
-    Args:
-        chosen: int64 [T, k].
-        gates: [T, k].
-        scores: [T], attention received; None: nobody wants to know.
-        ahead: [T, E], what the next layer's router says; None: nobody looks ahead, or it need not come from a device.
-        hidden: [T, H]; None: no expert is computed there.
-    """
-
-    chosen: torch.Tensor
-    gates: torch.Tensor
-    scores: torch.Tensor | None
-    ahead: torch.Tensor | None
-    hidden: torch.Tensor | None
-
-
-def _seen(
-    binding: ExpertLayer, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> _Seen:
-    """From a device all of it comes at once: the host waits for the router, and for nothing else in a layer."""
-    runner = binding.runner
-    scores, device = runner.state.scores, runner.device
-    if device is None:
-        return _Seen(top_k_index, top_k_weights, scores, None, None)
-    optional = {
-        "scores": scores,
-        "ahead": scored(binding, hidden),
-        "hidden": hidden if runner.below else None,
-    }
-    wanted = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    chosen, gates, *others = device.to_host([top_k_index, top_k_weights, *wanted.values()])
-    return _Seen(chosen, gates, **(dict.fromkeys(optional) | dict(zip(wanted, others, strict=True))))
-
-
-def without_skipped(weights: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
-    """Gate weights [T, k] with 0 for what is at level 0 in levels [T, k], in float32.
-
-    `renormalise` scales what remains of each row to the row's previous sum; a row of which nothing remains
-    stays 0.
-    """
-    left = weights.float().masked_fill(levels == 0, 0)
-    if renormalise:
-        left = left * (weights.float().sum(1, keepdim=True) / left.sum(1, keepdim=True).clamp_min(1e-20))
-    return left
-
-
-def scored(binding: ExpertLayer, hidden: torch.Tensor) -> torch.Tensor | None:
-    """What the next layer's router says of this one's hidden state, [T, E]; None: nobody looks ahead."""
-    if binding.next_layer is None or not binding.runner.source.looks_ahead:
-        return None
-    return binding.next_layer[1](hidden)
-
-
-def look_ahead(binding: ExpertLayer, scores: torch.Tensor | None, slots: int) -> None:
-    """Tells the source what the next layer will probably want (DyMoE eq. 6-8)."""
-    runner = binding.runner
-    if binding.next_layer is None or scores is None:
-        return
-    layer = binding.next_layer[0]
-    experts = predict(scores, slots, decode=runner.state.decode)
-    levels = runner.policy.predicted(layer, experts)
-    runner.source.speculate({ExpertKey(layer, expert): level for expert, level in levels.items()})
-
-
-def _compute(
-    module: Any,
-    runner: ExpertRunner,
-    leases: Sequence[Lease],
-    shares: dict[int, list[Share]],
-    hidden: torch.Tensor,
-    rows: torch.Tensor,
-) -> None:
-    """Computes experts into their places of rows [T, k, H]."""
-    tokens, slots, _ = rows.shape
-    flat = rows.view(tokens * slots, -1)
-    for batch in batches(leases, shares, BATCH_ROWS if hidden.device.type == "cpu" else len(flat)):
-        parts = []
-        for lease, share in batch:
-            level = share.level if runner.policy.settings.exact else lease.level
-            parts.append(Part(lease.blocks, lease.level, level, share.rows))
-            runner.use.scheduled_at(share.level, share.rows)
-            runner.use.computed_at(level, scheduled=share.level)
-        places = torch.cat([share.places for _, share in batch]).to(hidden.device, non_blocking=True)
-        x = hidden.expand(len(places), -1) if tokens == 1 else hidden.index_select(0, places // slots)
-        y = _apply(module, runner.kernel, x, parts, [lease.key.expert for lease, _ in batch])
-        _in_words(flat).index_copy_(0, places, _in_words(y))
-
-
-def _compute_below(
-    module: Any,
-    runner: ExpertRunner,
-    lease: Lease,
-    share: Share,
-    hidden: torch.Tensor | None,
-    rows: torch.Tensor,
-) -> None:
-    """Computes an expert of a single token on the CPU, and has its row brought into its place of rows [k, H].
-
-    At the level asked for, though DRAM may hold more planes: so much is what was weighed against moving it.
-    """
-    assert runner.below
-    assert hidden is not None
-    runner.use.scheduled_at(share.level, 1)
-    runner.use.computed_at(share.level, scheduled=share.level)
-    part = Part(lease.blocks, lease.level, share.level, 1)
-    row = runner.below.forward(hidden, [part], module._apply_gate)[0]
-    rows[int(share.places)].copy_(row, non_blocking=True)
-
-
-def _in_words(rows: torch.Tensor) -> torch.Tensor:
-    """The same bytes as int64 where rows are of whole ones: torch copies rows to indices number by number."""
-    return rows.view(torch.int64) if rows.shape[1] * rows.element_size() % 8 == 0 else rows
-
-
-PASSING = 0.5
-"""Share of a layer's experts beyond which a prompt goes through all layers' in turn: what is read for one layer then
-makes room for the next, and what is resident for later ones stays (docs/decisions/0016)."""
-
-BATCH_ROWS = 256
-"""Most rows that several experts have in one call of a CPU's kernel: with more, calls cost little beside products."""
-
-
-def _apply(
-    module: Any, kernel: ExpertKernel, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int]
-) -> torch.Tensor:
-    """The parts' rows [R, H], with the biases that a family may have: gate_up's [E, 2 I] and down's [E, H]."""
-    if not getattr(module, "has_bias", False):
-        return kernel.forward(x, parts, module._apply_gate)
-    of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
-    of_row = of_row.to(x.device, non_blocking=True)
-    up: torch.Tensor = module.gate_up_proj_bias[of_row]
-    down: torch.Tensor = module.down_proj_bias[of_row]
-    return kernel.forward(x, parts, lambda y: module._apply_gate(y + up)) + down
-
-
-def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum over slots of weights [T, k] * rows [T, k, H], in float32."""
-    if rows.device.type == "cpu" and native.available():
-        return native.weighted_sum(rows, weights.float().contiguous())
-    if rows.shape[0] == 1:
-        return (weights.float() @ rows[0].float()).to(rows.dtype)
-    total = rows[:, 0].float() * weights[:, :1].float()
-    for slot in range(1, rows.shape[1]):
-        total.addcmul_(rows[:, slot].float(), weights[:, slot : slot + 1].float())
-    return total.to(rows.dtype)
+    """transformers' experts interface; see ExpertLayer.routed for arguments and result."""
+    layer: ExpertLayer = module.edgemoe
+    return layer.routed(hidden, top_k_index, top_k_weights)
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)

@@ -1,4 +1,4 @@
-"""What there is to know of a model family: config keys, tensor names, and what a sequence keeps."""
+"""What a model family declares: config keys, tensor names, what a sequence keeps, and traits of its layers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from edgemoe.kv.shape import KVShape, keys_and_values
 from storage.checkpoint import Config
@@ -13,6 +14,38 @@ from storage.errors import ModelRefused
 
 _ROTARY = r".*\.rotary_emb\.inv_freq"
 """Computed from the config; old checkpoints have it nevertheless."""
+
+
+@dataclass(frozen=True)
+class SoftmaxGate:
+    """A router that is a softmax of which the top k count.
+
+    Args:
+        normalise: transformers' config -> whether the chosen experts' gate weights are scaled to add up to 1.
+        rounded: whether gate weights are rounded to bf16.
+    """
+
+    normalise: Callable[[Any], bool]
+    rounded: bool
+
+
+@dataclass(frozen=True)
+class FusedGQA:
+    """Traits of a family whose decoder layers are norm, attention, residual, norm, experts, residual.
+
+    Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
+    and k_norm. layers.fused_decode runs one new token through such layers in one call; layers.gqa does attention
+    otherwise.
+
+    Args:
+        gate: the router of its MoE blocks.
+        block_is_experts: whether a MoE block is its router and experts and nothing else.
+        windows: transformers' config -> latest tokens that attention sees in each layer; 0: all.
+    """
+
+    gate: SoftmaxGate
+    block_is_experts: bool
+    windows: Callable[[Any], list[int]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +69,9 @@ class Family:
         unused: patterns of tensors that are no part of the model.
         predicts_ahead: whether layers for multi-token prediction follow the model's own.
         kv: config -> what a sequence keeps.
-        plain_attention: whether every self_attn is what plain_attention.PlainAttention says, and nothing else.
+        activation_key: config key that names the function between an expert's products; None: a function of its own.
+        rms_norm: whether modules named *RMSNorm are weight * x / sqrt(mean(x^2) + epsilon).
+        fused_gqa: traits of plain decoder layers; None: other layers.
     """
 
     model_type: str
@@ -53,7 +88,9 @@ class Family:
     unused: tuple[str, ...] = ()
     predicts_ahead: bool = False
     kv: Callable[[Config], KVShape] = keys_and_values
-    plain_attention: bool = False
+    activation_key: str | None = "hidden_act"
+    rms_norm: bool = True
+    fused_gqa: FusedGQA | None = None
 
     def moe_layers(self, config: Config) -> tuple[int, ...]:
         """The layers that have experts, ascending."""

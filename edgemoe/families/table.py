@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from edgemoe.families.base import Family
+from edgemoe.families.base import Family, FusedGQA, SoftmaxGate
 from edgemoe.kv.shape import hybrid, latents, sized
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
@@ -55,6 +57,27 @@ def _from_start_to_end(config: Config) -> tuple[int, ...]:
     return tuple(i for i in _every_layer(config) if (i + 1) % interval == 0 and start <= i <= last)
 
 
+def _all_tokens(config: Any) -> list[int]:
+    """Attention without a window in every layer."""
+    return [0] * config.num_hidden_layers
+
+
+def _one_window(config: Any) -> list[int]:
+    """The same window in every layer, where the config has one."""
+    return [config.sliding_window or 0] * config.num_hidden_layers
+
+
+def _window_by_layer(config: Any) -> list[int]:
+    """A window in the layers that layer_types calls sliding_attention."""
+    return [config.sliding_window if kind == "sliding_attention" else 0 for kind in config.layer_types]
+
+
+def _always(config: Any) -> bool:
+    return True
+
+
+_AS_CONFIGURED = SoftmaxGate(attrgetter("norm_topk_prob"), rounded=True)
+
 _MLP = "model.layers.{layer}.mlp."
 _SPARSE = "model.layers.{layer}.block_sparse_moe."
 _FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
@@ -96,14 +119,20 @@ _mixtral = partial(
 FAMILIES = {
     family.model_type: family
     for family in (
-        _qwen(model_type="qwen2_moe", plain_attention=True),
-        _qwen(model_type="qwen3_moe", plain_attention=True),
-        _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid),
+        _qwen(
+            model_type="qwen2_moe",
+            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=False, windows=_window_by_layer),
+        ),
+        _qwen(
+            model_type="qwen3_moe",
+            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=True, windows=_one_window),
+        ),
+        _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid, rms_norm=False),
         _qwen(
             model_type="olmoe",
             intermediate_key="intermediate_size",
             sparse_layers=_every_layer,
-            plain_attention=True,
+            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=True, windows=_all_tokens),
         ),
         _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, otherwise=0), kv=latents),
         _deepseek(
@@ -134,12 +163,15 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="mixtral",
-            plain_attention=True,
+            fused_gqa=FusedGQA(
+                SoftmaxGate(_always, rounded=False), block_is_experts=True, windows=_one_window
+            ),
             router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
             renames=((".block_sparse_moe.", ".mlp."),),
         ),
         _mixtral(
             model_type="phimoe",
+            rms_norm=False,
             router_names=(_SPARSE + "gate.weight", _MLP + "router.weight"),
             renames=((".block_sparse_moe.", ".mlp."), (".mlp.gate.", ".mlp.router.")),
         ),
@@ -155,6 +187,7 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="gpt_oss",
+            activation_key=None,
             expert_names=None,
             transposed=True,
             router_names=(_MLP + "router.weight",),

@@ -1,4 +1,4 @@
-"""Which kernel runs on a device, and everything that depends on it."""
+"""Which expert kernel runs on a device, and in what layout and form it reads experts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Protocol
 import torch
 
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.native import cuda_layout as slabs
+from edgemoe.kernels.native import cuda_layout
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.cuda_layout import SlabExpertKernel
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
@@ -27,21 +26,21 @@ class KernelClass(Protocol):
     """A class of expert kernels."""
 
     def __call__(self, geometry: RecordGeometry, layout: Layout) -> ExpertKernel:
-        """A kernel for experts of one geometry, in its layout."""
+        """Makes a kernel for experts of one geometry in a layout."""
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of scratch that one kernel holds."""
+        """Returns the bytes of scratch that one kernel uses."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """One way of computing experts.
+    """A kernel and the data that it reads.
 
     Args:
         name: native or torch on a CPU, triton or planes on another device.
-        layout: what the kernel wants codes in.
-        form: how it wants experts to lie in memory: (geometry, layout stored, layout used).
+        layout: the order of codes that the kernel reads.
+        form: makes the form of resident experts from (geometry, layout stored, layout read).
         kernel: of experts.
     """
 
@@ -51,43 +50,43 @@ class Compute:
     kernel: KernelClass
 
 
-def ways(device: torch.device | str = "cpu") -> list[Compute]:
-    """Every way that works on a device, the fastest first.
+def kernels_for(device: torch.device | str = "cpu") -> list[Compute]:
+    """Every kernel that works on a device, the fastest first.
 
-    On a CPU edgemoe's own kernel needs AVX2 and a compiler at install; elsewhere the fast one needs Triton.
+    On a CPU the compiled kernel needs AVX2 and a C compiler at install; on a GPU the fast one needs Triton.
 
     Args:
-        device: as torch names it. Whether it is there is not asked.
+        device: as torch names it; it need not be present.
     """
     if torch.device(device).type != "cpu":
-        return _device_ways()
-    torchs = Compute("torch", detect(), MergedForm, CpuExpertKernel)
+        return _device_kernels()
+    torch_int4 = Compute("torch", detect(), MergedForm, CpuExpertKernel)
     if not native.available():
-        return [torchs]
-    return [Compute("native", native.LAYOUT, PlaneForm, NativeExpertKernel), torchs]
+        return [torch_int4]
+    return [Compute("native", native.LAYOUT, PlaneForm, NativeExpertKernel), torch_int4]
 
 
-def _device_ways() -> list[Compute]:
+def _device_kernels() -> list[Compute]:
     planes = Compute("planes", LAYOUTS["cuda"], PlaneForm, PlaneExpertKernel)
     if importlib.util.find_spec("triton") is None:
         return [planes]
-    # Triton takes most of a second to import, which is of no use on a CPU.
+    # Imported here: Triton takes most of a second to import, and a CPU run never needs it.
     from edgemoe.kernels.triton.experts import TritonExpertKernel
 
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
 
 
 def beside_device(layout: Layout) -> KernelClass:
-    """The fastest kernel of the CPU for planes in a device's layout, which nobody may re-lay on their way to it.
+    """The fastest CPU kernel for planes in a device's layout, which are not re-laid on their way to the device.
 
-    edgemoe's own read cpu-avx2-paired and cuda; of any other, torch's operators make matrices in every call.
+    The compiled kernels read cpu-avx2-paired and cuda; for any other layout torch's operators dequantize in every call.
     """
-    if layout == slabs.LAYOUT and slabs.available():
-        return SlabExpertKernel
+    if native.available() and layout == cuda_layout.LAYOUT:
+        return cuda_layout.SlabExpertKernel
     return NativeExpertKernel if native.available() and layout == native.LAYOUT else PlaneExpertKernel
 
 
 @cache
 def compute(device: torch.device | str = "cpu") -> Compute:
-    """The fastest way on a device."""
-    return ways(device)[0]
+    """The fastest kernel on a device."""
+    return kernels_for(device)[0]

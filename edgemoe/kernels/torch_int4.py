@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import Part
+from edgemoe.machine.cpu import fast_bf16
 from storage.forms import P0, P4
 from storage.layout import Layout
 from storage.planes import truncate_to_base
@@ -24,11 +26,6 @@ DEQUANTIZE_FROM = {8: 40, 4: 80, 2: 80}
 
 _PAD_TOKENS = 32
 """Tokens are padded to a multiple of this before a plain product: unseen shapes cost a compilation."""
-
-
-def fast_bf16() -> bool:
-    """Whether this CPU multiplies bf16 matrices natively; where not, float32 is several times faster."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class CpuExpertKernel:
@@ -55,21 +52,21 @@ class CpuExpertKernel:
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
         return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
         """See ExpertKernel."""
         sizes = [part.rows for part in parts]
-        inner = gate(
-            torch.cat([self._part(rows, part, 0) for rows, part in zip(x.split(sizes), parts, strict=True)])
-        )
-        return torch.cat(
-            [self._part(rows, part, 1) for rows, part in zip(inner.split(sizes), parts, strict=True)]
-        )
+        up = [self._part(rows, part, 0) for rows, part in zip(x.split(sizes), parts, strict=True)]
+        inner = activation.apply(torch.cat(up))
+        for rows, part, result in zip(inner.split(sizes), parts, out.split(sizes), strict=True):
+            result.copy_(self._part(rows, part, 1))
 
     def _part(self, x: torch.Tensor, part: Part, matrix: int) -> torch.Tensor:
         """One expert's rows through its gate_up (0) or down (1) matrix."""
         level, p4 = part.level, part.blocks[P4]
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
-        if level == 2 and part.held > 2:
+        if level == 2 and part.resident > 2:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
             codes = self._nibbles.data
         low = part.blocks[P0] if level == 8 else None

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from edgemoe.kernels import threads
-from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import Part
 from storage.base import PLANES_OF_LEVEL, Plane
 from storage.layout import Layout
 from storage.planes import dequantize
@@ -37,10 +38,12 @@ class PlaneExpertKernel:
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         return 2 * geometry.codes_bytes + 13 * widest
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
         """See ExpertKernel."""
         with threads.for_product(len(parts) * self._geometry.weights):
-            return self._products(gate(self._products(x, parts, 0)), parts, 1)
+            out.copy_(self._products(activation.apply(self._products(x, parts, 0)), parts, 1))
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through every part's gate_up (0) or down (1) matrix."""

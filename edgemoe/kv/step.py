@@ -1,15 +1,14 @@
-"""The engine's unit of work: rows of tokens, each belonging to a sequence with a KV of its own."""
+"""A step of the engine: rows of tokens, each of a sequence with a KV of its own, and what layers share during it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
 
-if TYPE_CHECKING:
-    from edgemoe.kv.sequence import SequenceKV, StepKV
+from edgemoe.kv.sequence import SequenceKV
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass through the model: the rows of all segments, one after another.
+    """Rows through the model once: the tokens of all segments, one segment after another.
 
-    Batch size 1 is a rule of the command line, not of the engine: any number of sequences may share a
-    step, each once.
+    Any number of sequences may share a step, each once; the command line uses one.
     """
 
     segments: tuple[Segment, ...]
 
     @property
     def decodes(self) -> bool:
-        """Whether every sequence goes on by one token: each row is then judged by its own gate weights."""
+        """Whether every sequence goes on by one token: each row's levels then follow its own gate weights."""
         return all(len(segment.tokens) == 1 for segment in self.segments)
 
     @property
@@ -46,23 +44,54 @@ class Step:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
-@dataclass
-class StepState:
-    """What the layers of one pass tell each other.
+class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
+    """The state of one step: its sequences' KV behind transformers' cache interface, and what layers tell each other.
 
     Args:
+        step: whose sequences these are.
         decode: the phase that levels are chosen for.
-        signal: the kind of attention that each layer's experts want to know of (importance.token_scores);
-            None: none.
+        signal: the kind of attention that each layer's experts need (importance.token_scores); None: none.
+
+    Raises:
+        ContextExceeded: a sequence's context does not hold its tokens.
     """
 
-    decode: bool
-    signal: str | None
-    scores: torch.Tensor | None = None
-    """float32 [rows], attention received in the layer that is running."""
-    passed: int = 0
-    """Layers that a step of a single token is through, counted from the model's first."""
-    one_by_one: bool = False
-    """Every layer is gone through when it is called, and not before."""
-    between: Callable[[Callable[[StepKV], torch.Tensor]], torch.Tensor] | None = None
-    """Takes what depends on the host while a step is noted (graphs), and runs it; None: no step is."""
+    def __init__(self, step: Step, *, decode: bool, signal: str | None = None) -> None:
+        super().__init__(layers=[])
+        self.decode, self.signal = decode, signal
+        self.scores: torch.Tensor | None = None
+        """float32 [rows], attention received in the layer that runs; None where `signal` is."""
+        self.spans: list[tuple[SequenceKV, int, int]] = []
+        """(sequence, its first row in the step, rows)."""
+        row = 0
+        for segment in step.segments:
+            tokens = len(segment.tokens)
+            segment.sequence.require(tokens)
+            self.spans.append((segment.sequence, row, tokens))
+            row += tokens
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged."""
+        for sequence, row, rows in self.spans:
+            part = slice(row, row + rows)
+            sequence.write(layer_idx, key_states[0, :, part], value_states[0, :, part])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the first sequence before this step."""
+        return self.spans[0][0].length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Returns 0: rows have explicit positions, and no mask over them is made."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Returns (query_length, 0), for the same reason."""
+        return query_length, 0
+
+    def commit(self) -> None:
+        """Makes the step's tokens part of their sequences."""
+        for sequence, _, rows in self.spans:
+            sequence.commit(rows)

@@ -1,8 +1,7 @@
 """Attention over the preallocated KV, registered with transformers under the name `edgemoe`.
 
-Each sequence of a step attends to its own keys. The causal structure follows from positions, so in the place of a
-mask a layer gets its window, as the model's own code chooses it; what is not understood is refused rather than
-ignored.
+Each sequence of a step attends to its own keys. The causal structure follows from positions, so a layer gets its
+window, as the model's own code chooses it, instead of a mask. Features that are not implemented are refused.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from edgemoe.kernels import threads
-from edgemoe.kernels.torch_int4 import fast_bf16
-from edgemoe.kv.sequence import SequenceKV, StepKV
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
+from edgemoe.machine.cpu import fast_bf16
 from edgemoe.policy.importance import QUERY_BLOCK, token_scores
 from storage.errors import ModelRefused
 
@@ -122,44 +122,22 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, V].
 
-    `kv` is the step's, handed through the model's keyword arguments; keys and values of this step are
-    already in it, unless the step is being noted. `attention_mask` is the layer's window (window_of_mask);
-    `sliding_window` among the other arguments is what some models pass to layers whose mask has none, and is not
-    looked at. Where the experts want to know, the attention every row receives goes to the step's state.
+    `kv` comes through the model's keyword arguments and already has the keys and values of this step.
+    `attention_mask` is the layer's window (window_of_mask); `sliding_window` is ignored: some models pass it to layers
+    whose mask has no window. Where `kv.signal` is set, the attention that each row receives goes to `kv.scores`.
+
+    Raises:
+        ModelRefused: the model uses a feature of attention that is not implemented.
     """
     assert kv is not None
     for name in _NOT_UNDERSTOOD:
         if kwargs.get(name) is not None:
             raise ModelRefused(
-                f"attention of {type(module).__name__} was wanted",
-                f"it uses {name}, which this attention does not implement",
-                "Choose a model without it",
+                f"plain attention in {type(module).__name__}", name, "choose a model without it"
             )
     window = None if attention_mask is None else int(attention_mask)
-    if kv.state.between is None:
-        return _attention(module, query, key, value, window, scaling, kv, s_aux), None
-
-    def work(kv: StepKV) -> torch.Tensor:
-        kv.write(module.layer_idx, key, value)  # type: ignore[arg-type]  # a module's attributes have no types
-        return _attention(module, query, key, value, window, scaling, kv, s_aux)
-
-    return kv.state.between(work), None
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    window: int | None,
-    scaling: float,
-    kv: StepKV,
-    s_aux: torch.Tensor | None,
-) -> torch.Tensor:
-    """query [1, heads, rows, D] -> [1, rows, heads, V]; see attention."""
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    state = kv.state
-    state.scores = torch.empty(query.shape[2], device=query.device) if state.signal else None
+    kv.scores = torch.empty(query.shape[2], device=query.device) if kv.signal else None
     for sequence, row, rows in kv.spans:
         part = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
@@ -171,18 +149,17 @@ def _attention(
             else:
                 summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
             out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
-            if state.scores is not None and state.signal:
-                state.scores[part] = token_scores(own, keys, scaling, window, state.signal, s_aux)
-    return out.transpose(0, 1).unsqueeze(0)
+            if kv.scores is not None and kv.signal:
+                kv.scores[part] = token_scores(own, keys, scaling, window, kv.signal, s_aux)
+    return out.transpose(0, 1).unsqueeze(0), None
 
 
 def _visible(
     module: Any, sequence: SequenceKV, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A sequence's queries, and all keys and values so far: its cache's, or the step's own where they are all.
+    """Returns a sequence's queries, and all of its keys and values so far.
 
-    Latents are attended to as they are, but for a sequence that begins with this step: its keys and values
-    are here already.
+    Latents are attended to directly, except in a sequence's first step, whose expanded keys and values are at hand.
     """
     rows = query.shape[1]
     if sequence.shape.latent and sequence.length == 0:
@@ -203,9 +180,7 @@ def window_of_mask(
     """
     if not allow_is_causal_skip:
         raise ModelRefused(
-            "causal attention was wanted",
-            "the model masks attention in a way of its own",
-            "Choose a model without it",
+            "causal attention", "a mask of the model's own", "choose a model with causal attention"
         )
     return torch.tensor(local_size) if local_size else None
 

@@ -1,16 +1,12 @@
-"""Dense weights: every parameter that is not an expert's, read once into memory and kept there.
+"""Linear layers, norms and embeddings whose weights stay in memory.
 
-Linear layers and embeddings are replaced by modules that know two things torch's own do not: weights at
-8 bits per output row, and that on a CPU without bf16 instructions a product of several rows is several times
-faster in float32, converted a slice of the weight at a time.
+They replace torch's own modules, which know no weights at 8 bits per output row, and which on a CPU without bf16
+instructions multiply several rows slower than a float32 product of a converted slice of the weight.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,93 +14,13 @@ from torch import nn
 
 from edgemoe.kernels import threads
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.torch_int4 import fast_bf16
-from storage.device import Device
-from storage.errors import TruncatedFile
-from storage.header import read_header
-
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I8": torch.int8}
+from edgemoe.machine.cpu import fast_bf16
 
 SLICE_BYTES = 1 << 25
 """Largest piece of a weight, in bytes of float32, that is converted at a time. Part of the workspace."""
 
-_ALIGNMENT = 256
-"""Bytes that a device's own allocations are aligned to, and products on it want of their weights."""
-
 _INT8_KERNEL_UP_TO = 16
-"""Rows up to which the 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
-
-
-def dense_bytes(path: Path) -> int:
-    """Bytes of memory that the tensors of dense.safetensors take."""
-    return sum(tensor.range.length for tensor in read_header(path).tensors.values())
-
-
-def widest_matrix(path: Path, vocab: int) -> int:
-    """Largest side of a matrix in dense.safetensors, those with a row for each of `vocab` tokens aside."""
-    shapes = (tensor.shape for tensor in read_header(path).tensors.values())
-    return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)
-
-
-def load_dense(path: Path, device: Device | None = None) -> dict[str, torch.Tensor]:
-    """Reads every tensor of dense.safetensors into memory of its own, once, without mapping the file.
-
-    On a device all of them share one allocation: its allocator would round each of them up.
-
-    Raises:
-        BadHeader, TruncatedFile: naming the file.
-        torch.OutOfMemoryError: the device has not so much.
-    """
-    out = {}
-    entries = read_header(path).tensors
-    rest = device.allocate(sum(_aligned(e.range.length) for e in entries.values())) if device else None
-    with path.open("rb", buffering=0) as file:
-        for name, entry in entries.items():
-            tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-            raw = tensor.view(torch.uint8).reshape(-1).numpy().data
-            file.seek(entry.range.offset)
-            done = 0
-            while done < len(raw):
-                got = file.readinto(raw[done : done + (1 << 24)])
-                if not got:
-                    raise TruncatedFile(
-                        f"tensor {name} of {len(raw)} bytes was wanted at {entry.range.offset} in {path}",
-                        f"the file ends after {done} of them",
-                        "Run `edgemoe verify` on the store and convert the model again",
-                    )
-                done += got
-            os.posix_fadvise(file.fileno(), entry.range.offset, entry.range.length, os.POSIX_FADV_DONTNEED)
-            if rest is not None:
-                own, rest = rest[: len(raw)], rest[_aligned(len(raw)) :]
-                own.copy_(torch.frombuffer(raw, dtype=torch.uint8))
-                tensor = own.view(tensor.dtype).view(tensor.shape)
-            out[name] = tensor
-    return out
-
-
-def in_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Has the system put what is large of tensors in RAM into huge pages, in place, as far as it can (Linux 6.1).
-
-    A token reads all of it: from pages of 4 KiB memory gives less.
-    """
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is None:
-        return
-    for start, size in {(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors}:
-        first, end = -(-start // _HUGE) * _HUGE, (start + size) // _HUGE * _HUGE
-        if first < end:
-            advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
-
-
-_HUGE = 1 << 21
-"""Bytes of a huge page where they are smallest; where they are larger nothing happens."""
-
-_MADV_COLLAPSE = 25
-
-
-def _aligned(size: int) -> int:
-    """Bytes until a place where any tensor may begin."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+"""Rows up to which torch's 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
 
 
 class DenseLinear(nn.Module):
@@ -118,9 +34,9 @@ class DenseLinear(nn.Module):
 
     @classmethod
     def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
-        """One layer that gives what all parts give, one after another: [..., sum of N].
+        """Joins layers into one whose result is theirs, one after another: [..., sum of N].
 
-        The parts go on working; from now on their weights are parts of its own.
+        The parts stay usable; their weights become views of the joined one.
 
         Args:
             parts: all with a scale or none, all with a bias or none.
@@ -139,7 +55,7 @@ class DenseLinear(nn.Module):
         return whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """bf16 [..., K] -> bf16 [..., N]. The way taken depends on the number of rows only."""
+        """bf16 [..., K] -> bf16 [..., N]. The kernel is chosen by the number of rows alone."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if x.device.type != "cpu":
@@ -175,7 +91,7 @@ class DenseLinear(nn.Module):
 
 
 class DenseNorm(nn.Module):
-    """y = weight * x / sqrt(mean(x^2) + epsilon), in one pass instead of transformers' seven."""
+    """y = weight * x / sqrt(mean(x^2) + epsilon), in one kernel call."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         super().__init__()
@@ -183,19 +99,18 @@ class DenseNorm(nn.Module):
         self.variance_epsilon = epsilon
 
     @classmethod
-    def like(cls, module: nn.Module) -> DenseNorm | None:
-        """The same as a module with weights, if that is such a norm: it is asked, bit for bit."""
+    def try_from(cls, module: nn.Module) -> DenseNorm | None:
+        """A norm with a module's weight, if that is a bf16 RMS norm in RAM (Family.rms_norm) and the kernel runs."""
         weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-        if not native.available() or not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
+        if not type(module).__name__.endswith("RMSNorm") or epsilon is None or not native.available():
             return None
-        if weight.dim() != 1 or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        if (
+            not isinstance(weight, nn.Parameter)
+            or weight.dtype != torch.bfloat16
+            or weight.device.type != "cpu"
+        ):
             return None
-        norm = cls(weight.data, epsilon)
-        probe = torch.linspace(-3, 3, 4 * len(weight)).view(4, -1).to(torch.bfloat16)
-        try:
-            return norm if torch.equal(module(probe), norm(probe)) else None
-        except (TypeError, RuntimeError):  # a norm that takes more than x
-            return None
+        return cls(weight.data, epsilon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """bf16 [..., K] -> bf16 [..., K]."""

@@ -1,172 +1,188 @@
-"""A single token's way through decoder layers: one call of the kernel as far as every expert it wants is held."""
+"""One new token through a whole model: one kernel call for as long as every expert it needs is resident."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
+from torch import nn
 
-from edgemoe.kernels.native.decode_layers import NativeLayers
-from edgemoe.kernels.native.router import NativeRouter
-from edgemoe.kv.sequence import StepKV
-from edgemoe.layers.dense import DenseNorm
-from edgemoe.layers.gqa import PlainAttention, room
+from edgemoe.experts.assignments import Assignments
+from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
+from edgemoe.families.base import FusedGQA
+from edgemoe.kernels.native.decode_layers import (
+    CHOSEN,
+    PREDICTED,
+    WANTED,
+    NativeDecodeLayers,
+    NativeDecoderLayer,
+)
+from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
+from edgemoe.kv.step import StepKV
+from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
+from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.policy.levels import LevelPolicy, without_skipped
+from storage.base import ExpertKey
+
+HIGHEST_AHEAD = 4
+"""Highest level that is read ahead where a policy has more than two levels (policy.levels.LevelPolicy.predicted)."""
 
 
-class NewTokenLayers:
-    """Stands in the place of consecutive decoder layers' `forward`s, and hands them every step but those of a token.
+class FusedDecode:
+    """Runs steps of one token through a model whose layers are all of a family with fused_gqa.
 
-    The first of them that is called takes the token through all, the others pass it on.
+    The kernel goes from layer to layer while every chosen expert is resident at its level. Where one is not, or a
+    layer's block is more than routed experts, it stops: the experts come through ExpertLayer.forward, any other block
+    is called, and the kernel goes on behind that layer.
 
     Args:
-        layers: norm, attention, residual, norm, experts, residual; each one's attention is a PlainAttention, and
-            they get one mask and one rotation.
+        model: embedding, layers, norm and head, of layers.build.
+        traits: of its family.
+        runtime: of its experts.
+        kernel: the runtime's, or the kernel that it wraps.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._first = layers[0].self_attn.layer
+    def __init__(
+        self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel
+    ) -> None:
+        self._runtime = runtime
+        self._embedding, self._rotary = model.model.embed_tokens, model.model.rotary_emb
+        self._norm, self._head = model.model.norm, model.lm_head
+        layers = list(model.model.layers)
         self._blocks = [layer.mlp for layer in layers]
-        self._routers = [_router(layer) for layer in layers]
-        self._experts = [
-            layer.mlp.experts.edgemoe.of_one_token if router else None
-            for layer, router in zip(layers, self._routers, strict=True)
-        ]
-        """Each layer's, where its router and they are all of its block."""
-        self._runner = next((e.runner for e in self._experts if e), None)
-        self.asked = False
-        """Whether the model's own code has said what these layers' attention sees (`_window`)."""
-        self._window: int | None = None
-        self._parts = [self._part(i, layer) for i, layer in enumerate(layers)]
-        self._native = NativeLayers(self._parts)
-        for layer in layers:
-            layer.forward = partial(self._forward, layer.self_attn.layer, layer.forward)
+        found = map(_experts, self._blocks)
+        self._experts = [e if e and e.fuses and traits.block_is_experts else None for e in found]
+        count = runtime.policy.experts
+        tables = [ResidentTable(kernel, count) if experts else None for experts in self._experts]
+        windows = traits.windows(model.config)
+        parts = zip(layers, windows, tables, strict=True)
+        self._native = NativeDecodeLayers([_native(*each) for each in parts], kernel)
+        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
+        self._tables = tables
+        runtime.source.pinned.observe(self._changed)
+        self.configure(runtime.policy)
 
     @classmethod
-    def place(cls, layers: Sequence[Any], kinds: Sequence[str]) -> list[NewTokenLayers]:
-        """Before every layer whose parts are all of edgemoe's kernel.
+    def try_from(cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime) -> FusedDecode | None:
+        """Makes one where the compiled kernel runs and every part of the model has a native form; None elsewhere."""
+        kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
+        if traits is None or not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
+            return None
+        outer = model.model.embed_tokens, model.model.norm, model.lm_head
+        if tuple(map(type, outer)) != (DenseEmbedding, DenseNorm, DenseLinear):
+            return None
+        if not all(_fits(layer) for layer in model.model.layers):
+            return None
+        return cls(model, traits, runtime, kernel)
 
-        Args:
-            layers: a model's.
-            kinds: each one's kind of attention.
+    def configure(self, policy: LevelPolicy) -> None:
+        """Sets the rules of levels for the steps that follow."""
+        slots = self._native.gates.shape[1]
+        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
+        settings = policy.settings
+        self._native.configure(rules, exact=settings.exact, renormalise=settings.renormalise)
+        levels = settings.levels
+        self._highest_ahead = levels[0] if len(levels) <= 2 else min(levels[0], HIGHEST_AHEAD)
+
+    def __call__(self, token: int, kv: StepKV) -> torch.Tensor:
+        """Appends a token to the one sequence of a step.
+
+        Returns:
+            float32 [1, vocab], the logits after it.
         """
-        marked = [(_fits(layer), kind) for layer, kind in zip(layers, kinds, strict=True)]
-        together = groupby(range(len(marked)), marked.__getitem__)
-        return [cls([layers[i] for i in some]) for (fits, _), some in together if fits]
+        sequence = kv.spans[0][0]
+        hidden = self._embedding(torch.tensor([[token]]))
+        rotation = self._rotary(hidden, torch.tensor([[sequence.length]]))
+        source, count, at, predicted = self._runtime.source, len(self._blocks), 0, False
+        while at < count:
+            ahead = self._highest_ahead if source.looks_ahead else 0
+            end = at + 1 if source.predicting else count
+            kv_parts = sequence.keys, sequence.values, sequence.length
+            done = self._native.run(range(at, end), hidden, rotation, *kv_parts, ahead)
+            trace = self._native.trace.tolist()
+            if done > at:
+                self._count_hits(range(at, done), trace)
+            if ahead:
+                # The kernel predicted the layers behind those it went through; the first, if the last call did.
+                first = at if predicted else at + 1
+                self._count_predictions(range(first, done + (done < end)), trace)
+            if done < end:
+                following = (
+                    trace[done + 1] if ahead and done + 1 < count and self._experts[done + 1] else None
+                )
+                self._finish(done, hidden, trace[done], following and following[PREDICTED])
+            at, predicted = (done + 1, False) if done < end else (end, bool(ahead))
+        logits: torch.Tensor = self._head(self._norm(hidden))[0].float()
+        return logits
 
-    def __len__(self) -> int:
-        """Layers."""
-        return len(self._blocks)
-
-    def _part(self, index: int, layer: Any) -> Any:
-        before, behind = (
-            (norm.weight.data, norm.variance_epsilon)
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
-        experts = self._experts[index]
-        held = experts.held if experts else None
-        return layer.self_attn.layer_with(before, behind, self._routers[index], held)
-
-    def _forward(self, layer: int, forward: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """transformers' interface of a decoder layer: bf16 [1, rows, H] -> the same; a single token's is changed."""
-        kv: StepKV = kwargs["past_key_values"]
-        if hidden_states.shape[1] > 1 or kv.state.signal:
-            passed: torch.Tensor = forward(hidden_states, **kwargs)
-            return passed
-        if kv.state.passed > layer:
-            return hidden_states
-        hidden, window = hidden_states.contiguous(), kwargs.get("attention_mask")
-        self._window, self.asked = None if window is None else int(window), True
-        end = layer + 1 if kv.state.one_by_one else self._first + len(self)
-        self._pass(range(layer, end), hidden, kwargs["position_embeddings"], kv)
-        return hidden
-
-    def __call__(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], kv: StepKV) -> None:
-        """Takes a single token through all of these layers, once they were asked.
-
-        Args:
-            hidden: bf16 [1, 1, H], contiguous; changed in place.
-            rotation: cosine and sine for its position.
-            kv: of its step.
-        """
-        self._pass(range(self._first, self._first + len(self)), hidden, rotation, kv)
-
-    def _pass(
-        self, layers: range, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], kv: StepKV
+    def _finish(
+        self, layer: int, hidden: torch.Tensor, trace: list[list[int]], predicted: list[int] | None
     ) -> None:
-        kv.state.scores = None
-        (sequence, _, _), first = kv.spans[0], self._first
-        for experts in self._experts:
-            if experts:
-                experts.renew()
-        at, end = layers.start, layers.stop
-        while at < end:
-            come = range(at - first, end - first)
-            stopped = first + self._native.run(come, hidden, rotation, *room(sequence, at, self._window))
-            if stopped > at and self._runner:
-                self._count()
-            if stopped < end:
-                self._compute(stopped - first, hidden)
-            at = stopped + 1
-        kv.state.passed = end
+        """Adds the block of the layer at which the kernel stopped to hidden."""
+        experts, normed, runtime = self._experts[layer], self._native.normed, self._runtime
+        if experts is None:
+            hidden += self._blocks[layer](normed[None])
+            return
+        levels, gates = trace[WANTED], self._native.gates[layer : layer + 1]
+        if runtime.watch:
+            runtime.watch(layer, torch.tensor([trace[CHOSEN]]))
+        if 0 in levels:
+            renormalise = runtime.policy.settings.renormalise
+            gates = without_skipped(gates, torch.tensor([levels]), renormalise=renormalise)
+        experts.forward(normed, Assignments.of_token(trace[CHOSEN], levels, gates), hidden, predicted)
 
-    def _count(self) -> None:
-        """What was computed without anybody here seeing it."""
-        assert self._runner
-        computed, level = self._native.take_computed(), self._runner.policy.uniform
-        assert level
-        self._runner.source.count_held([level] * sum(computed.values()))
-        self._runner.use.held_at(computed, scheduled=level)
+    def _count_hits(self, layers: range, trace: list[list[list[int]]]) -> None:
+        """Counts experts that the kernel computed."""
+        runtime, used, computed = self._runtime, [], list[tuple[int, int, int]]()
+        for layer in layers:
+            chosen, wanted, at, _ = trace[layer]
+            keys = self._keys[layer]
+            used.append(
+                [(keys[expert], level) for expert, level in zip(chosen, wanted, strict=True) if level]
+            )
+            computed += zip(wanted, at, (1,) * len(at), strict=True)
+            if runtime.watch:
+                runtime.watch(layer, torch.tensor([chosen]))
+        runtime.use.add(computed)
+        runtime.source.pinned.count_hits(used)
 
-    def _compute(self, index: int, hidden: torch.Tensor) -> None:
-        """Adds what lies behind a layer's norms to hidden."""
-        normed, router, experts = self._parts[index].normed, self._routers[index], self._experts[index]
-        if router and experts:
-            experts(normed, router.chosen, router.shares, hidden)
-        else:
-            hidden += self._blocks[index](normed[None])
+    def _count_predictions(self, layers: range, trace: list[list[list[int]]]) -> None:
+        """Compares the experts that the kernel predicted for layers with those chosen."""
+        self._runtime.source.pinned.count_predictions(
+            [
+                (layer, trace[layer][PREDICTED], trace[layer][CHOSEN])
+                for layer in layers
+                if self._experts[layer]
+            ]
+        )
+
+    def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:
+        table = self._tables[key.layer]
+        if table:
+            table.changed(key, level, blocks)
+
+
+def _experts(block: nn.Module) -> ExpertLayer | None:
+    """The experts of a block that has any."""
+    experts: ExpertLayer | None = getattr(getattr(block, "experts", None), "edgemoe", None)
+    return experts
 
 
 def _fits(layer: Any) -> bool:
-    norms = layer.input_layernorm, layer.post_attention_layernorm
-    return isinstance(layer.self_attn, PlainAttention) and all(type(norm) is DenseNorm for norm in norms)
+    """Whether attention, norms and router of a layer have native forms."""
+    parts: list[tuple[nn.Module, type]] = [(layer.self_attn, GroupedQueryAttention)]
+    parts += [(norm, DenseNorm) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    parts += [(layer.mlp.gate, SoftmaxRouter)] if _experts(layer.mlp) else []
+    return all(isinstance(part, kind) for part, kind in parts)
 
 
-def _router(layer: Any) -> NativeRouter | None:
-    """Of a layer's block, where routed experts are all that this has."""
-    router = getattr(getattr(layer.mlp, "gate", None), "forward", None)
-    if isinstance(router, SoftmaxRouter) and _is_router_and_experts(layer.mlp):
-        return router.choose
-    return None
-
-
-def _is_router_and_experts(block: Any) -> bool:
-    """Whether a block gives what its experts make of what its router chose, and nothing else: it is asked.
-
-    Of a single token; the experts are called with the token as it is.
-    """
-    if block.experts.edgemoe.of_one_token is None:
-        return False
-    both = torch.randn(2, 1, block.gate.weight.shape[1], generator=torch.Generator().manual_seed(0))
-    x, result = both.bfloat16().unbind()
-    given = []
-
-    def experts(*args: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
-        given.append([tensor.clone() for tensor in (*args, *more.values())])
-        return result
-
-    block.experts.forward = experts
-    try:
-        out = block(x[None])
-    finally:
-        del block.experts.forward
-    _, shares, best = block.gate(x)
-    want = x, best, shares
-    if len(given) != 1 or len(given[0]) != len(want) or not isinstance(out, torch.Tensor):
-        return False
-    return torch.equal(out, result[None]) and all(
-        torch.equal(*pair) for pair in zip(given[0], want, strict=True)
+def _native(layer: Any, window: int, table: ResidentTable | None) -> NativeDecoderLayer:
+    attention: GroupedQueryAttention = layer.self_attn
+    qkv, out = ((linear.weight.data, linear.scale, linear.bias) for linear in (attention.qkv, attention.out))
+    before, after = (
+        (norm.weight.data, norm.variance_epsilon)
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
     )
+    router = layer.mlp.gate.native if table else None
+    return NativeDecoderLayer(attention.native, window, before, after, qkv, out, router, table)

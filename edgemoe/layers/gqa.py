@@ -1,4 +1,4 @@
-"""Plain attention of a sequence's latest tokens in a call, where transformers' modules make some thirty."""
+"""Plain grouped-query attention in one kernel call for each sequence, where transformers' modules make some thirty."""
 
 from __future__ import annotations
 
@@ -8,37 +8,33 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, first_seen
-from edgemoe.kernels.native.decode_layers import NativeLayer
-from edgemoe.kernels.native.experts import HeldExperts
-from edgemoe.kernels.native.router import NativeRouter
-from edgemoe.kv.sequence import SequenceKV, StepKV
+from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
+from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
 
 
-class PlainAttention(nn.Module):
-    """Stands in the place of an attention module, and hands it only steps whose attention somebody wants to know.
+class GroupedQueryAttention(nn.Module):
+    """Computes an attention module's rows; a step that needs attention scores goes to the module itself.
 
     Args:
-        module: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm, halves rotated, and causal
-            attention, perhaps in a window: nothing else (Family.plain_attention).
+        module: of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
     """
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module, self.layer = module, module.layer_idx
-        self._joined = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj))
+        self.qkv, self.out = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj)), module.o_proj
         dim = module.head_dim
         heads, kv_heads = (linear.out_features // dim for linear in (module.q_proj, module.k_proj))
         norms = None
         if hasattr(module, "q_norm"):
             q, k = module.q_norm, module.k_norm
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
-        self._attend = NativeAttention(heads, kv_heads, dim, norms, module.scaling)
+        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling)
 
     @classmethod
-    def like(cls, module: Any) -> PlainAttention | None:
-        """One for a plain attention module in RAM, where edgemoe's kernel runs and takes its sizes."""
+    def try_from(cls, module: Any) -> GroupedQueryAttention | None:
+        """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
         linears = [getattr(module, f"{name}_proj") for name in "qkvo"]
         norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
         known = all(type(linear) is DenseLinear for linear in linears)
@@ -59,13 +55,13 @@ class PlainAttention(nn.Module):
         past_key_values: StepKV | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """transformers' interface of an attention module: bf16 [1, rows, H] -> the same.
+        """bf16 [1, rows, H] -> bf16 [1, rows, H]: transformers' interface of an attention module.
 
         `attention_mask` is the layer's window (attention.window_of_mask).
         """
         kv = past_key_values
         assert kv is not None
-        if kv.state.signal:
+        if kv.signal:
             out: tuple[torch.Tensor, None] = self.module(
                 hidden_states,
                 position_embeddings=position_embeddings,
@@ -74,35 +70,13 @@ class PlainAttention(nn.Module):
                 **kwargs,
             )
             return out
-        kv.state.scores = None
         window = None if attention_mask is None else int(attention_mask)
         cosine, sine = position_embeddings
-        projected = self._joined(hidden_states[0])
-        parts = []
+        projected = self.qkv(hidden_states[0])
+        attended = []
         for sequence, row, rows in kv.spans:
             part = slice(row, row + rows)
-            keys, values, past, _ = room(sequence, self.layer, window)
-            parts.append(
-                self._attend(projected[part], (cosine[0, part], sine[0, part]), keys, values, past, window)
-            )
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.module.o_proj(attended[None]), None
-
-    def layer_with(
-        self,
-        before: tuple[torch.Tensor, float],
-        behind: tuple[torch.Tensor, float],
-        router: NativeRouter | None,
-        held: HeldExperts | None,
-    ) -> NativeLayer:
-        """This attention with the norms, weights and epsilons, before it and behind it, and what comes then."""
-        qkv, out = (
-            (linear.weight.data, linear.scale, linear.bias) for linear in (self._joined, self.module.o_proj)
-        )
-        return NativeLayer(self._attend, before, behind, qkv, out, router, held)
-
-
-def room(sequence: SequenceKV, layer: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """A layer's keys and values, how many tokens are valid in them, and the first that a new one sees."""
-    past = sequence.length
-    return *sequence.slices[sequence.slots[layer]], past, first_seen(past, window)
+            keys, values = sequence.slices[sequence.slots[self.layer]]
+            rotation = cosine[0, part], sine[0, part]
+            attended.append(self.native(projected[part], rotation, keys, values, sequence.length, window))
+        return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None

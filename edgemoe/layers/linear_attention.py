@@ -1,4 +1,4 @@
-"""Linear attention over the sequences of a step: transformers' module knows one sequence, so it runs once for each."""
+"""Linear attention over the sequences of a step: transformers' module runs once for each sequence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from edgemoe.kernels import threads
-from edgemoe.kv.sequence import StepKV
+from edgemoe.kv.step import StepKV
 
 
 class PerSequence(nn.Module):
-    """Stands in the place of a linear-attention module.
+    """Runs a linear-attention module for each sequence of a step.
 
     Args:
         module: transformers' own.
@@ -26,10 +26,10 @@ class PerSequence(nn.Module):
         self.module, self.layer = module, layer
 
     def forward(self, hidden_states: torch.Tensor, cache_params: StepKV, **kwargs: Any) -> torch.Tensor:
-        """bf16 [1, rows, H] of all sequences -> the same; each sequence's state goes where its step's belongs."""
-        if cache_params.state.signal:
+        """bf16 [1, rows, H] of all sequences -> bf16 [1, rows, H]; updates each sequence's own state."""
+        if cache_params.signal:
             _say_load()
-        cache_params.state.scores = None
+        cache_params.scores = None
         out = []
         for sequence, row, rows in cache_params.spans:
             assert sequence.states is not None
@@ -41,7 +41,7 @@ class PerSequence(nn.Module):
 
 @cache
 def _say_load() -> None:
-    """Once a process."""
+    """Warns once in a process."""
     logging.getLogger("edgemoe").warning(
         "linear-attention layers have no attention scores: there the experts of a prompt are ranked by load"
     )

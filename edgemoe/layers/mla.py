@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from edgemoe.kernels.torch_int4 import fast_bf16
 from edgemoe.layers.dense import SLICE_BYTES
+from edgemoe.machine.cpu import fast_bf16
 
 
 class LatentHeads:

@@ -1,60 +1,49 @@
-"""A layer's router: which experts a token gets, and their gate weights, in one call of edgemoe's kernel."""
+"""A softmax router in one kernel call."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 
+from edgemoe.families.base import SoftmaxGate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 
 
-class SoftmaxRouter:
-    """Stands in the place of a router's `forward`.
+class SoftmaxRouter(nn.Module):
+    """Chooses tokens' experts: a softmax of which the top k count.
 
     Args:
-        router: a softmax over `weight`'s product, of which the top k count.
-        normalise: whether theirs are scaled to add up to 1.
+        router: transformers' module, with `weight` bf16 [E, H] in RAM and `top_k`.
+        normalise: whether the chosen experts' gate weights are scaled to add up to 1.
+        rounded: whether gate weights are rounded to bf16.
     """
 
-    def __init__(self, router: Any, *, normalise: bool) -> None:
-        weight = router.weight.data
-        self._dtype = router(weight[:1])[1].dtype
-        self.choose = NativeRouter(
-            weight, router.top_k, normalise=normalise, rounded=self._dtype == torch.bfloat16
-        )
+    def __init__(self, router: Any, *, normalise: bool, rounded: bool) -> None:
+        super().__init__()
+        self.weight = router.weight
+        self._dtype = torch.bfloat16 if rounded else torch.float32
+        self.native = NativeRouter(router.weight.data, router.top_k, normalise=normalise, rounded=rounded)
 
     @classmethod
-    def like(cls, router: Any) -> SoftmaxRouter | None:
-        """The same as a router with bf16 weights in RAM, if it is such a one: it is asked, about a few rows."""
-        weight = getattr(router, "weight", None)
-        if not native.available() or weight is None or not hasattr(router, "top_k"):
-            return None
-        if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not weight.is_contiguous():
-            return None
-        rows = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
-        said = [router.forward(row) for row in rows.split(1)]
-        for normalise in (True, False):
-            route = NativeRouter(weight.data, router.top_k, normalise=normalise, rounded=False)
-            if all(_is_softmax(one, route) for one in said):
-                return cls(router, normalise=normalise)
-        return None
+    def try_from(cls, router: Any, gate: SoftmaxGate, config: Any) -> SoftmaxRouter | None:
+        """A router with the weight of transformers' own, where the kernel runs; None elsewhere.
 
-    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """transformers' interface of a router: bf16 [.., H] -> logits [T, E], weights [T, k], experts int64 [T, k].
-
-        A single row's are valid until the next.
+        Args:
+            router: of a MoE block; None: the block has none.
+            gate: the family's.
+            config: transformers' config of the model.
         """
-        logits, chosen, shares = self.choose(hidden.reshape(-1, hidden.shape[-1]).contiguous())
-        return logits, shares.to(self._dtype), chosen
+        weight = getattr(router, "weight", None)
+        if not native.available() or weight is None or weight.dtype != torch.bfloat16:
+            return None
+        if weight.device.type != "cpu" or not weight.is_contiguous():
+            return None
+        return cls(router, normalise=bool(gate.normalise(config)), rounded=gate.rounded)
 
-
-def _is_softmax(said: tuple[torch.Tensor, torch.Tensor, torch.Tensor], route: NativeRouter) -> bool:
-    """Whether a router's weights [1, k] of experts [1, k] are what `route` makes of its logits [1, E]."""
-    logits, weights, experts = said
-    if logits.dtype != torch.bfloat16 or experts.dtype != torch.int64 or weights.shape != experts.shape:
-        return False
-    _, shares = route.of_logits(logits.contiguous())
-    # Of two experts that are equally likely a router may take either: what they get is the same.
-    return torch.allclose(weights.float(), shares, rtol=0.01)
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface."""
+        logits, chosen, gates = self.native(hidden.reshape(-1, hidden.shape[-1]).contiguous())
+        return logits, gates.to(self._dtype), chosen

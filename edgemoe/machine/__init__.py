@@ -1,1 +1,1 @@
-"""What the operating system and the devices say about this machine."""
+"""What the operating system, the CPU and the devices report about this machine, and the advice they accept."""

@@ -1,4 +1,4 @@
-"""How much memory may be pinned for a device, and how fast it copies from there: measured."""
+"""Measures how much memory can be pinned for a device, and the speed of copies from there."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cache.device_arena import PinnedArena
 from storage.device import Device
 
 PIECE = 1 << 26
-"""Bytes that are pinned, and copied, at a time."""
+"""Bytes pinned, and copied, at a time."""
 
 _COPIES = 16
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What was found.
+    """A measurement.
 
     Args:
-        tried: bytes that were to be pinned.
-        pinned: bytes that the system let be pinned.
-        copied: bytes a second from pinned memory into the device's; None where nothing could be pinned.
+        tried: bytes to pin.
+        pinned: bytes that the system has pinned.
+        copied: bytes a second from pinned memory to the device; None where nothing was pinned.
     """
 
     tried: int
@@ -32,7 +32,7 @@ class DeviceSpeed:
 
 
 def measure_device(device: Device, tried: int, clock: Callable[[], float] = time.perf_counter) -> DeviceSpeed:
-    """Pins memory and copies from it. Takes a second for every few gigabytes, and gives everything back.
+    """Pins memory, copies from it and releases it. Takes a second per few gigabytes.
 
     Args:
         device: to measure.
@@ -49,9 +49,8 @@ def measure_device(device: Device, tried: int, clock: Callable[[], float] = time
 
 def _copy_speed(device: Device, arena: PinnedArena, pieces: int, clock: Callable[[], float]) -> float:
     target = device.allocate(PIECE)
-    device.copy([(arena.view(0), target)], None).wait()  # the first copy pays for what later ones find
+    device.copy([(arena.view(0), target)], None).wait()  # warm-up: the first copy initializes the device
     start = clock()
-    copies = [device.copy([(arena.view(i % pieces), target)], None) for i in range(_COPIES)]
-    for copy in copies:
+    for copy in [device.copy([(arena.view(i % pieces), target)], None) for i in range(_COPIES)]:
         copy.wait()
     return _COPIES * PIECE / (clock() - start)

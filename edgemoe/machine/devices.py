@@ -1,4 +1,4 @@
-"""Where a model is computed: on the CPU, or on a device with memory of its own. Imports torch only when asked."""
+"""Chooses and opens the device that a model is computed on. Imports torch only when called."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def chosen(name: str) -> str:
-    """`auto` as what it is here: cuda where torch finds a GPU and Triton is installed, otherwise cpu.
+    """Resolves `auto`: to cuda where torch finds a GPU and Triton is installed, otherwise to cpu.
 
     Raises:
-        UserError: no such device, or not here.
+        UserError: `name` is none of DEVICES, or the machine does not have it.
     """
     if name not in DEVICES:
-        raise UserError("a device was wanted", f"got {name!r}", f"Choose one of {', '.join(DEVICES)}")
+        raise UserError("the name of a device", repr(name), f"choose one of {', '.join(DEVICES)}")
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "--device cuda was wanted",
-            f"torch {torch.__version__} finds no GPU",
-            "Install a driver and a torch built for CUDA, or use --device cpu",
+            "a GPU for --device cuda",
+            f"torch {torch.__version__}, which finds no GPU",
+            "install a driver and a torch built for CUDA, or use --device cpu",
         )
     if name == "auto":
         return "cuda" if torch.cuda.is_available() and find_spec("triton") else "cpu"
@@ -36,17 +36,16 @@ def chosen(name: str) -> str:
 
 
 def open_device(name: str) -> Device | None:
-    """The device of a name; None for the CPU. One for the whole process.
+    """The device of a name; None for the CPU. The process has one Device, whichever name it is opened by.
 
     Raises:
-        UserError: as chosen.
+        UserError: `name` is none of DEVICES, or the machine does not have it.
     """
     return _opened(chosen(name))
 
 
 @cache
 def _opened(name: str) -> Device | None:
-    """The device of a name that `chosen` gave: the same one, whether it was asked for as that or as auto."""
     if name == "cpu":
         return None
     from storage.cuda import CudaDevice

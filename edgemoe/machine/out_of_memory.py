@@ -1,4 +1,4 @@
-"""What a device's lack of memory is for a user: a limit that does not fit, not a traceback."""
+"""Reports a device's lack of memory as a limit that does not fit, instead of a traceback."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from storage.errors import DoesNotFit
 
 @contextmanager
 def taking(device: Device | None, what: str, minimum: int) -> Iterator[None]:
-    """Takes memory of a device within the block.
+    """Translates torch's out-of-memory error within the block.
 
     Args:
-        device: None: RAM, of which this says nothing.
-        what: it is for: "the dense weights".
-        minimum: bytes of --vram-limit that would do.
+        device: whose memory is allocated; None: RAM.
+        what: the purpose of the memory, as in "dense weights".
+        minimum: the smallest sufficient --vram-limit, bytes.
 
     Raises:
-        DoesNotFit: the device has not so much, in its own words.
+        DoesNotFit: the device has too little free memory; carries the first line of torch's message.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise DoesNotFit(
-            f"memory of {device.name if device else 'the device'} for {what} was wanted",
+            f"memory of {device.name if device else 'the device'} for {what}",
             str(error).partition("\n")[0],
-            "Raise --vram-limit if it is below what is free, or end what else uses the GPU",
+            "raise --vram-limit if it is below the free memory, or end other programs on the GPU",
             minimum=minimum,
         ) from error

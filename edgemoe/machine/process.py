@@ -1,4 +1,4 @@
-"""What the operating system says of this process and machine: peak memory, disk reads, memory to be had."""
+"""What the operating system reports about this process: peak memory, disk reads, memory still available to it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pathlib import Path
 
 import psutil
 
+_M_MMAP_THRESHOLD = -3
+_LARGE = 8 << 20
+"""Bytes from which malloc maps a block by itself: dense weights are that large, most of a prompt's activations not."""
 
-def _status(field: str) -> int:
-    """Bytes of a kB field of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+_CGROUP_V1 = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+_CGROUP_V2 = "/sys/fs/cgroup", "memory.max", "memory.current", ""
+"""Root, files of limit and usage, and prefix of the counters in memory.stat, by version of cgroups."""
 
 
 def resident_bytes() -> int:
-    """Memory of the whole process that is resident now, bytes."""
+    """Resident memory of the whole process, bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """The most memory the whole process has had resident since its start (or reset_peak), bytes."""
-    try:
-        return _status("VmHWM")
-    except (OSError, KeyError):
-        import resource
+    """Peak of the process's resident memory since its start or `reset_peak`, bytes."""
+    kilobytes = _own_counter("status", "VmHWM")
+    if kilobytes is not None:
+        return kilobytes * 1024
+    import resource
 
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if psutil.MACOS else peak * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if psutil.MACOS else peak * 1024
 
 
 def reset_peak() -> bool:
-    """Starts peak_resident_bytes anew from what is resident now. False where the system has no such thing."""
+    """Resets `peak_resident_bytes` to the present resident memory. False where the system does not support it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -44,11 +44,25 @@ def reset_peak() -> bool:
     return True
 
 
-def return_free_memory() -> None:
-    """Gives what has been freed back to the system, and from now on large blocks as soon as they are freed.
+def disk_read_bytes() -> int | None:
+    """Bytes that the kernel has fetched from storage for this process; None where the kernel does not count them."""
+    return _own_counter("io", "read_bytes")
 
-    The C library would otherwise learn from the first closed model to keep blocks up to 32 MB in its heap, whose
-    holes take 100 MB beside the next one's. Elsewhere than under glibc, without effect.
+
+def _own_counter(file: str, field: str) -> int | None:
+    """The number in a field of a file of /proc/self; None where the system does not have it."""
+    with suppress(OSError):
+        for line in Path("/proc/self", file).read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1])
+    return None
+
+
+def return_free_memory() -> None:
+    """Returns freed memory to the system, and fixes the size from which malloc does so at once. No-op without glibc.
+
+    By default glibc raises that size, after the first closed model, up to 32 MB: its heap then keeps freed blocks,
+    and their holes take 100 MB beside the next model.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -56,73 +70,50 @@ def return_free_memory() -> None:
         library.malloc_trim(0)
 
 
-_M_MMAP_THRESHOLD = -3
-_LARGE = 8 << 20
-"""Bytes from which a block is mapped by itself: dense weights are, a prompt's activations mostly are not."""
-
-
 @cache
-def freeze_what_is_there() -> None:
-    """Keeps all objects that there are, mostly what imports have made, from Python's garbage collector. Once.
+def freeze_existing_objects() -> None:
+    """Excludes all existing objects, most of them made by imports, from Python's garbage collection. Runs once.
 
-    They stay as long as the process, and looking through them takes longer than a token.
+    They live as long as the process, and one traversal of them takes longer than a token.
     """
     gc.collect()
     gc.freeze()
 
 
-def disk_read_bytes() -> int | None:
-    """Bytes this process has caused to be fetched from storage, by the kernel's count. None where it keeps none."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
-
-
 def available_memory() -> int:
-    """Bytes this process may still take: what the system has free, or its memory cgroup if that is less."""
-    return min([int(psutil.virtual_memory().available), *_cgroup_room()])
+    """Bytes that this process may still allocate: the system's free memory, or its memory cgroup's if that is less."""
+    return min([int(psutil.virtual_memory().available), *_cgroup_free_bytes()])
 
 
-def _cgroup_room() -> list[int]:
-    """Room left in each memory cgroup this process is in, version 1 or 2, and in those above it."""
-    room = []
+def _cgroup_free_bytes() -> list[int]:
+    """Free bytes of each limited memory cgroup of this process and of those cgroups' ancestors."""
     try:
         entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         return []
+    free = []
     for _, controllers, path in entries:
-        if controllers == "":
-            root, read = Path("/sys/fs/cgroup"), _room_v2
-        elif "memory" in controllers.split(","):
-            root, read = Path("/sys/fs/cgroup/memory"), _room_v1
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
-        directory = root / path.lstrip("/")
+        root, *names = _CGROUP_V1 if controllers else _CGROUP_V2
+        directory = Path(root, path.lstrip("/"))
         while directory.is_relative_to(root):
-            # In a container the path may be the host's, and the container's own cgroup lie at the root.
+            # In a container the path may be the host's while the container's own cgroup is mounted at the root.
             with suppress(OSError):
-                room.append(read(directory))
+                free.append(_free_bytes(directory, *names))
             directory = directory.parent
-    return [max(bytes_, 0) for bytes_ in room if bytes_ is not None]
+    return [max(size, 0) for size in free if size is not None]
 
 
-def _room_v2(cgroup: Path) -> int | None:
-    limit = (cgroup / "memory.max").read_text().strip()
+def _free_bytes(cgroup: Path, limit_file: str, usage_file: str, prefix: str) -> int | None:
+    """Free bytes of a memory cgroup; None without a limit.
+
+    Cached files count as used, but the kernel drops them before it kills a process: they are free here.
+    """
+    limit = (cgroup / limit_file).read_text().strip()
     if limit == "max":
         return None
-    return int(limit) - int((cgroup / "memory.current").read_text()) + _page_cache(cgroup, "")
-
-
-def _room_v1(cgroup: Path) -> int | None:
-    limit = int((cgroup / "memory.limit_in_bytes").read_text())
-    used = int((cgroup / "memory.usage_in_bytes").read_text())
-    return limit - used + _page_cache(cgroup, "total_")
-
-
-def _page_cache(cgroup: Path, prefix: str) -> int:
-    """Bytes of files in memory: they count as used, but the kernel drops them before it kills anything."""
-    lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    names = (f"{prefix}inactive_file", f"{prefix}active_file")
-    return sum(int(value) for name, value in lines if name in names)
+    counters = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    cached = {f"{prefix}inactive_file", f"{prefix}active_file"}
+    free = int(limit) - int((cgroup / usage_file).read_text())
+    return free + sum(int(value) for name, value in counters if name in cached)

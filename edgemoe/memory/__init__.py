@@ -1,1 +1,1 @@
-"""How a memory limit is divided, and the tiers that follow from it."""
+"""How memory limits are divided, and the tiers allocated from them."""

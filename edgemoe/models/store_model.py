@@ -117,12 +117,6 @@ class StoreModel:
                 f"{self.directory}, converted with --max-level {self.manifest.max_level}",
                 "choose a lower level, or convert the model again with a higher one",
             )
-        if settings.graphs and not (self.device and family_of(self.config).plain_attention):
-            raise UserError(
-                "a model with plain attention on a CUDA device for --graphs",
-                "attention of another kind" if self.device else "the CPU",
-                "leave --graphs out" if self.device else "leave --graphs out, or use --device cuda",
-            )
         return make_plan(
             self.shape,
             self.manifest.geometry,

@@ -1,14 +1,14 @@
-"""How important each expert is: attention heavy hitters in prefill, gate weights in decode (DyMoE eq. 1-3)."""
+"""How important each expert is to a prompt: attention heavy hitters, load or gate weights (DyMoE eq. 1-2)."""
 
 from __future__ import annotations
 
 import torch
 
 QUERY_BLOCK = 16
-"""Query rows whose attention is in memory at once; plan.workspace_bytes counts them."""
+"""Query rows whose attention scores are in memory at once; plan.workspace_bytes counts them."""
 
 LAST_QUERIES = 32
-"""Query rows that "heavy-hitters-last" looks at."""
+"""Query rows that "heavy-hitters-last" averages over."""
 
 
 def token_scores(
@@ -24,11 +24,11 @@ def token_scores(
     Args:
         query: [heads, R, D], the last R of the N tokens.
         keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
-        scaling: factor on the scores.
-        window: how many of the latest tokens a row sees, itself included; None: all.
+        scaling: factor of the scores.
+        window: latest tokens that a row sees, its own included; None: all.
         signal: "heavy-hitters" is the mean over heads and all R queries; "heavy-hitters-mean" over the
             queries that see the token; "heavy-hitters-last" over the last LAST_QUERIES queries.
-        sinks: [heads], the score that takes a share of every query's attention and belongs to no token.
+        sinks: [heads], a score in every query's softmax that belongs to no token.
 
     Returns:
         float32 [R], for the same rows as `query`.
@@ -42,7 +42,7 @@ def token_scores(
     key_position = torch.arange(tokens, device=query.device)
     for start in range(first, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
-        # Heads of a group lie below each other: as a batch they would get a copy of the keys each.
+        # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
         block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
         scores = (block @ transposed).view(heads, end - start, tokens)
         position = torch.arange(past + start, past + end, device=query.device).unsqueeze(1)
@@ -54,20 +54,20 @@ def token_scores(
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, end - start, 1)), dim=-1)
         received += scores.softmax(-1)[..., :tokens].sum((0, 1))
     own = received[past:] / heads
-    if signal == "heavy-hitters-mean":
-        row = torch.arange(rows, device=query.device)
-        seen_until = torch.clamp(row + window, max=rows) if window else torch.full_like(row, rows)
-        return own / (seen_until - row)
-    return own / (rows - first)
+    if signal != "heavy-hitters-mean":
+        return own / (rows - first)
+    row = torch.arange(rows, device=query.device)
+    seen_until = torch.clamp(row + window, max=rows) if window else torch.full_like(row, rows)
+    return own / (seen_until - row)
 
 
 def needs_attention(signal: str) -> bool:
-    """Whether a signal is made from token_scores."""
+    """Whether a signal of expert_importance depends on token_scores."""
     return signal.startswith("heavy-hitters") or signal == "mix"
 
 
 def attention_kind(signal: str) -> str:
-    """The kind of token_scores that a signal is made from."""
+    """The signal of token_scores that a signal of expert_importance depends on."""
     return "heavy-hitters-mean" if signal == "mix" else signal
 
 
@@ -82,12 +82,13 @@ def expert_importance(
     """How important each expert is to a prompt.
 
     Args:
-        signal: "heavy-hitters*" counts the heavy hitters routed to the expert (DyMoE eq. 2); "load" all its
-            tokens; "gate" sums its gate weights; "mix" adds heavy hitters' share to the load's; "random".
+        signal: "heavy-hitters*" counts the heavy hitters routed to the expert (DyMoE eq. 2); "load" counts all its
+            tokens; "gate" sums its gate weights; "mix" adds its fractions of heavy hitters and of load; "random".
         top_k_index: int64 [T, k].
         top_k_weights: [T, k].
-        scores: float [T] of token_scores, for "heavy-hitters*" and "mix"; None: the layer has none, and load decides.
-        heavy_hitters: share of the T tokens with the highest scores that are heavy hitters.
+        scores: float [T] of token_scores, for "heavy-hitters*" and "mix"; None: a layer without attention, where load
+            decides.
+        heavy_hitters: fraction of the T tokens that are heavy hitters, those with the highest scores.
         experts: E.
 
     Returns:
@@ -98,7 +99,7 @@ def expert_importance(
     if signal == "gate":
         return gates
     if signal == "random":
-        # A function of the routing, so that the answer to a prompt can be repeated.
+        # Seeded by the routing, so that the answer to a prompt is reproducible.
         generator = torch.Generator().manual_seed(int(flat.sum()))
         return torch.rand(experts, generator=generator) + 1e-3
     load = torch.bincount(flat, minlength=experts).float()

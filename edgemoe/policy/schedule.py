@@ -7,20 +7,23 @@ import math
 import torch
 
 BITS_PER_WEIGHT = {8: 8.5, 4: 4.5, 2: 2.5, 0: 0.0}
-"""level -> bits that are read for one weight, with group parameters at group 64."""
+"""level -> bits read per weight, group parameters at group 64 included."""
 
 ERROR_OF_LEVEL = {8: 0.0053, 4: 0.088, 2: 0.352, 0: 1.0}
 """level -> relative Frobenius error of a Gaussian matrix's nested code (docs/decisions/0001)."""
 
+_PRICE_AT_ZERO_RETENTION = 0.037
+"""Measured in decode on the demo model: r = 0.9 gives 3.9 bits a weight, 0.75 gives 3.5 and 0.5 gives 3.2."""
+
 
 def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> float:
-    """r(l), the share of critical experts in a layer (DyMoE eq. 4).
+    """r(l), the fraction of critical experts in a layer (DyMoE eq. 4).
 
     Args:
         layer: 0 to layers - 1.
         layers: L.
         mean: of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1.
-        depth: "cosine", or "equal" for the mean everywhere.
+        depth: "cosine", or "equal" for the mean in every layer.
 
     Returns:
         r(l), in [0, 1].
@@ -31,66 +34,73 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     return (1 - floor) * (math.cos(math.pi * layer / (layers - 1)) + 1) / 2 + floor
 
 
-def critical(share: float, chosen: int) -> int:
-    """t_l = ceil(r(l) M), of M experts that the router chose (DyMoE eq. 5)."""
-    # 0.75 * 8 must be 6 even where the product comes out a rounding error above it.
-    return math.ceil(share * chosen - 1e-9)
+def critical(fraction: float, chosen: int) -> int:
+    """t_l = ceil(r(l) M), the number of critical experts among the M that the router chose (DyMoE eq. 5)."""
+    # 0.75 * 8 must be 6 even where the product has a rounding error above it.
+    return math.ceil(fraction * chosen - 1e-9)
 
 
-def two_levels(importance: torch.Tensor, high: int, low: int, share: float) -> torch.Tensor:
-    """The paper's rule: the most important ceil(r M) of each row get the high level.
+def two_levels(importance: torch.Tensor, high: int, low: int, fraction: float) -> torch.Tensor:
+    """The paper's rule: the most important ceil(r M) experts of each row get the high level.
 
     Args:
-        importance: [rows, M]; a tie goes to the first.
+        importance: [rows, M]; the first of equals is the more important.
         high, low: levels.
-        share: r(l).
+        fraction: r(l).
 
     Returns:
         int64 [rows, M], levels.
     """
     chosen = importance.shape[1]
-    count = critical(share, chosen)
+    count = critical(fraction, chosen)
     if count >= chosen:
         return torch.full(importance.shape, high)
     order = importance.argsort(dim=1, descending=True, stable=True)
-    levels = torch.full(importance.shape, low)
-    return levels.scatter_(1, order[:, :count], high)
+    return torch.full(importance.shape, low).scatter_(1, order[:, :count], high)
 
 
 def by_damage(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
     """The level of least cost, damage * error(level)^2 + price * bits(level), for every expert.
 
-    So experts are skipped only where they hardly matter, and get 8 bits only where that pays.
+    So an expert is skipped only where it hardly matters, and gets 8 bits only where they pay.
 
     Args:
-        damage: [rows, M], what leaving the expert out would cost, 1 for an expert of mean gate weight.
+        damage: [rows, M], the cost of leaving the expert out, 1 for an expert of mean gate weight.
         levels: high to low.
-        price: damage that one bit a weight may cost; 0 gives everything the highest level.
+        price: damage that one bit a weight may cost; 0 gives every expert the highest level.
 
     Returns:
         int64 [rows, M], levels.
     """
-    table = torch.tensor(levels)
+    error, price_of = cost_of_levels(levels, price)
+    cost = damage.float().unsqueeze(-1) * error + price_of
+    return torch.tensor(levels)[cost.argmin(dim=-1)]
+
+
+def cost_of_levels(levels: tuple[int, ...], price: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Squared error and price of each level, float32 [levels] each."""
     error = torch.tensor([ERROR_OF_LEVEL[level] ** 2 for level in levels])
-    bits = torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
-    cost = damage.float().unsqueeze(-1) * error + price * bits
-    return table[cost.argmin(dim=-1)]
+    return error, price * torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of rows [rows, 1], added from the first column to the last: the order that csrc/levels.c has."""
+    total = x[:, :1]
+    for column in range(1, x.shape[1]):
+        total = total + x[:, column : column + 1]
+    return total
 
 
 def price_per_bit(layer: int, layers: int, mean: float, depth: str = "cosine") -> float:
-    """What by_damage is to charge for a bit, from the mean retention (docs/decisions/0005).
+    """The price of a bit in by_damage, from the mean retention (docs/decisions/0005).
 
-    Falls to 0 at a retention of 1. The first layer pays half of the mean and the last one and a half times
+    Falls to 0 at a retention of 1. The first layer pays half of the mean price and the last one and a half times
     it, along the cosine of DyMoE eq. 4.
 
     Args:
         layer: 0 to layers - 1.
         layers: of the model.
         mean: mean retention.
-        depth: "cosine", or "equal" for the mean price everywhere.
+        depth: "cosine", or "equal" for the mean price in every layer.
     """
-    return _PRICE_AT_NONE * math.sqrt(1 - mean) * (1.5 - retention(layer, layers, 0.5, depth))
-
-
-_PRICE_AT_NONE = 0.037
-"""Measured in decode on the demo model: r = 0.9 comes to 3.9 bits a weight, 0.75 to 3.5 and 0.5 to 3.2."""
+    return _PRICE_AT_ZERO_RETENTION * math.sqrt(1 - mean) * (1.5 - retention(layer, layers, 0.5, depth))

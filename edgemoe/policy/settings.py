@@ -1,4 +1,4 @@
-"""What can be chosen when a model is run, beside its limits."""
+"""The settings of a run, except its limits."""
 
 from __future__ import annotations
 
@@ -12,43 +12,47 @@ from storage.base import LEVELS
 from storage.errors import UserError
 
 DEPTHS = ("cosine", "equal")
-"""How retention runs over the layers: DyMoE eq. 4, or the same everywhere."""
+"""How retention falls over the layers: by DyMoE eq. 4, or not at all."""
 
 SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", "gate", "mix", "random")
 """What makes an expert important in prefill (importance.expert_importance)."""
 
-
 CPU_EXPERTS = ("off", "auto")
-"""What beside a device the CPU computes: nothing; of the experts that are in DRAM alone, as many as pay."""
+"""What the CPU computes beside a device: nothing, or as many of the experts that are only in DRAM as pay."""
 
-
-BULK_READERS = 8
-"""Threads that read where many experts wait (docs/decisions/0015)."""
+_CHOICES = {
+    "importance": SIGNALS,
+    "depth": DEPTHS,
+    "eviction": POLICIES,
+    "speculate": MODES,
+    "cpu_experts": CPU_EXPERTS,
+}
+"""Field of RunSettings -> its values."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One way of running a model. Checked when made.
+    """How a model is run. Validated at construction.
 
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
-        retention: mean share r of critical experts over the layers, 0.5 to 1. One level leaves nothing to retain.
+        retention: mean fraction r of critical experts over the layers, 0.5 to 1. Without effect with one level.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
-        heavy_hitters: share of a prompt's tokens that count as heavy hitters, above 0, at most 1.
+        heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.
         depth: one of DEPTHS.
         renormalise: where experts are skipped, scale the others' gate weights to the previous sum.
         eviction: one of cache.policies.POLICIES.
         speculate: one of prefetch.base.MODES.
-        cpu_experts: one of CPU_EXPERTS. Exact, it is the same as off: which experts the CPU computes depends on limits.
-        graphs: note a new token's dense work on a device, and launch it in a few pieces.
-        cache: False loads on demand: nothing is kept from one layer to the next.
-        readers: threads that read experts; in RAM, while a prompt wants many, there are BULK_READERS.
-        only_layer: schedule this layer alone and give every other the highest level, to see how sensitive it
-            is; None: all.
+        cpu_experts: one of CPU_EXPERTS. With `exact`, "auto" equals "off": which experts the CPU computes depends on
+            limits.
+        cache: False loads on demand: no expert is kept from one layer to the next.
+        readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
+        only_layer: schedule this layer alone and give every other the highest level, which measures the layer's
+            sensitivity; None: all.
 
     Raises:
-        UserError: naming the first setting that is out of its range.
+        UserError: names the first setting that is out of its range.
     """
 
     levels: tuple[int, ...] = (8,)
@@ -61,59 +65,46 @@ class RunSettings:
     eviction: str = "lfru"
     speculate: str = "off"
     cpu_experts: str = "off"
-    graphs: bool = False
     cache: bool = True
     readers: int = 2
     only_layer: int | None = None
 
     def __post_init__(self) -> None:
-        parse_levels("/".join(map(str, self.levels)))
+        parse_levels(format_levels(self.levels))
         if not 0.5 <= self.retention <= 1:
-            raise UserError(
-                "a mean retention from 0.5 to 1 was wanted", f"got {self.retention}", "0.75 is a good start"
-            )
+            raise UserError("a mean retention from 0.5 to 1", f"{self.retention}", "use 0.75, the default")
         if not 0 < self.heavy_hitters <= 1:
+            hitters = self.heavy_hitters
             raise UserError(
-                "a share of heavy hitters above 0 and at most 1 was wanted",
-                f"got {self.heavy_hitters}",
-                "0.5 is the default",
+                "a fraction of heavy hitters above 0, at most 1", f"{hitters}", "use 0.5, the default"
             )
-        for name, allowed in (
-            ("importance", SIGNALS),
-            ("depth", DEPTHS),
-            ("eviction", POLICIES),
-            ("speculate", MODES),
-            ("cpu_experts", CPU_EXPERTS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {' or '.join(allowed)} was wanted",
-                    f"got {getattr(self, name)!r}",
-                    "Choose one",
-                )
+        for name, allowed in _CHOICES.items():
+            value, option = getattr(self, name), name.replace("_", "-")
+            if value not in allowed:
+                raise UserError(f"--{option} {' or '.join(allowed)}", repr(value), "choose one of them")
 
     @classmethod
     def uniform(cls, level: int, **others: Any) -> RunSettings:
-        """Every expert at exactly `level` bits."""
+        """Settings that compute every expert at exactly `level` bits."""
         return cls(levels=(level,), exact=True, **others)
 
     def with_(self, **changes: Any) -> RunSettings:
-        """A copy with some settings changed, checked again."""
+        """A copy with some settings changed, validated again."""
         return replace(self, **changes)
 
     @property
     def name(self) -> str:
-        """For tables: "exact 4", "4/2 r 0.75"."""
+        """A label for tables: "exact 4", "4/2 r 0.75"."""
         if len(self.levels) == 1:
             return f"{'exact ' if self.exact else ''}{self.levels[0]}"
         return f"{format_levels(self.levels)} r {self.retention:g}"
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """ "4/2" -> (4, 2).
+    """Parses levels: "4/2" -> (4, 2).
 
     Raises:
-        UserError: not levels, not falling, or nothing but 0.
+        UserError: a part is no level, a level does not fall, or the first is 0.
     """
     try:
         levels = tuple(int(part) for part in text.split("/"))
@@ -121,14 +112,10 @@ def parse_levels(text: str) -> tuple[int, ...]:
         levels = ()
     falling = all(high > low for high, low in pairwise(levels))
     if not levels or not levels[0] or not falling or not set(levels) <= set(LEVELS):
-        raise UserError(
-            "levels were wanted from high to low, out of 8, 4, 2 and 0, as in 4/2 or 8/4/2/0",
-            f"got {text!r}",
-            "Try 4/2",
-        )
+        raise UserError("falling levels out of 8, 4, 2 and 0", repr(text), "write them as in 4/2 or 8/4/2/0")
     return levels
 
 
 def format_levels(levels: tuple[int, ...]) -> str:
-    """(4, 2) -> "4/2"."""
+    """Formats levels: (4, 2) -> "4/2"."""
     return "/".join(map(str, levels))

@@ -1,4 +1,4 @@
-"""cache.arena: blocks that are aligned, separate, and each somebody's or free."""
+"""cache.arena: aligned blocks that do not overlap, each either free or taken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_blocks_are_aligned_and_separate(size: int) -> None:
 
 
 def test_blocks_run_out_and_come_back() -> None:
-    """allocate says None exactly while all are taken, and never hands out a taken block."""
+    """allocate returns None exactly while all blocks are taken, and never a taken block."""
     arena = Arena(2, 4096)
     first, second = arena.allocate(), arena.allocate()
     assert first is not None
@@ -36,25 +36,14 @@ def test_blocks_run_out_and_come_back() -> None:
     arena.check_integrity()
 
 
-def test_peak_remembers_the_most() -> None:
-    """peak is the most blocks taken at once, and does not fall when they are freed."""
-    arena = Arena(4, 4096)
-    taken = [arena.allocate() for _ in range(3)]
-    for index in taken:
-        assert index is not None
-        arena.free(index)
-    arena.allocate()
-    assert (arena.peak, arena.available) == (3, 3)
-
-
 @pytest.mark.parametrize("index", [0, 1, -1, 2])
-def test_only_what_is_taken_can_be_freed(index: int) -> None:
-    """A block freed twice, never taken, or not there at all is refused, and the free list stays whole."""
+def test_only_a_taken_block_can_be_freed(index: int) -> None:
+    """A block that is free already, was never taken, or does not exist is refused; the free list stays intact."""
     arena = Arena(2, 4096)
     taken = arena.allocate()
     assert taken == 0
     arena.free(taken)
-    with pytest.raises(ValueError, match="not taken"):
+    with pytest.raises(ValueError, match=f"expected a taken block, got block {index}"):
         arena.free(index)
     arena.check_integrity()
     assert arena.available == 2
@@ -62,13 +51,13 @@ def test_only_what_is_taken_can_be_freed(index: int) -> None:
 
 @pytest.mark.parametrize(("capacity", "size"), [(0, 4096), (-1, 4096), (1, 0), (1, 4095), (1, 6144)])
 def test_impossible_arenas_are_refused(capacity: int, size: int) -> None:
-    """No blocks, or blocks that would not be aligned, are an error."""
-    with pytest.raises(ValueError, match="blocks of"):
+    """No blocks, or blocks that would not be aligned, are an error that names both numbers."""
+    with pytest.raises(ValueError, match=f"got {capacity} blocks of {size} bytes"):
         Arena(capacity, size)
 
 
 def test_close_ends_the_views() -> None:
-    """A closed arena's blocks cannot be looked at any more; closing again does nothing."""
+    """The blocks of a closed arena cannot be read; closing again has no effect."""
     arena = Arena(2, 4096)
     view = arena.view(0)
     arena.close()
@@ -78,7 +67,7 @@ def test_close_ends_the_views() -> None:
 
 
 def test_memory_in_use_is_not_unmapped() -> None:
-    """While an array looks at a block, close refuses instead of pulling the memory away."""
+    """While an array refers to a block, close raises and the array's bytes stay."""
     arena = Arena(1, 4096)
     array = np.frombuffer(arena.view(0), np.uint8)
     array[:] = 7

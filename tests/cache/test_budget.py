@@ -1,4 +1,4 @@
-"""cache.budget: no byte is handed out twice, whoever asks and whenever."""
+"""cache.budget: reservations never exceed the limit, in one thread and in many."""
 
 from __future__ import annotations
 
@@ -11,59 +11,64 @@ from storage.errors import DoesNotFit
 
 
 def test_reservations_add_up() -> None:
-    """A name may reserve again; used, free and breakdown say what is there."""
+    """A name may reserve again; used and free count all of its reservations."""
     budget = Budget(100)
     budget.reserve("dense", 30)
     budget.reserve("kv", 20)
-    assert budget.try_reserve("dense", 10)
+    budget.reserve("dense", 10)
     assert (budget.used, budget.free, budget.limit) == (60, 40, 100)
-    assert budget.breakdown() == {"dense": 40, "kv": 20}
 
 
-def test_the_last_byte_can_be_had_and_no_more() -> None:
-    """The limit is inclusive, and a refusal changes nothing."""
+def test_the_limit_is_inclusive() -> None:
+    """The last byte can be reserved, none beyond it, and a refusal changes nothing."""
     budget = Budget(100)
-    assert budget.try_reserve("a", 100)
-    assert not budget.try_reserve("b", 1)
-    assert budget.try_reserve("b", 0)
-    assert budget.breakdown() == {"a": 100, "b": 0}
+    budget.reserve("a", 100)
+    with pytest.raises(DoesNotFit):
+        budget.reserve("b", 1)
+    budget.reserve("b", 0)
+    assert (budget.used, budget.free) == (100, 0)
+    budget.release("a", 100)
+    assert budget.used == 0
 
 
 def test_a_refusal_names_the_smallest_limit() -> None:
-    """DoesNotFit carries the limit with which exactly this would have fitted, and who asked for what."""
+    """DoesNotFit carries the smallest sufficient limit; its message names purpose, free bytes and limit."""
     budget = Budget(1000)
     budget.reserve("dense", 700)
-    with pytest.raises(DoesNotFit, match=r"2,000 bytes for kv.*700 of the limit's 1,000 bytes") as caught:
+    with pytest.raises(DoesNotFit, match=r"2,000 free bytes for kv.*300 of a limit of 1,000 bytes") as caught:
         budget.reserve("kv", 2000)
     assert caught.value.minimum == 2700
-    assert budget.breakdown() == {"dense": 700}
+    assert budget.used == 700
     enough = Budget(caught.value.minimum)
     enough.reserve("dense", 700)
     enough.reserve("kv", 2000)
     assert enough.free == 0
 
 
-def test_release_gives_back_a_part_or_all() -> None:
-    """What is released can be reserved again; a name with nothing left is gone."""
+def test_released_bytes_can_be_reserved_again() -> None:
+    """A reservation is released in part or whole, and each name keeps its own."""
     budget = Budget(10)
     budget.reserve("a", 10)
     budget.release("a", 4)
-    assert budget.breakdown() == {"a": 6}
-    budget.release("a")
-    assert budget.breakdown() == {}
-    assert budget.try_reserve("b", 10)
-    budget.release("b", 10)
-    assert budget.breakdown() == {}
+    assert budget.used == 6
+    budget.reserve("b", 4)
+    budget.release("a", 6)
+    assert budget.used == 4
+    budget.reserve("a", 6)
+    budget.release("b", 4)
+    assert budget.used == 6
 
 
-@pytest.mark.parametrize(("name", "nbytes"), [("a", 6), ("b", 1), ("b", None), ("a", -1)])
-def test_what_is_not_there_cannot_be_released(name: str, nbytes: int | None) -> None:
-    """Releasing too much, from the wrong name, or less than nothing is an error and changes nothing."""
+@pytest.mark.parametrize(("name", "nbytes"), [("a", 6), ("b", 1), ("a", -1)])
+def test_a_release_beyond_the_reservation_is_refused(name: str, nbytes: int) -> None:
+    """Releasing too much, from a name without a reservation, or a negative size is an error and changes nothing."""
     budget = Budget(10)
     budget.reserve("a", 5)
     with pytest.raises(ValueError, match="bytes"):
         budget.release(name, nbytes)
-    assert budget.breakdown() == {"a": 5}
+    assert budget.used == 5
+    budget.release("a", 5)
+    assert budget.used == 0
 
 
 def test_sizes_are_not_negative() -> None:
@@ -75,17 +80,21 @@ def test_sizes_are_not_negative() -> None:
 
 
 def test_threads_share_the_limit() -> None:
-    """Of many threads that ask at once, exactly as many succeed as there is room for."""
+    """Of many simultaneous reservations exactly as many succeed as fit."""
     budget, start, granted = Budget(1000), Barrier(8), []
 
-    def ask() -> None:
+    def reserve() -> None:
         start.wait(timeout=30)
-        granted.extend(budget.try_reserve("planes", 7) for _ in range(100))
+        for _ in range(100):
+            try:
+                budget.reserve("planes", 7)
+            except DoesNotFit:
+                continue
+            granted.append(7)
 
-    threads = [Thread(target=ask) for _ in range(8)]
+    threads = [Thread(target=reserve) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(granted) == 1000 // 7
-    assert budget.used == 1000 // 7 * 7
+    assert sum(granted) == budget.used == 1000 // 7 * 7

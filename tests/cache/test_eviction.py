@@ -49,7 +49,7 @@ class Played:
             elif key not in self.resident:
                 continue
             elif event == "ask":
-                policy.used(key)
+                policy.used([key])
                 self.touches.append(key)
                 self.uses.append((key, len(self.resident)))
             else:
@@ -94,13 +94,13 @@ def test_lfru_prefers_the_frequent_and_forgets_them_in_time() -> None:
     for key in (A, B):
         lfru.arrived(key)
     for _ in range(2):
-        lfru.used(A)
-    lfru.used(B)
+        lfru.used([A])
+    lfru.used([B])
     assert list(lfru.candidates()) == [B, A]
     lfru.arrived(C)
     for _ in range(20):
-        lfru.used(C)
-    lfru.used(B)
+        lfru.used([C])
+    lfru.used([B])
     assert list(lfru.candidates()) == [A, B, C]
 
 
@@ -109,12 +109,12 @@ def test_lfru_knows_who_comes_back() -> None:
     lfru = LFRU(memory=100)
     lfru.arrived(A)
     for _ in range(5):
-        lfru.used(A)
+        lfru.used([A])
     lfru.forgotten(A)
     lfru.arrived(B)
-    lfru.used(B)
+    lfru.used([B])
     lfru.arrived(A)
-    lfru.used(B)
+    lfru.used([B])
     assert list(lfru.candidates()) == [B, A]
 
 
@@ -124,8 +124,8 @@ def test_lfru_stays_exact_over_long_times() -> None:
     lfru.arrived(A)
     lfru.arrived(B)
     for _ in range(50_000):
-        lfru.used(B)
-    lfru.used(A)
+        lfru.used([B])
+    lfru.used([A])
     assert list(lfru.candidates()) == [B, A]
 
 

@@ -1,4 +1,4 @@
-"""cache/page_lock.py: what the kernel says of locked pages, and a limit that forbids them."""
+"""cache.page_lock: locked pages by the kernel's count, and a limit that forbids them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SIZE = 64 << 10
 
 
 def locked() -> int:
-    """Bytes of this process that the kernel keeps in RAM."""
+    """Bytes that the kernel has locked in RAM for this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmLck:"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="locked memory is told through /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 def test_locked_pages_are_counted_until_they_are_unmapped():
-    """A small mapping is locked whole, can be written, and closing it gives the memory back."""
+    """A small mapping is locked whole, can be written, and closing it unlocks it."""
     before = locked()
     memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     assert lock_pages(memory)
@@ -39,15 +39,15 @@ import mmap, os, resource, sys
 from cache.page_lock import lock_pages
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 if os.geteuid() == 0:
-    os.setuid(65534)  # root may lock whatever its limit
+    os.setuid(65534)  # root is exempt from the limit
 memory = mmap.mmap(-1, 65536)
 print(lock_pages(memory))
 memory.close()
 """
 
 
-def test_a_limit_on_locked_memory_is_no_error():
-    """Where the user may lock nothing, nothing is locked, and the mapping is as good as before."""
+def test_a_limit_on_locked_memory_is_not_an_error():
+    """Where the user may lock no memory, lock_pages returns False and the mapping is closed as usual."""
     root = Path(page_lock.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edgemoe.bench.bound import TIERS
 from edgemoe.bench.quality import EvaluationRow, quality_of
-from edgemoe.bench.summary import summary
+from edgemoe.bench.summary import TIERS, summary
 from edgemoe.console.sizes import format_size
 from edgemoe.policy.settings import RunSettings
 from tools.peers.run import Outcome

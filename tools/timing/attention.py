@@ -38,7 +38,7 @@ def own(tokens: int) -> Callable[[], object]:
     return lambda: attention(qkv, rotation, keys, values, 0, None)
 
 
-def ways() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
+def kernels_for() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
     """Names and what to time; each is the way in use when its name comes."""
     if native.available():
         if native.use_vnni(True):
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=9)
     given = parser.parse_args(argv)
     print(f"{torch.get_num_threads()} threads\n| kernel | tokens | median | best |\n|---|---|---|---|")
-    for name, way in ways():
+    for name, way in kernels_for():
         for tokens in given.tokens:
             run, found = way(tokens), []
             for _ in range(given.rounds + 1):

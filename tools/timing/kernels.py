@@ -16,12 +16,12 @@ from itertools import product
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from edgemoe.experts.layer import BATCH_ROWS
+from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.registry import Compute, ways
+from edgemoe.kernels.registry import Compute, kernels_for
 from storage.base import Blocks
 from storage.record import MatrixSpec, RecordGeometry
 from tools.counts import positive
@@ -31,15 +31,6 @@ GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("
 
 MOST_TOGETHER = 8
 """Experts that a token of this model has."""
-
-
-class Gated(torch.nn.Module):
-    """An experts module as far as a kernel looks at it."""
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """[R, 2 I] -> [R, I], as Qwen3 gates."""
-        first, second = both.chunk(2, dim=-1)
-        return F.silu(first) * second
 
 
 def random_experts(way: Compute, count: int) -> list[Blocks]:
@@ -62,18 +53,23 @@ def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: 
     together = min(max(BATCH_ROWS // tokens, 1), MOST_TOGETHER)
     x = torch.randn(tokens, 2048).to(torch.bfloat16)
     x = x.expand(together, -1) if tokens == 1 else x.repeat(together, 1)
-    gate, found = Gated().gate, []
+    activation, found, out = (
+        Activation.gated("silu"),
+        [],
+        torch.empty(together * tokens, 2048, dtype=torch.bfloat16),
+    )
     for _ in range(rounds + 1):
         start = time.perf_counter()
         for at in range(0, len(experts), together):
             parts = [Part(blocks, 8, level, tokens) for blocks in experts[at : at + together]]
-            kernel.forward(x[: len(parts) * tokens], parts, gate)
+            rows = len(parts) * tokens
+            kernel.forward(x[:rows], parts, activation, out[:rows])
         found.append((time.perf_counter() - start) / len(experts))
     return sorted(found[1:])  # the first warms up
 
 
 def names(way: Compute) -> Iterator[str]:
-    """Of the ways in which a kernel can run here; each is the one in use when its name comes."""
+    """Of the kernels_for in which a kernel can run here; each is the one in use when its name comes."""
     if way.name != "native":
         yield way.name
         return
@@ -95,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"{torch.get_num_threads()} threads\n| kernel | level | tokens | median | best |\n|---|---|---|---|---|"
     )
-    for way in ways():
+    for way in kernels_for():
         experts = random_experts(way, given.experts)
         for name in names(way):
             for level, tokens in product(given.levels, given.tokens):

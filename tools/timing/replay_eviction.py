@@ -16,7 +16,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -81,8 +81,8 @@ class Belady(EvictionPolicy):
         """The next group of the trace is being served."""
         self._step += 1
 
-    def used(self, key: ExpertKey) -> None:
-        """Nothing: what happened is no news."""
+    def used(self, keys: Iterable[ExpertKey]) -> None:
+        """Ignores uses: the future alone decides."""
 
     def arrived(self, key: ExpertKey) -> None:
         """See EvictionPolicy."""

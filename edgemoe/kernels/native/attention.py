@@ -1,4 +1,4 @@
-"""Attention of one token, a call of csrc/attention/decode.c, and of many, one of csrc/attention/prefill.c."""
+"""Grouped-query attention of one token (csrc/attention/decode.c) and of several (csrc/attention/prefill.c)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,24 @@ import ctypes
 import torch
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.structures import AttentionKV, AttentionShape
 
 MOST_SHARING = 128
-"""Heads that may share keys and values (`PANELS` times `LANES`)."""
-
-
-class _Shape(ctypes.Structure):
-    """`attention_shape` in csrc/attention/decode.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
-        *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
-        *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size")),
-        *((name, ctypes.c_float) for name in ("q_epsilon", "k_epsilon", "scaling")),
-    )
-
-
-class TokenKV(ctypes.Structure):
-    """`attention_kv` in csrc/attention/decode.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        *((name, ctypes.c_int64) for name in ("context", "past", "first")),
-    )
+"""Query heads that may share a head of keys and values (`PANELS` times `LANES` in csrc/attention/heads.h)."""
 
 
 class NativeAttention:
-    """Causal grouped-query attention with rotated halves, of the tokens after those in a KV.
+    """Causal grouped-query attention with half-rotated positions, over a preallocated KV.
 
     Args:
-        heads, kv_heads: of queries, and of keys and values; the one is a multiple of the other.
-        dim: of a head, a multiple of 16.
-        norms: weights, bf16, and epsilons of the norms of queries and of keys, if they have such; a weight is of
-            one head's size or of all heads' together.
+        heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
+        dim: size of a head, a multiple of 16.
+        norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
+            size of one head or of all heads together.
         scaling: factor on the scores.
 
     Raises:
-        ValueError: heads of another size, or more than MOST_SHARING to one of keys.
+        ValueError: a head size that is no multiple of 16, or more than MOST_SHARING query heads for a head of keys.
     """
 
     def __init__(
@@ -55,17 +36,25 @@ class NativeAttention:
         scaling: float,
     ) -> None:
         if dim % 16:
-            raise ValueError(f"heads of {dim}: the kernel wants a multiple of 16")
+            raise ValueError(f"expected heads of a multiple of 16, got {dim}")
         if heads > MOST_SHARING * kv_heads:
-            raise ValueError(f"{heads} heads share {kv_heads}: {MOST_SHARING} may share one")
-        self._heads, self._dim = heads, dim
-        self._kept = norms  # the structure below has bare addresses of their weights
+            raise ValueError(
+                f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
+            )
+        self.heads, self.dim = heads, dim
+        self._norms = norms  # keeps the addresses below valid
         (q, q_epsilon), (k, k_epsilon) = norms or ((None, 0.0), (None, 0.0))
-        self._shape = _Shape(
-            *(heads, kv_heads, dim),
-            *(None if weight is None else weight.data_ptr() for weight in (q, k)),
-            *(0 if weight is None else weight.numel() for weight in (q, k)),
-            *(q_epsilon, k_epsilon, scaling),
+        self._shape = AttentionShape(
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            q_norm=None if q is None else q.data_ptr(),
+            k_norm=None if k is None else k.data_ptr(),
+            q_norm_size=0 if q is None else q.numel(),
+            k_norm_size=0 if k is None else k.numel(),
+            q_epsilon=q_epsilon,
+            k_epsilon=k_epsilon,
+            scaling=scaling,
         )
 
     def __call__(
@@ -77,59 +66,45 @@ class NativeAttention:
         past: int,
         window: int | None,
     ) -> torch.Tensor:
-        """Norms, rotates, writes keys and values into the KV, attends.
+        """Norms and rotates queries and keys, writes keys and values into the KV, attends.
 
-        What a token gets does not depend on which others come, if they are two or more and all is finite.
+        With two rows or more, a row's result does not depend on the other rows as long as all are finite.
 
         Args:
-            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous; what the three projections gave. Overwritten.
-            rotation: cosine and sine for each token's position, bf16 [R, dim] each, contiguous.
-            keys, values: the layer's, bf16 [kv_heads, context, dim], contiguous; written from `past` on.
-            past: tokens that are valid in them.
-            window: how many of the latest tokens each sees, itself included; None: all.
+            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.
+            rotation: cosine and sine of each row's position, bf16 [R, dim] each, contiguous.
+            keys, values: one layer's, bf16 [kv_heads, context, dim], contiguous; written from `past` on.
+            past: valid tokens in them.
+            window: latest tokens that a row sees, itself included; None: all.
 
         Returns:
             bf16 [R, heads * dim].
 
         Raises:
             MemoryError: no memory for scores.
-            ValueError: a rotation of another size, as of a config that rotates a part of each head.
+            ValueError: a rotation of another shape, as from a config that rotates only a part of each head.
         """
         rows = len(qkv)
         for table in rotation:
-            if table.shape != (rows, self._dim) or not table.is_contiguous():
-                raise ValueError(
-                    f"a rotation of {tuple(table.shape)}: wanted {rows} rows, and heads have {self._dim}"
-                )
-        out = qkv.new_empty(rows, self._heads * self._dim)
-        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first_seen(past, window))
-        common = native.threads(), ctypes.byref(self._shape), ctypes.byref(kv)
+            if table.shape != (rows, self.dim) or not table.is_contiguous():
+                raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
+        out = qkv.new_empty(rows, self.heads * self.dim)
+        first = max(past + 1 - window, 0) if window else 0
+        kv = AttentionKV(
+            keys=keys.data_ptr(), values=values.data_ptr(), context=keys.shape[1], past=past, first=first
+        )
+        common = native.threads(), self.address, ctypes.byref(kv)
         addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
         library = native.library()
-        if (
-            library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
-            if rows > 1
-            else library.edgemoe_attention(*common, *addresses)
-        ):
+        if rows > 1:
+            failed = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
+        else:
+            failed = library.edgemoe_attention(*common, *addresses)
+        if failed:
             raise MemoryError("no memory for attention's scores")
         return out
 
     @property
     def address(self) -> int:
-        """Of the structure that describes it; valid as long as this."""
+        """The address of its structure; valid as long as this object."""
         return ctypes.addressof(self._shape)
-
-    def checked(self, rotation: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotation, if it turns whole heads.
-
-        Raises:
-            ValueError: it does not, as of a config that rotates a part of each head.
-        """
-        if rotation[0].numel() != self._dim:
-            raise ValueError(f"a rotation of {rotation[0].numel()} numbers: heads have {self._dim}")
-        return rotation
-
-
-def first_seen(past: int, window: int | None) -> int:
-    """The first token that one behind `past` others sees."""
-    return max(past + 1 - window, 0) if window else 0

@@ -8,39 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import torch
 
-from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.structures import SlabMatrix
 from storage.base import Plane
 from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
 
 LAYOUT = LAYOUTS["cuda"]
 """What the kernel reads."""
-
-
-@cache
-def available() -> bool:
-    """Whether this process can use the kernel."""
-    if not native.available():
-        return False
-    pointer = ctypes.c_void_p
-    native.library().edgemoe_slab_product.argtypes = [pointer] * 4
-    return True
-
-
-class _Matrix(ctypes.Structure):
-    """`slab_matrix` in csrc/experts/gemv_cuda_layout.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "cols", "group")),
-        *((name, ctypes.c_void_p) for name in ("parameters", "base", "d4", "even", "odd")),
-        ("level", ctypes.c_int64),
-    )
 
 
 class SlabExpertKernel:
@@ -67,9 +47,11 @@ class SlabExpertKernel:
             for spec in geometry.matrices
         )
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
         """See ExpertKernel."""
-        return self._products(gate(self._products(x, parts, 0)), parts, 1)
+        out.copy_(self._products(activation.apply(self._products(x, parts, 0)), parts, 1))
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through every part's gate_up (0) or down (1) matrix."""
@@ -87,12 +69,18 @@ class SlabExpertKernel:
                 row += 1
         return y[:, : spec.rows]
 
-    def _matrix(self, part: Part, spec: MatrixSpec, parameters_at: int, codes_at: int) -> _Matrix:
+    def _matrix(self, part: Part, spec: MatrixSpec, parameters_at: int, codes_at: int) -> SlabMatrix:
         half, at = self._geometry.codes_bytes // 2, codes_at // 2
         base = native.address(part.blocks[Plane.BASE.label])
-        codes = base + self._geometry.parameter_bytes + at
-        d4 = native.address(part.blocks[Plane.D4.label]) + at if part.level > 2 else None
-        d8: Any = native.address(part.blocks[Plane.D8.label]) + at if part.level > 4 else None
-        odd = None if d8 is None else d8 + half
-        sizes = spec.padded_rows, spec.padded_cols, spec.group
-        return _Matrix(*sizes, base + parameters_at, codes, d4, d8, odd, part.level)
+        even = native.address(part.blocks[Plane.D8.label]) + at if part.level > 4 else None
+        return SlabMatrix(
+            rows=spec.padded_rows,
+            cols=spec.padded_cols,
+            group=spec.group,
+            parameters=base + parameters_at,
+            base=base + self._geometry.parameter_bytes + at,
+            d4=native.address(part.blocks[Plane.D4.label]) + at if part.level > 2 else None,
+            even=even,
+            odd=None if even is None else even + half,
+            level=part.level,
+        )

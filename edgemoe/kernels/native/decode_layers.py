@@ -1,124 +1,133 @@
-"""A new token's way through decoder layers: as far as their experts are held, one call of csrc/decode_layers.c."""
+"""One new token through decoder layers in one call of csrc/decode_layers.c, as far as its experts are resident."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import NativeAttention, TokenKV
-from edgemoe.kernels.native.experts import HeldExperts, room_for
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.structures import (
+    AttentionKV,
+    DecoderLayer,
+    DenseLayer,
+    Expert,
+    ExpertWorkspace,
+    LevelRule,
+    Linear,
+)
+from edgemoe.policy.levels import DecodeRule
 
-_HIGHEST = 8
+Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Weight, row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
 
+Norm = tuple[torch.Tensor, float]
+"""Weight, bf16 [H], and epsilon."""
 
-class _Linear(ctypes.Structure):
-    """`linear` in csrc/decode_layers.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "row_scale", "bias")),
-        *((name, ctypes.c_int64) for name in ("rows", "cols")),
-    )
-
-
-class _Layer(ctypes.Structure):
-    """`layer` in csrc/decode_layers.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("attention", "before", "behind")),
-        *((name, ctypes.c_float) for name in ("before_epsilon", "behind_epsilon")),
-        *((name, _Linear) for name in ("qkv", "out")),
-    )
+CHOSEN, WANTED, COMPUTED, PREDICTED = range(4)
+"""Rows of a layer's trace (NativeDecodeLayers.trace)."""
 
 
-class _MoELayer(ctypes.Structure):
-    """`moe_layer` in csrc/decode_layers.c."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in (
-            *("up_to_experts", "scratch", "normed"),
-            *("router", "logits", "probabilities", "chosen", "shares", "held"),
-        )
-    )
-
-
-class _ExpertRoom(ctypes.Structure):
-    """`expert_room` in csrc/decode_layers.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("up", "down")),
-        ("inner", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("together", "rows", "computed")),
-    )
-
-
-_Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-
-
-class NativeLayer:
-    """A decoder layer for one token: norm, attention, residual, norm, and the router of its experts.
+@dataclass(frozen=True)
+class NativeDecoderLayer:
+    """The parts of one decoder layer.
 
     Args:
         attention: of the layer.
-        before, behind: weights, bf16 [H], and epsilons of the norms before attention and behind it.
-        qkv, out: weight, scale and bias of the projections, as dense.DenseLinear has them.
-        router: where routed experts are all that is behind the norms, and those add up to the layer's output.
-        held: what is held of its experts; None: nothing ever is.
+        window: latest tokens that attention sees; 0: all.
+        input_norm, post_norm: norms before and after attention.
+        qkv, out: projections before and after attention.
+        router: None where the block behind the second norm is more than routed experts, or no experts at all.
+        resident: the layer's resident experts; None where there is no router.
     """
 
-    def __init__(
-        self,
-        attention: NativeAttention,
-        before: tuple[torch.Tensor, float],
-        behind: tuple[torch.Tensor, float],
-        qkv: _Weights,
-        out: _Weights,
-        router: NativeRouter | None,
-        held: HeldExperts | None,
-    ) -> None:
-        self.attention, self.router, self.held = attention, router, held
-        self._kept = before, behind, qkv, out  # the structure below has bare addresses of these
-        self._layer = _Layer(
-            *(attention.address, before[0].data_ptr(), behind[0].data_ptr(), before[1], behind[1]),
-            *(_linear(weights) for weights in (qkv, out)),
-        )
-        self._scratch = qkv[0].new_empty(qkv[0].shape[0] + out[0].shape[1], dtype=torch.bfloat16)
-        self.normed = before[0].new_empty(1, before[0].numel())
-        """bf16 [1, H], what experts get of the last token that stopped here."""
-
-    def structure(self) -> _MoELayer:
-        """Valid as long as this."""
-        return _MoELayer(
-            *(ctypes.addressof(self._layer), self._scratch.data_ptr(), self.normed.data_ptr()),
-            *(self.router.addresses if self.router else [None] * 5),
-            self.held.address if self.held else None,
-        )
+    attention: NativeAttention
+    window: int
+    input_norm: Norm
+    post_norm: Norm
+    qkv: Weights
+    out: Weights
+    router: NativeRouter | None
+    resident: ResidentTable | None
 
 
-class NativeLayers:
-    """Decoder layers one after another.
+class NativeDecodeLayers:
+    """All decoder layers of a model, for single tokens.
 
     Args:
-        layers: at least one, all with attention of one shape.
+        layers: at least one; all with attention of one shape and experts of one geometry.
+        kernel: of their experts.
     """
 
-    def __init__(self, layers: Sequence[NativeLayer]) -> None:
-        self._layers = layers  # the structures below have bare addresses of what these own
-        self._structures = (_MoELayer * len(layers))(*(layer.structure() for layer in layers))
-        self._computed = (ctypes.c_int64 * (_HIGHEST + 1))()
-        kernels = [layer.held.kernel for layer in layers if layer.held]
-        slots = max((layer.router.top_k for layer in layers if layer.router), default=0)
-        self._rows = layers[0].normed.new_empty(slots, layers[0].normed.shape[1])
-        self._together = room_for(slots)
-        sizes = kernels[0].sizes() if kernels else (None, None, 0)
-        self._room = _ExpertRoom(
-            *sizes,
-            *(ctypes.addressof(self._together), self._rows.data_ptr(), ctypes.addressof(self._computed)),
+    def __init__(self, layers: Sequence[NativeDecoderLayer], kernel: NativeExpertKernel) -> None:
+        self._layers = layers  # keeps the addresses below valid, as do all attributes of this object
+        hidden = layers[0].input_norm[0].numel()
+        slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
+        self.trace = torch.zeros(len(layers), 4, slots, dtype=torch.int64)
+        """int64 [layers, 4, k], of the last token: experts chosen, levels wanted and computed, experts predicted."""
+        self.normed = layers[0].qkv[0].new_empty(1, hidden, dtype=torch.bfloat16)
+        """bf16 [1, H]: the input of the block at which the last call stopped."""
+        self.gates = torch.zeros(len(layers), slots)
+        """float32 [layers, k]: gate weights of the chosen experts."""
+        widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in layers)
+        self._scratch = self.normed.new_empty(widest)
+        self._rules = (LevelRule * len(layers))()
+        self._dense = (DenseLayer * len(layers))(*map(_dense_layer, layers))
+        self._structures = (DecoderLayer * len(layers))(*(self._structure(i) for i in range(len(layers))))
+        self._rows, self._kept = self.normed.new_empty(slots, hidden), torch.zeros(slots)
+        self._together = (Expert * slots)()
+        up, down, inner = kernel.matrices()
+        self._workspace = ExpertWorkspace(
+            up=up,
+            down=down,
+            inner=inner,
+            together=ctypes.addressof(self._together),
+            rows=self._rows.data_ptr(),
+            gates=self._kept.data_ptr(),
         )
+
+    def _structure(self, index: int) -> DecoderLayer:
+        layer = self._layers[index]
+        router, trace = layer.router, self.trace[index]
+        return DecoderLayer(
+            dense=ctypes.addressof(self._dense[index]),
+            window=layer.window,
+            scratch=self._scratch.data_ptr(),
+            normed=self.normed.data_ptr(),
+            router=router.address if router else None,
+            logits=router.logits.data_ptr() if router else None,
+            probabilities=router.probabilities.data_ptr() if router else None,
+            gates=self.gates[index].data_ptr(),
+            chosen=trace[CHOSEN].data_ptr(),
+            levels=ctypes.addressof(self._rules[index]),
+            resident=layer.resident.address if layer.resident else None,
+            wanted=trace[WANTED].data_ptr(),
+            computed=trace[COMPUTED].data_ptr(),
+            predicted=trace[PREDICTED].data_ptr(),
+        )
+
+    def configure(self, rules: Sequence[DecodeRule], *, exact: bool, renormalise: bool) -> None:
+        """Sets the rule of every layer's levels, for the calls that follow.
+
+        Args:
+            rules: one for each layer.
+            exact: compute at the wanted level even where more planes are resident.
+            renormalise: scale gate weights to their sum before experts were skipped.
+        """
+        for structure, rule in zip(self._rules, rules, strict=True):
+            structure.rule, structure.count, structure.critical = rule.kind, len(rule.levels), rule.critical
+            for i, level in enumerate(rule.levels):
+                structure.level[i], structure.error[i], structure.price[i] = (
+                    level,
+                    rule.error[i],
+                    rule.price[i],
+                )
+        self._workspace.exact, self._workspace.renormalise = exact, renormalise
 
     def run(
         self,
@@ -128,45 +137,67 @@ class NativeLayers:
         keys: torch.Tensor,
         values: torch.Tensor,
         past: int,
-        first: int,
+        look_ahead: int,
     ) -> int:
-        """Takes a token through layers, as far as their experts are held.
+        """Takes a token through layers, as far as its experts are resident.
 
         Args:
             layers: which.
             hidden: bf16, H in all, contiguous; changed in place.
-            rotation: as NativeAttention's.
-            keys, values: of the first of these layers, as NativeAttention's; the next ones' lie behind them.
-            past, first: as NativeAttention's.
+            rotation: cosine and sine of the token's position, bf16, a head's size each, contiguous.
+            keys, values: of all layers, bf16 [layers, kv_heads, context, dim], contiguous.
+            past: valid tokens in them.
+            look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
-            The layer whose experts are still to come, of what is in its `normed`, as its router chose if it has one;
+            the layer whose block is still to be added to hidden, from `normed`, as its router chose if it has one;
             or the end of `layers`.
 
         Raises:
             MemoryError: no memory for activations or scores.
-            ValueError: as NativeAttention.
+            ValueError: a rotation of another size than a head's, as from a config that rotates only a part of it.
         """
-        at = self._layers[layers.start]
-        cosine, sine = at.attention.checked(rotation)
-        kv = TokenKV(keys.data_ptr(), values.data_ptr(), keys.shape[1], past, first)
-        through: int = native.library().edgemoe_pass(
-            *(native.threads(), ctypes.byref(self._structures, layers.start * ctypes.sizeof(_MoELayer))),
-            *(len(layers), ctypes.byref(kv), ctypes.byref(self._room)),
-            *(hidden.data_ptr(), cosine.data_ptr(), sine.data_ptr()),
+        dim = self._layers[0].attention.dim
+        if rotation[0].numel() != dim:
+            raise ValueError(f"expected a rotation of {dim} numbers, got {rotation[0].numel()}")
+        first, size = layers.start, ctypes.sizeof(DecoderLayer)
+        kv = AttentionKV(
+            keys=keys[first].data_ptr(), values=values[first].data_ptr(), context=keys.shape[2], past=past
         )
-        if through < 0:
+        done: int = native.library().edgemoe_decode_layers(
+            *(native.threads(), ctypes.byref(self._structures, first * size)),
+            *(
+                len(layers),
+                len(self._layers) - first,
+                ctypes.byref(kv),
+                ctypes.byref(self._workspace),
+                look_ahead,
+            ),
+            *(hidden.data_ptr(), rotation[0].data_ptr(), rotation[1].data_ptr()),
+        )
+        if done < 0:
             raise MemoryError("no memory for a new token's activations")
-        return layers.start + through
-
-    def take_computed(self) -> dict[int, int]:
-        """Held experts that were computed since the last call, by level."""
-        taken = {level: count for level, count in enumerate(self._computed) if count}
-        ctypes.memset(self._computed, 0, ctypes.sizeof(self._computed))
-        return taken
+        return first + done
 
 
-def _linear(weights: _Weights) -> _Linear:
+def _dense_layer(layer: NativeDecoderLayer) -> DenseLayer:
+    return DenseLayer(
+        attention=layer.attention.address,
+        input_norm=layer.input_norm[0].data_ptr(),
+        post_norm=layer.post_norm[0].data_ptr(),
+        input_epsilon=layer.input_norm[1],
+        post_epsilon=layer.post_norm[1],
+        qkv=_linear(layer.qkv),
+        out=_linear(layer.out),
+    )
+
+
+def _linear(weights: Weights) -> Linear:
     weight, scale, bias = weights
-    optional = (None if tensor is None else tensor.data_ptr() for tensor in (scale, bias))
-    return _Linear(weight.data_ptr(), *optional, *weight.shape)
+    return Linear(
+        weight=weight.data_ptr(),
+        row_scale=None if scale is None else scale.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        rows=weight.shape[0],
+        cols=weight.shape[1],
+    )

@@ -1,4 +1,4 @@
-"""Routed experts by edgemoe's own CPU kernel: products with planes as they lie (csrc/experts/)."""
+"""Routed experts by the compiled CPU kernel: products with planes as they lie (csrc/experts/)."""
 
 from __future__ import annotations
 
@@ -8,45 +8,29 @@ from typing import Any
 
 import torch
 
-from edgemoe.kernels.activation import gating_of
-from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import library as native
-from storage.base import Blocks, Plane
+from edgemoe.kernels.native.structures import Expert, Matrix
+from storage.base import Blocks, ExpertKey, Plane
 from storage.layout import Layout
 from storage.record import MatrixSpec, RecordGeometry
 
 _FEWEST_COLUMNS = 32
-"""That share a scale: a group's, and at most 64."""
+"""Columns that share a scale of activations: a group's, and at most 64."""
 
 _BASE, _D4, _D8 = (plane.label for plane in Plane)
 
 MOST_ROWS = 512
-"""Rows of a call that scratch_bytes counts on; more take more memory while they are computed."""
-
-
-class _Matrix(ctypes.Structure):
-    """`matrix` in csrc/experts/planes.h."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int64) for name in ("rows", "cols", "group", "parameters_at", "codes_at", "half")
-    )
-
-
-class _Expert(ctypes.Structure):
-    """`expert` in csrc/experts/planes.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parameters", "base", "d4", "d8")),
-        *((name, ctypes.c_int64) for name in ("level", "x", "y", "tokens")),
-    )
+"""Rows of a call that scratch_bytes counts on; a larger call takes more memory while it runs."""
 
 
 class NativeExpertKernel:
-    """Runs experts of one geometry.
+    """Implements ExpertKernel for planes in native.LAYOUT.
 
     Args:
         geometry: of the store.
-        layout: that resident planes are in; native.LAYOUT.
+        layout: of resident planes; native.LAYOUT.
 
     Raises:
         ValueError: another layout.
@@ -54,13 +38,18 @@ class NativeExpertKernel:
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
         if layout != native.LAYOUT:
-            raise ValueError(f"the kernel reads {native.LAYOUT.name}, not {layout.name}")
+            raise ValueError(f"expected planes in {native.LAYOUT.name}, got {layout.name}")
         self._geometry = geometry
         self._matrices = [
             (
                 spec,
-                _Matrix(
-                    spec.padded_rows, spec.padded_cols, spec.group, at, codes // 2, geometry.codes_bytes // 2
+                Matrix(
+                    rows=spec.padded_rows,
+                    cols=spec.padded_cols,
+                    group=spec.group,
+                    parameters_at=at,
+                    codes_at=codes // 2,
+                    half=geometry.codes_bytes // 2,
                 ),
             )
             for spec, at, codes in geometry.matrix_offsets()
@@ -68,118 +57,117 @@ class NativeExpertKernel:
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of a call's activations: both products' in both forms, with scales and sums, and what lies between."""
+        """Bytes of a call's activations: both products' in both forms, with scales and sums, and the inner rows."""
         up, down = geometry.matrices
         columns = up.padded_cols + down.padded_cols
         numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
         return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
-        """See ExpertKernel."""
-        experts = (_Expert * len(parts))(
-            *(self._expert(part.blocks, part.level, part.rows) for part in parts)
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
+        """Implements ExpertKernel.forward."""
+        experts = (Expert * len(parts))(
+            *(self.prepared(part.blocks, part.level, part.rows) for part in parts)
         )
         up, down = self._matrices
-        if gating_of(gate) == "silu":
-            x = _laid_out(x, up[0], parts, experts)
-            y = x.new_empty(sum(part.rows for part in parts), down[0].padded_rows)
-            self._experts(x, experts, y)
-            return y if y.shape[1] == down[0].rows else y[:, : down[0].rows]
-        return self._product(gate(self._product(x, parts, experts, *up)), parts, experts, *down)
-
-    def takes(self, gate: Activation) -> bool:
-        """See TokenKernel. Not where sizes are padded, nor a gating that it does not know."""
-        (up, _), (down, _) = self._matrices
-        return up.padded_cols == up.cols and down.padded_rows == down.rows and gating_of(gate) == "silu"
-
-    def prepared(self, blocks: Blocks, level: int) -> _Expert:
-        """See TokenKernel."""
-        return self._expert(blocks, level, 1)
-
-    def into(self, x: torch.Tensor, experts: Sequence[Any], rows: Sequence[int], y: torch.Tensor) -> None:
-        """See TokenKernel."""
-        together = (_Expert * len(experts))(*experts)
-        for expert, row in zip(together, rows, strict=True):
-            expert.y = row
-        self._experts(x, together, y)
-
-    def _experts(self, x: torch.Tensor, experts: Any, y: torch.Tensor) -> None:
-        (_, up), (down, down_matrix) = self._matrices
+        if activation.name != "silu":
+            inner = activation.apply(self._product(x, parts, experts, *up))
+            out.copy_(self._product(inner, parts, experts, *down))
+            return
+        x = _laid_out(x, up[0], parts, experts)
+        y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
         if native.library().edgemoe_experts(
             *(
                 native.threads(),
-                ctypes.byref(up),
-                ctypes.byref(down_matrix),
-                down.cols,
+                ctypes.byref(up[1]),
+                ctypes.byref(down[1]),
+                down[0].cols,
                 experts,
-                len(experts),
+                len(parts),
             ),
             *(x.data_ptr(), x.shape[0], y.data_ptr(), y.shape[0]),
         ):
             raise MemoryError("no memory for experts' activations")
+        if y is not out:
+            out.copy_(y[:, : down[0].rows])
 
-    def _expert(self, blocks: Blocks, level: int, rows: int) -> _Expert:
-        base = native.address(blocks[_BASE])
-        d4 = native.address(blocks[_D4]) if level > 2 else None
-        d8 = native.address(blocks[_D8]) if level > 4 else None
-        return _Expert(base, base + self._geometry.parameter_bytes, d4, d8, level, 0, 0, rows)
+    @property
+    def unpadded(self) -> bool:
+        """Whether rows of x and of the result have the sizes that the matrices have in the store."""
+        (up, _), (down, _) = self._matrices
+        return up.padded_cols == up.cols and down.padded_rows == down.rows
+
+    def prepared(self, blocks: Blocks, level: int, rows: int = 1) -> Expert:
+        """The C structure of an expert, valid for as long as its blocks stay where they are.
+
+        Args:
+            blocks: its resident blocks; kept alive by their tier, not by the structure.
+            level: the level to compute at.
+            rows: its consecutive rows of a call.
+        """
+        buffer, address = ctypes.c_char.from_buffer, ctypes.addressof
+        base = address(buffer(blocks[_BASE]))
+        return Expert(
+            parameters=base,
+            base=base + self._geometry.parameter_bytes,
+            d4=address(buffer(blocks[_D4])) if level > 2 else None,
+            d8=address(buffer(blocks[_D8])) if level > 4 else None,
+            level=level,
+            tokens=rows,
+        )
 
     def _product(
-        self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: _Matrix
+        self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix
     ) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
         x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
         if native.library().edgemoe_expert_product(
-            native.threads(),
-            ctypes.byref(matrix),
-            experts,
-            len(experts),
-            x.data_ptr(),
-            x.shape[0],
-            y.data_ptr(),
+            *(
+                native.threads(),
+                ctypes.byref(matrix),
+                experts,
+                len(parts),
+                x.data_ptr(),
+                x.shape[0],
+                y.data_ptr(),
+            )
         ):
             raise MemoryError("no memory for a product's activations")
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
-    def sizes(self) -> tuple[int, int, int]:
-        """For a structure of C: where its two matrices' are, valid as long as this, and numbers between the two."""
+    def matrices(self) -> tuple[int, int, int]:
+        """Addresses of both matrices' structures, valid as long as this object, and the inner size I."""
         (_, up), (down, down_matrix) = self._matrices
         return ctypes.addressof(up), ctypes.addressof(down_matrix), down.cols
 
 
-class HeldExperts:
-    """What C finds of a layer's experts that are held for good. None is at first.
+class ResidentTable:
+    """One layer's resident experts as C reads them: an array of `expert`, level 0 where an expert is not resident.
+
+    Called by the tier whenever an expert arrives, changes its level or goes (cache.base.Tier.observe).
 
     Args:
-        kernel: which prepared them.
+        kernel: prepares experts.
         experts: in the layer.
     """
 
     def __init__(self, kernel: NativeExpertKernel, experts: int) -> None:
-        self.kernel, self._table = kernel, room_for(experts)
+        self._kernel, self._table = kernel, (Expert * experts)()
 
     @property
     def address(self) -> int:
-        """Of the table, `expert` in csrc/experts/planes.h each; of level 0 what is not held. Valid as long as this."""
+        """The address of the array; valid as long as this object."""
         return ctypes.addressof(self._table)
 
-    def put(self, expert: int, prepared: Any) -> None:
-        """This one is held from now on."""
-        self._table[expert] = prepared
-
-    def clear(self) -> None:
-        """None is any more."""
-        ctypes.memset(self._table, 0, ctypes.sizeof(self._table))
-
-
-def room_for(experts: int) -> ctypes.Array[_Expert]:
-    """So many structures of an expert, all 0."""
-    return (_Expert * experts)()
+    def changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
+        """Takes an expert's resident level and blocks over; level 0: it is gone."""
+        self._table[key.expert] = self._kernel.prepared(blocks, level) if level else Expert()
 
 
 def _laid_out(x: torch.Tensor, spec: MatrixSpec, parts: Sequence[Part], experts: Any) -> torch.Tensor:
-    """Rows as a product reads them, one expanded row once; tells each expert where its own are, of x and of y."""
+    """Rows as a product reads them, one expanded row once; sets each expert's first row of x and of y."""
     shared = x.stride(0) == 0 and len(parts) == x.shape[0]
     row = 0
     for part, expert in zip(parts, experts, strict=True):

@@ -1,9 +1,8 @@
-"""edgemoe's own CPU kernel: products with planes as they lie, by the C files of avx2/.
+"""The compiled CPU kernel: its shared library, its threads, and its dense operators.
 
-The shared library is built where a C compiler is found when edgemoe is installed, and used where the processor
-has AVX2; elsewhere torch's operators do the same work (cpu.py). However many tokens there are, sums over their
-numbers are exact integers and rounded in one order, so a token's result is the same bit for bit alone or among
-others, and an answer does not depend on limits.
+The library is built from csrc/ where a C compiler is found when edgemoe is installed, and used where the processor has
+AVX2; elsewhere torch's operators do the same work (torch_int4.py). Integer sums are exact and rounded in one order, so
+a token's result is bit-identical alone and among other tokens, and an answer does not depend on limits.
 """
 
 from __future__ import annotations
@@ -16,21 +15,42 @@ from typing import Any
 
 import torch
 
+from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 12
-"""Goes up with every change of a function or structure of the C files: a library built before is left alone."""
+_INTERFACE = 13
+"""Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
-"""What the kernel reads, whatever layout torch's own would want."""
+"""The layout that the kernel reads."""
 
 DENSE_BF16_UP_TO = 128
-"""Rows up to which a product with a bf16 weight here beats converting the weight and torch's; with int8 any do."""
+"""Rows up to which this kernel's product with a bf16 weight is faster than converting the weight for torch's."""
+
+_P, _N = ctypes.c_void_p, ctypes.c_int64
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "edgemoe_open": (_P, [ctypes.c_int]),
+    "edgemoe_close": (ctypes.c_int, [_P]),
+    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P]),
+    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _P, _N]),
+    "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
+    "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
+    "edgemoe_attention": (ctypes.c_int, [_P] * 7),
+    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
+    "edgemoe_decode_layers": (_N, [_P, _P, _N, _N, _P, _P, _N, _P, _P, _P]),
+    "edgemoe_levels": (None, [_P, _P, _N, _P]),
+    "edgemoe_topk_softmax": (None, [_P] * 5),
+    "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
+    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _P]),
+    "edgemoe_slab_product": (ctypes.c_int, [_P] * 4),
+}
+"""Function -> (result, arguments)."""
 
 
 @cache
 def library() -> Any:
-    """The shared library, or None where there is none or the processor cannot run it."""
+    """The shared library; None where it was not built or the processor cannot run it."""
     found = importlib.util.find_spec("edgemoe.kernels.native._kernels")
     if found is None or found.origin is None:
         return None
@@ -38,46 +58,21 @@ def library() -> Any:
     supported = getattr(loaded, f"edgemoe_supported_{_INTERFACE}", None)
     if supported is None or not supported():
         return None
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    loaded.edgemoe_open.restype = pointer
-    loaded.edgemoe_open.argtypes = [ctypes.c_int]
-    loaded.edgemoe_close.argtypes = [pointer]
-    loaded.edgemoe_expert_product.argtypes = [pointer, pointer, pointer, size, pointer, size, pointer]
-    loaded.edgemoe_experts.argtypes = [
-        pointer,
-        pointer,
-        pointer,
-        size,
-        pointer,
-        size,
-        pointer,
-        size,
-        pointer,
-        size,
-    ]
-    loaded.edgemoe_weighted_sum.argtypes = [pointer, pointer, size, size, size, ctypes.c_int, pointer]
-    loaded.edgemoe_weighted_sum.restype = None
-    loaded.edgemoe_rms_norm.argtypes = [pointer, pointer, ctypes.c_float, size, size, pointer]
-    loaded.edgemoe_rms_norm.restype = None
-    loaded.edgemoe_attention.argtypes = [pointer] * 7
-    loaded.edgemoe_attention_rows.argtypes = [pointer, pointer, pointer, size, size, *[pointer] * 4]
-    loaded.edgemoe_pass.argtypes = [pointer, pointer, size, *[pointer] * 5]
-    loaded.edgemoe_pass.restype = size
-    loaded.edgemoe_route.argtypes = [pointer] * 5
-    loaded.edgemoe_route.restype = None
-    loaded.edgemoe_choose.argtypes = [pointer, pointer, pointer, size, *[pointer] * 4]
-    loaded.edgemoe_dense_product.argtypes = [pointer, pointer, pointer, size, size, pointer, size, pointer]
+    check_sizes(loaded)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
     loaded.edgemoe_vnni(True)
     return loaded
 
 
 def use_vnni(use: bool) -> bool:
-    """Whether products and a prompt's attention may use AVX-512, as they do from the start where there is VNNI.
+    """Lets products and a prompt's attention use AVX-512 VNNI, or not; the default is to use it where it exists.
 
-    The results are the same, bit for bit. Not to be called while something is computed.
+    The results are bit-identical. Not to be called while a product runs.
 
     Returns:
-        whether they do now.
+        whether they use it now.
     """
     return bool(library().edgemoe_vnni(use))
 
@@ -89,16 +84,18 @@ def available() -> bool:
 
 @cache
 def thread_count() -> int:
-    """How many threads products of this process have: as many as torch's operators when this is first asked."""
+    """Threads of all products of this process: torch's number of threads at the first call."""
     return torch.get_num_threads()
 
 
 @cache
 def threads() -> int:
-    """The address of the threads that all products of this process share."""
+    """The address of the thread pool that all products of this process share."""
     opened: int | None = library().edgemoe_open(thread_count())
     if opened is None:
-        raise OSError(f"{thread_count()} threads for products were wanted, and the system gave none")
+        raise OSError(
+            f"expected {thread_count()} threads for products, got none: raise the limit of processes (ulimit -u)"
+        )
     return opened
 
 
@@ -149,24 +146,33 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return y
 
 
-def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum over k of weights [T, k] * rows [T, k, H], in float32 and in this order.
+def weighted_sum(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    row_of: torch.Tensor | None = None,
+    add_to: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sums each token's rows, weighted, in float32 and in the order of its weights.
 
     Args:
-        rows: bf16 [T, k, H], contiguous.
-        weights: float32, T k in all, contiguous.
-        plus: bf16, T H in all, contiguous: the sums, rounded, are added to it in place.
+        rows: bf16 [R, H], contiguous.
+        weights: float32 [T, k], contiguous.
+        row_of: int64 [T, k], contiguous: indices into rows, below 0 for what is left out; None: token t has rows
+            t k to t k + k - 1.
+        add_to: bf16, T H in all, contiguous: the sums, rounded, are added to it in place.
 
     Returns:
-        bf16 [T, H], or `plus`.
+        bf16 [T, H], or `add_to`.
     """
-    out = rows.new_empty(rows.shape[0], rows.shape[2]) if plus is None else plus
+    out = rows.new_empty(weights.shape[0], rows.shape[1]) if add_to is None else add_to
+    places = None if row_of is None else row_of.data_ptr()
     library().edgemoe_weighted_sum(
-        rows.data_ptr(), weights.data_ptr(), *rows.shape, plus is not None, out.data_ptr()
+        *(rows.data_ptr(), places, weights.data_ptr(), *weights.shape, rows.shape[1]),
+        *(add_to is not None, out.data_ptr()),
     )
     return out
 
 
 def address(block: memoryview) -> int:
-    """Where a block of an arena lies."""
+    """The address of an arena's block."""
     return ctypes.addressof(ctypes.c_char.from_buffer(block))

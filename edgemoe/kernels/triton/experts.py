@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from edgemoe.kernels.activation import NONE, gating_of
-from edgemoe.kernels.base import Activation, Part
+from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.base import Part
 from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.kernels.triton.products import ITEM, Product, Tile, matmul, matvec
 from storage.base import Plane
@@ -68,18 +68,20 @@ class TritonExpertKernel:
         """Bytes of scratch that one kernel holds: none, weights exist in registers only."""
         return 0
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate: Activation) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
         """See ExpertKernel. Enqueues on the current stream of x's device, and waits for nothing."""
         up, down = self._geometry.matrices
-        gating = gating_of(gate)
-        inner = down.cols if gating != NONE else up.rows
+        fused = activation.name != CUSTOM
+        inner = down.cols if fused else up.rows
         launches = list(_launches(parts))
         tables = self._tables(parts, [item for _, items in launches for item in items], x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         with torch.cuda.device_of(x):
-            y = _products(x, tables[0], launches, launch_shape(up, inner, gating))
-            y = gate(y).contiguous() if gating == NONE else y
-            return _products(y, tables[1], launches, launch_shape(down, down.rows, NONE))
+            y = _products(x, tables[0], launches, launch_shape(up, inner, activation.name))
+            y = y if fused else activation.apply(y).contiguous()
+            out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
         """int64 [2, items, ITEM] on the device, for gate_up and down."""

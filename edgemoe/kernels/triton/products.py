@@ -36,7 +36,7 @@ class Product:
         slabs: of the matrix.
         run: columns of a run, a quarter of a slab: 8 or 16.
         group: columns that share a scale, a multiple of 32.
-        gating: of both halves h, u: none, silu (silu(h) u), gelu, or gelu_tanh (gelu's approximation).
+        gating: of both halves h, u: custom (not fused), silu (silu(h) u), gelu, or gelu_tanh (gelu's approximation).
     """
 
     out: int
@@ -111,7 +111,7 @@ def matmul(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.
 def _vector(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr):
     """float32 [T.rows]: rows `row` of y, one row of x's."""
     sums = _vector_half(item, x, row, P, T, LEVEL)
-    if P.gating != "none":
+    if P.gating != "custom":
         sums = _gated(sums, _vector_half(item, x, row + P.out, P, T, LEVEL), P)
     return sums
 
@@ -152,7 +152,7 @@ def _tile(
 ):
     """float32 [T.tokens, T.rows]: columns `row` of y, of the rows of x that are there."""
     sums = _tile_half(item, x, there, row, P, T, OPERAND, LEVEL)
-    if P.gating != "none":
+    if P.gating != "custom":
         sums = _gated(sums, _tile_half(item, x, there, row + P.out, P, T, OPERAND, LEVEL), P)
     return sums
 

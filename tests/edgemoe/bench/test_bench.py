@@ -1,4 +1,4 @@
-"""The benchmark: its numbers follow from its own samples, and its samples from the operating system's."""
+"""The benchmark: its numbers follow from its samples, and its samples agree with the operating system's counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXPERT_BYTES = 20480
 
 @pytest.fixture(scope="module", autouse=True)
 def short_probes():
-    """Bandwidths are measured for a moment only."""
+    """Measures bandwidths for 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
         patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
@@ -56,14 +56,14 @@ def short_probes():
 
 
 def limit_for(store: StoreModel, experts: int, context: int = 64) -> int:
-    """Bytes that hold so many experts at level 8."""
+    """Returns the limit in bytes that fits this many experts at level 8."""
     least = store.plan(vram_limit=None, context=context).minimum_vram_bytes
     return least + (experts - 2) * EXPERT_BYTES
 
 
 @pytest.fixture(scope="module")
 def report(tiny_store):
-    """Returns a function that benchmarks with room for so many experts, once."""
+    """Returns a function that benchmarks with a limit of that many experts, once for each number."""
     done = {}
 
     def run(experts: int):
@@ -91,7 +91,7 @@ def read(sample) -> int:
 
 
 def test_every_field_is_there(report):
-    """Two rows, cold and warm, with the documented names, and as many samples as runs were asked for."""
+    """Two rows, cold and warm, with the documented names and a sample for each run."""
     rows = report(3)["rows"]
     assert [row["arm"] for row in rows] == ["cold", "warm"]
     for row in rows:
@@ -115,7 +115,7 @@ def test_every_field_is_there(report):
 
 
 def test_times_follow_from_the_samples(report):
-    """TPOT is the time from the first to the last token over the gaps between them; the rest is statistics."""
+    """TPOT is the time from the first to the last token over the number of gaps; the rest is statistics."""
     for row in report(3)["rows"]:
         tpots = []
         for sample in row["samples"]:
@@ -133,7 +133,7 @@ def test_times_follow_from_the_samples(report):
 
 
 def test_bytes_and_the_bound_follow_from_the_counts(report):
-    """Every miss is one expert read; the bound is what those bytes take at the bandwidths beside it."""
+    """Every miss reads one expert; the bound is the time of those bytes at the bandwidths beside it."""
     whole = report(3)
     for row in whole["rows"]:
         counts = [sample["decode"]["counts"] for sample in row["samples"]]
@@ -164,9 +164,9 @@ def test_bytes_and_the_bound_follow_from_the_counts(report):
 
 @pytest.mark.usefixtures("accounted")
 def test_bytes_are_the_operating_systems(report):
-    """What a sample says it read is what the kernel fetched for the process meanwhile, within 2 %.
+    """The bytes that a sample reports are those that the operating system read for the process, within 2 %.
 
-    Never less. More only while code that the kernel had dropped from its cache comes back, which happens once.
+    Never fewer. More only when dropped pages of code are read again, which happens once.
     """
     samples = [sample for row in report(3)["rows"] for sample in row["samples"]]
     extra = [sample["disk_read_bytes"] / read(sample) - 1 for sample in samples]
@@ -177,7 +177,7 @@ def test_bytes_are_the_operating_systems(report):
 
 @pytest.mark.parametrize("experts", [12, 16])
 def test_cold_reads_more_than_warm(report, experts):
-    """The warm arm runs the cold one's prompt again: it reads less, and nothing where everything fits."""
+    """The warm arm runs the same prompt again: it reads less, and nothing where everything fits."""
     cold, warm = report(experts)["rows"]
     for before, after in zip(cold["samples"], warm["samples"], strict=True):
         assert read(before) > read(after)
@@ -185,7 +185,7 @@ def test_cold_reads_more_than_warm(report, experts):
 
 
 def test_percentiles_by_hand():
-    """Of 1..5, between neighbours in proportion: the 90th lies 0.6 of the way from 4 to 5."""
+    """Percentiles of 1..5 by linear interpolation: the 90th lies 0.6 of the way from 4 to 5."""
     got = summary([5.0, 1.0, 4.0, 2.0, 3.0])
     want = {"mean": 3, "p50": 3, "p90": 4.6, "p95": 4.8, "p99": 4.96, "std": 2.5**0.5, "n": 5}
     assert got == pytest.approx(want)
@@ -194,7 +194,7 @@ def test_percentiles_by_hand():
 
 
 class Opened:
-    """Watches which engines a benchmark opens: their settings in order, and how many are open at once."""
+    """Records the engines that a benchmark opens: their settings in order, and how many are open at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.settings: list[RunSettings] = []
@@ -220,15 +220,15 @@ def two_rows() -> tuple[BenchRow, ...]:
 
 
 def test_rows_take_turns(tiny_store, monkeypatch):
-    """After a warm-up, runs are outside and rows inside, another row first each time; an engine for each prompt set,
-    one at a time."""
+    """After a warm-up, every run goes through all rows, another row first each time; each prompt set has an engine, one
+    at a time."""
     opened = Opened(monkeypatch)
     store = StoreModel.open(tiny_store)
     done = run_bench(store, BenchRequest(two_rows(), prompts="both", prompt_tokens=4, new_tokens=2, runs=2))
     assert [settings.levels[0] for settings in opened.settings] == [4, 4, 4, 8, 8, 8, 8, 4, 4]
     assert (opened.now, opened.most) == (0, 1)
-    told = [(row["name"], row["prompts"] == "random tokens", row["arm"]) for row in done["rows"]]
-    assert told == [(n, random, arm) for n in ("low", "high") for random in (False, True) for arm in ARMS]
+    rows = [(row["name"], row["prompts"] == "random tokens", row["arm"]) for row in done["rows"]]
+    assert rows == [(n, random, arm) for n in ("low", "high") for random in (False, True) for arm in ARMS]
     assert all(len(row["samples"]) == 2 for row in done["rows"])
 
 
@@ -242,8 +242,8 @@ def test_the_bandwidth_is_that_of_the_levels_in_use(tiny_store):
         assert row["bandwidth"]["ssd"] == max(probe["ssd"][int(row["levels"])] for probe in probes)
 
 
-def test_quality_is_that_of_the_setting(tiny_store):
-    """A row gets the measures of its own setting, and null where that was not measured."""
+def test_quality_is_joined_by_setting(tiny_store):
+    """A row has the measures of its own setting, and null where that was not measured."""
     store = StoreModel.open(tiny_store)
     quality = [{"setting": "exact 4", "phase": "decode", "kl": 0.25}]
     done = run_bench(store, BenchRequest(two_rows(), prompt_tokens=4, new_tokens=2, runs=1), quality)
@@ -256,8 +256,8 @@ def test_quality_is_that_of_the_setting(tiny_store):
     ("change", "error"),
     [({"context": 5}, ContextExceeded), ({"vram_limit": 1000}, DoesNotFit), ({"prompts": "?"}, UserError)],
 )
-def test_nothing_is_measured_for_a_request_that_will_not_do(tiny_store, monkeypatch, change, error):
-    """A context, limit or choice that cannot be is refused before any engine is opened."""
+def test_impossible_requests_are_refused_first(tiny_store, monkeypatch, change, error):
+    """An impossible context, limit or choice of prompts is refused before any engine is opened."""
     opened = Opened(monkeypatch)
     rows = single_row(RunSettings.uniform(8))
     request = BenchRequest(rows, **({"prompt_tokens": 4, "new_tokens": 2, "runs": 1} | change))
@@ -267,9 +267,9 @@ def test_nothing_is_measured_for_a_request_that_will_not_do(tiny_store, monkeypa
 
 
 def test_a_peak_is_its_own_engines(tiny_store, monkeypatch):
-    """What the process had at most before an engine was opened, as a bigger row's, is not in the row's peak."""
+    """A larger peak of the process before the engine was opened, as of a bigger row, is not in the row's peak."""
     if not reset_peak():
-        pytest.skip("this system cannot start a peak anew")
+        pytest.skip("this system cannot reset the peak")
     before: list[int] = []
 
     class AfterABigOne(Engine):
@@ -289,28 +289,22 @@ def test_a_peak_is_its_own_engines(tiny_store, monkeypatch):
 
 @pytest.fixture(scope="module")
 def ablation(tiny_store):
-    """An ablation with room for six experts at level 8, every row once."""
+    """An ablation with a limit of six experts at level 8, every row once."""
     store = StoreModel.open(tiny_store)
     rows, notes = ablation_rows(8)
     request = BenchRequest(
-        rows,
-        vram_limit=limit_for(store, 6),
-        prompt_tokens=12,
-        new_tokens=12,
-        runs=1,
-        context=64,
-        notes=notes,
+        rows, vram_limit=limit_for(store, 6), prompt_tokens=12, new_tokens=12, runs=1, context=64, notes=notes
     )
     return run_bench(store, request)
 
 
 def test_the_ablation_has_every_row(ablation):
-    """Each row ran with what its name says."""
-    told = {
+    """Each row ran with the settings in its name."""
+    settings = {
         row["name"]: (row["levels"], row["retention"], row["cache"], row["prefetch"], row["eviction"])
         for row in ablation["rows"]
     }
-    assert told == {
+    assert settings == {
         "load on demand": ("4", None, False, "off", "none"),
         "cache": ("4", None, True, "off", "lru-experts"),
         "cache + prefetch": ("4", None, True, "full", "lru-experts"),
@@ -325,15 +319,15 @@ def test_the_ablation_has_every_row(ablation):
 
 
 def test_loading_on_demand_has_no_second_tier(tiny_store):
-    """A DRAM tier would be a cache; the rows that have one keep it."""
+    """Loading on demand has no DRAM tier, because it is a cache; the other rows have one."""
     store = StoreModel.open(tiny_store)
     demand, cache, *_ = ablation_rows(8)[0]
     request = BenchRequest((demand, cache), vram_limit=limit_for(store, 4, 128), dram_limit=10 * EXPERT_BYTES)
     assert [plan.dram_experts > 0 for plan in make_plans(store, request)] == [False, True]
 
 
-def test_each_part_of_the_ablation_does_something(ablation, tiny_store):
-    """Load on demand reads everything; a cache hits; levels read fewer bits; skipping skips; guesses are counted."""
+def test_each_part_of_the_ablation_acts(ablation, tiny_store):
+    """Load on demand reads everything; a cache hits; levels read fewer bits; 4/0 skips; predictions are counted."""
     rows = {row["name"]: row for row in ablation["rows"] if row["arm"] == "warm"}
     demand, cache = rows["load on demand"], rows["cache"]
     whole = StoreModel.open(tiny_store).manifest.geometry.prefix_bytes(4)
@@ -352,8 +346,8 @@ def test_each_part_of_the_ablation_does_something(ablation, tiny_store):
             assert layer["recall"] == (layer["right"] / layer["wanted"] if layer["wanted"] else None)
 
 
-def test_a_store_without_level_8_says_what_is_left_out():
-    """The four-level row cannot run there: it is left out, and a note says so."""
+def test_a_store_without_level_8_leaves_a_row_out():
+    """The four-level row is left out, and a note names it."""
     rows, notes = ablation_rows(4)
     assert all(row.settings.levels[0] == 4 for row in rows)
     assert len(rows) == 8

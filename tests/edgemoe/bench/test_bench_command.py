@@ -1,4 +1,4 @@
-"""`edgemoe bench` as it is typed: what it prints, what it writes, what it refuses."""
+"""`edgemoe bench` as a command: its output, its files, and the options that it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = ("--prompt-tokens", 4, "--new-tokens", 2, "--runs", 1)
 
 @pytest.fixture
 def bench(tiny_store, capsys, monkeypatch):
-    """Runs the command on the tiny store and returns what it printed on stdout."""
+    """Returns a function that runs the command on the tiny store: stdout."""
     monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
     app = typer.Typer(pretty_exceptions_enable=False)
@@ -35,7 +35,7 @@ def bench(tiny_store, capsys, monkeypatch):
 
 
 def test_one_setting(bench):
-    """A cold and a warm row with the settings that were asked for, as one JSON object on one line."""
+    """A cold and a warm row with the given settings, as one JSON object on one line."""
     out = bench(*SHORT, "--levels", "4/2", "--retention", 0.75, "--speculate", "base", "--json")
     assert out.count("\n") == 1
     rows = json.loads(out)["rows"]
@@ -75,8 +75,8 @@ def test_the_ablation_in_one_command(bench, tmp_path):
         (("--levels", "4/8"), "4/8"),
     ],
 )
-def test_what_is_refused_before_anything_is_measured(bench, monkeypatch, options, said):
-    """A user error that names what was wrong; no engine is opened."""
+def test_wrong_options_are_refused_first(bench, monkeypatch, options, said):
+    """A user error names the option; no engine is opened."""
 
     def never(*arguments: object) -> None:
         raise AssertionError("an engine was opened")

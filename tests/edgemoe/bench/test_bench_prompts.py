@@ -1,4 +1,4 @@
-"""What a benchmark prompts with: as many tokens as asked, the same every time, from where the report says."""
+"""Prompts of a benchmark: the given number of tokens, the same every time, from the source that the report names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store(tiny_store) -> StoreModel:
     return StoreModel.open(tiny_store)
 
 
-def test_a_file_is_cut_into_consecutive_pieces(store, tmp_path):
+def test_a_file_is_cut_into_consecutive_parts(store, tmp_path):
     """The prompts' texts, one after another, are the beginning of the file."""
     path = tmp_path / "prompt.txt"
     path.write_text(TEXT)
@@ -31,7 +31,7 @@ def test_a_file_is_cut_into_consecutive_pieces(store, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"too short", b"\xff\xfe\xff"])
-def test_a_prompt_file_that_will_not_do(store, tmp_path, content):
+def test_an_unusable_prompt_file(store, tmp_path, content):
     """Missing, too short or not UTF-8: a user error that names the file."""
     path = tmp_path / "prompt.txt"
     if content is not None:
@@ -55,7 +55,7 @@ def test_conversations_end_where_an_answer_begins(store):
 
 
 def test_the_same_seed_gives_the_same_prompts(store):
-    """Again, and encoded twice, a prompt is the same; another seed gives others."""
+    """Prompts made and encoded twice are equal; another seed gives others."""
 
     def made(seed: int):
         return [[p() for p in prompts.prompts] for prompts in make_prompts(store, "both", None, 30, 2, seed)]
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_prompts(store):
 
 
 def test_random_tokens_are_labelled(store):
-    """They come alone when asked for, second beside text, and are the model's tokens."""
+    """random: they are the only set; both: the second one. All are tokens of the model."""
     (alone,) = make_prompts(store, "random", None, 50, 2, 0)
     text, second = make_prompts(store, "both", None, 50, 2, 0)
     assert (alone.source, text.source, second.source) == (RANDOM, CONVERSATIONS, RANDOM)
@@ -76,7 +76,7 @@ def test_random_tokens_are_labelled(store):
 
 
 def test_without_a_tokenizer_tokens_are_random(damageable, tmp_path):
-    """A store with none falls back to random tokens; a prompt file is then an error, not ignored."""
+    """A store without a tokenizer falls back to random tokens; with a prompt file that is an error."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (damageable / name).unlink(missing_ok=True)
     store = StoreModel.open(damageable)
@@ -88,8 +88,8 @@ def test_without_a_tokenizer_tokens_are_random(damageable, tmp_path):
         make_prompts(store, "text", path, 5, 1, 0)
 
 
-def test_what_excludes_each_other(store, tmp_path):
-    """Random tokens do not come from a file, and there are no other choices than those named."""
+def test_contradictory_or_unknown_choices(store, tmp_path):
+    """Random tokens with a file, and an unknown choice, are user errors."""
     with pytest.raises(UserError, match="--prompt-file"):
         make_prompts(store, "random", tmp_path / "prompt.txt", 5, 1, 0)
     with pytest.raises(UserError, match="both"):

@@ -1,4 +1,4 @@
-"""What a benchmark's report says of bytes, prompts and commit is what happened, where that is easily mistaken."""
+"""Bytes, prompts and commit in a benchmark's report, in cases that are easily reported wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgemoe.policy.settings import RunSettings
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
-    """Bandwidths are measured for a moment only."""
+    """Measures bandwidths for 20 ms."""
     monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
 
@@ -30,7 +30,7 @@ def bench(directory: Path, settings: RunSettings, **options):
 
 
 def test_copies_are_measured_side_by_side(monkeypatch):
-    """As many copies run at once as threads may move experts: each waits for the others, and together they copy all."""
+    """PROBE_THREADS copies run at once: each waits for the others, and together they copy all bytes."""
     together = threading.Barrier(bandwidth_module.PROBE_THREADS)
     copied: list[int] = []
 
@@ -45,7 +45,7 @@ def test_copies_are_measured_side_by_side(monkeypatch):
 
 
 def test_reused_planes_are_read_from_vram(tiny_store):
-    """An expert asked for at 4 and computed at 8, because that is there, is read from VRAM at 8."""
+    """An expert scheduled at 4 and computed at 8, because its planes are resident, counts as read from VRAM at 8."""
     report = bench(tiny_store, RunSettings(levels=(8, 4), retention=0.5, depth="equal"))
     store = StoreModel.open(tiny_store)
     warm = report["rows"][1]
@@ -56,8 +56,8 @@ def test_reused_planes_are_read_from_vram(tiny_store):
     assert warm["bytes_per_token"]["vram"] - store.dense_bytes_per_token == pytest.approx(read / 3)
 
 
-def test_random_tokens_in_the_place_of_text_are_noted(damageable):
-    """Whether text or both were asked for, a store without a tokenizer is said to have had none of it."""
+def test_random_tokens_instead_of_text_are_noted(damageable):
+    """For text and both, the report on a store without a tokenizer notes that there was no text."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (damageable / name).unlink(missing_ok=True)
     for prompts, noted in (("text", 1), ("both", 1), ("random", 0)):
@@ -67,7 +67,7 @@ def test_random_tokens_in_the_place_of_text_are_noted(damageable):
 
 
 def test_the_commit_is_the_programs_own(tmp_path):
-    """That of the checkout itself; none where the program lies somewhere below a repository of others."""
+    """The commit of the checkout itself; None where the program is installed below another repository."""
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")

@@ -1,4 +1,4 @@
-"""A report as text and picture: nothing is lost in JSON and CSV, and people see what was and was not measured."""
+"""The report as text and picture: JSON and CSV are complete, Markdown marks figures that were not measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVALUATION = {
 
 @pytest.fixture(scope="module")
 def report(tiny_store, tmp_path_factory):
-    """Two rows, the first without look-ahead and with quality, the second the other way round."""
+    """Two rows: one with quality and no look-ahead, one with look-ahead and no quality."""
     path = tmp_path_factory.mktemp("quality") / "eval.json"
     path.write_text(json.dumps(EVALUATION))
     rows = (
@@ -55,7 +55,7 @@ def test_json_is_the_report_on_one_line(report):
 
 
 def test_json_lines_are_rows(report):
-    """Every line is a row that says where it was measured."""
+    """Every line is a row with its environment."""
     lines = [json.loads(line) for line in FORMATS["jsonl"](report).splitlines()]
     assert [(line["name"], line["arm"]) for line in lines] == [
         (name, arm) for name in ("plain", "ahead") for arm in ("cold", "warm")
@@ -64,7 +64,7 @@ def test_json_lines_are_rows(report):
 
 
 def test_csv_has_a_column_for_every_number(report):
-    """Each row's numbers are found by their path; a quality that was not measured is empty."""
+    """Each row's numbers are in columns named by their path; a quality that was not measured is empty."""
     lines = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
     for line, row in zip(lines, report["rows"], strict=True):
         assert float(line["tpot_s.p99"]) == row["tpot_s"]["p99"]
@@ -94,7 +94,7 @@ def test_markdown_shows_times_and_bounds(report):
 
 
 def test_markdown_says_what_was_not_measured(report):
-    """Quality stands beside its setting's row, and where there is none the table says so; notes are there."""
+    """Quality is in the row of its setting, or "not measured"; notes are listed."""
     text = FORMATS["md"](report)
     shown = [(c["row"], c["perplexity"], c["KL prefill"], c["task accuracy"]) for c in cells(text, "setting")]
     assert shown[0] == ("plain", "12.5", "0.0625", "0.75")
@@ -102,19 +102,19 @@ def test_markdown_says_what_was_not_measured(report):
     assert "- one row is missing" in text
 
 
-def test_markdown_shows_guesses_per_layer(report):
-    """Recall and precision of the look-ahead are there for the layer it can predict, of the row that has one."""
+def test_markdown_shows_predictions_per_layer(report):
+    """Recall and precision are shown for the layer that can be predicted, in the row with look-ahead."""
     shown = cells(FORMATS["md"](report), "recall %")
     assert {(line["row"], line["layer"]) for line in shown} == {("ahead", "2")}
     assert all(0 <= float(line["recall %"]) <= 100 for line in shown)
 
 
 MIXED = RunSettings(levels=(4, 2), retention=0.75, importance="load")
-"""Uses planes that are there."""
+"""Reuses resident planes."""
 
 
 def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
-    """(setting, KL in decode) that is taken for settings out of (setting, KL, importance)."""
+    """Returns (setting, KL in decode) of the row that matches, out of rows of (setting, KL, importance)."""
     names = ("setting", "kl", "importance")
     evaluated = [{"phase": "decode", **dict(zip(names, row, strict=True))} for row in rows]
     quality = quality_of(evaluated, settings)
@@ -122,7 +122,7 @@ def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
 
 
 def test_quality_is_found_by_setting():
-    """Nothing is made up for a setting that the evaluation does not have."""
+    """A setting that the evaluation lacks has no quality."""
     one = RunSettings.uniform(4)
     assert found(one, ("exact 8", 1.0, "load"), ("exact 4", 2.0, "random")) == ("exact 4", 2.0)
     assert found(one, ("exact 8", 1.0, "load"), ("4 reuse", 2.0, "load")) is None
@@ -130,7 +130,7 @@ def test_quality_is_found_by_setting():
 
 
 def test_quality_of_reuse():
-    """Measured with reuse where the benchmark reuses; else as scheduled, and its name says so."""
+    """The row with reuse where the benchmark reuses, else the scheduled one; the name says which."""
     rows = [("4/2 r 0.75", 2.0, "load"), ("4/2 r 0.75 reuse", 1.0, "load")]
     assert found(MIXED, *rows) == ("4/2 r 0.75 reuse", 1.0)
     assert found(MIXED, rows[0]) == ("4/2 r 0.75", 2.0)
@@ -138,15 +138,15 @@ def test_quality_of_reuse():
     assert found(MIXED.with_(retention=0.9), *rows) is None
 
 
-def test_quality_of_another_signal_does_not_count():
-    """Levels chosen by another signal are another setting; a report that does not name its signal counts."""
+def test_quality_of_another_signal_does_not_match():
+    """Levels chosen by another signal are another setting; a report without a signal matches."""
     assert found(MIXED, ("4/2 r 0.75", 2.0, "random")) is None
     assert found(MIXED.with_(importance="random"), ("4/2 r 0.75", 2.0, "random")) == ("4/2 r 0.75", 2.0)
     assert found(MIXED, ("4/2 r 0.75", 2.0, None)) == ("4/2 r 0.75", 2.0)
 
 
 @pytest.mark.parametrize("content", [None, b"no json", b"[]", b'{"rows": [{"phase": "decode"}]}', b"\xff"])
-def test_a_quality_file_that_will_not_do(tmp_path, content):
+def test_an_unusable_quality_file(tmp_path, content):
     """Missing, no JSON, or no evaluation: a user error that names the file."""
     path = tmp_path / "eval.json"
     if content is not None:
@@ -156,7 +156,7 @@ def test_a_quality_file_that_will_not_do(tmp_path, content):
 
 
 def test_a_plot_is_an_image(report, tmp_path):
-    """A PNG of some size with every row's name in it; an unknown ending is a user error."""
+    """A PNG of the expected width, or an SVG; an unknown suffix is a user error."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "rows.png"
     plot_report(report, path)
@@ -171,7 +171,7 @@ def test_a_plot_is_an_image(report, tmp_path):
 
 
 def test_a_plot_without_matplotlib(report, tmp_path, monkeypatch):
-    """The error names what to install."""
+    """The error names the package to install."""
     real = builtins.__import__
 
     def without(name, *rest):

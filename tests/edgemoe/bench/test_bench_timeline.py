@@ -35,7 +35,7 @@ EXPERT_BYTES = {4: 12288, 8: 20480}
 
 
 def ticking() -> Timeline:
-    """A timeline whose clock goes on by 1,000 ns whenever it is asked."""
+    """A timeline whose clock advances by 1,000 ns at every reading."""
     return Timeline(clock=itertools.count(0, 1000).__next__)
 
 
@@ -68,7 +68,7 @@ def test_spans_become_complete_events():
 
 
 def test_a_span_ends_with_an_error():
-    """What failed was worked on until then."""
+    """A span ends at the error that its work raises."""
     timeline = ticking()
     with pytest.raises(ValueError, match="x"), timeline.span(SSD, "read"):
         raise ValueError("x")
@@ -131,14 +131,14 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
     """Each row has its lanes; every step holds its experts; what was read is a whole number of experts."""
     rows = (BenchRow("low", RunSettings.uniform(4)), BenchRow("high", RunSettings.uniform(8)))
     request = BenchRequest(rows, prompt_tokens=5, new_tokens=4, runs=1)
-    told: list[str] = []
+    notes: list[str] = []
     path = tmp_path / "trace.json"
-    trace_rows(StoreModel.open(tiny_store), request, told.append).write(path)
+    trace_rows(StoreModel.open(tiny_store), request, notes.append).write(path)
     trace = json.loads(path.read_text())
     lanes = [f"{row}: {lane}" for row in ("low", "high") for lane in LANES]
     processes = {pid: name for (pid, _), name in named(trace, "process_name").items()}
     assert list(processes.values()) == lanes
-    assert told == ["timeline: low", "timeline: high"]
+    assert notes == ["timeline: low", "timeline: high"]
     events: dict[str, list[dict]] = {name: [] for name in lanes}
     for event in complete(trace):
         events[processes[event["pid"]]].append(event)

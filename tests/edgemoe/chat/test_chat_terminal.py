@@ -15,6 +15,9 @@ LONG = ("--max-new-tokens", 400, "--context", 512)
 """Options for an answer long enough to be interrupted."""
 
 
+ANSWER_BEGINS = r"\x1b\[\?2004l(?:\x1b\[[0-9;?]*[A-Za-z]|\s)*[^\s\x1b]"
+"""The line editor's last escape sequence and the first character after it."""
+
 COMMANDS = ("help", "clear", "regen", "set", "system", "save", "load", "stats", "mem", "exit")
 
 
@@ -50,9 +53,7 @@ def test_a_chat_at_a_terminal(options, tmp_path):
         assert "retention       0.9" in terminal.enter("/set")
         assert "id you mean /set?" in terminal.enter("/sett levels 8")
         assert "id you mean /exit?" in terminal.enter("/quit")
-        refused = terminal.enter("/set retention 2")
-        assert "0.5 to 1" in refused
-        assert "2.0" in refused
+        assert "from 0.5 to 1" in terminal.enter("/set retention 2")
         assert "system message set" in terminal.enter("/system be brief")
         assert "be brief" in terminal.enter("/system")
 
@@ -81,8 +82,7 @@ def test_history_and_ctrl_c(options, tmp_path):
     with Terminal(tmp_path, *options, *LONG) as terminal:
         terminal.ready()
         terminal.process.send("the quick brown fox\r")
-        terminal.until(r"fox[^\n]*\n[^\n]*\n")
-        terminal.process.expect(r"\S")  # the beginning of the answer
+        terminal.until(ANSWER_BEGINS)
         terminal.process.sendcontrol("c")
         assert "(cancelled" in terminal.ready()
         terminal.process.send("half a line")

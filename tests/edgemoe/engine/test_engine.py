@@ -243,7 +243,7 @@ def test_what_was_there_before_the_first_engine_is_frozen_once(open_engine, stor
     asked = []
     monkeypatch.setattr(process.gc, "collect", lambda: asked.append("collect"))
     monkeypatch.setattr(process.gc, "freeze", lambda: asked.append("freeze"))
-    process.freeze_what_is_there.cache_clear()
+    process.freeze_existing_objects.cache_clear()
     open_engine(store).close()
     assert asked == ["collect", "freeze"]
     engine = open_engine(store)

@@ -29,7 +29,7 @@ def room(monkeypatch):
 
     def leave(size: int) -> None:
         monkeypatch.setattr(process, "resident_bytes", lambda: PROCESS_BYTES)
-        monkeypatch.setattr(process, "_cgroup_room", lambda: [size])
+        monkeypatch.setattr(process, "_cgroup_free_bytes", lambda: [size])
 
     return leave
 

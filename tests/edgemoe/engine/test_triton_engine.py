@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from interpreter import rounds_as_a_gpu
 
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kernels.registry import Compute, ways
+from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MINIMUM_EXPERTS
@@ -46,7 +46,7 @@ def test_a_model_is_the_same_on_either_way_and_under_any_limit(tiny_store, monke
     found = set()
     name = triton_experts.gating_of
     monkeypatch.setattr(triton_experts, "gating_of", lambda gate: found.add(name(gate)) or name(gate))
-    tritons, planes = ways("cuda")
+    tritons, planes = kernels_for("cuda")
     resident = logits(tiny_store, tritons, experts=None)
     want = logits(tiny_store, planes, experts=None)
     assert (resident - want).norm() / want.norm() < 0.02

@@ -1,4 +1,4 @@
-"""A whole evaluation of the tiny model: against transformers, and against what must not change its figures."""
+"""A whole evaluation of the tiny model: against transformers, and under changes that must not alter its figures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from conftest import a_tokenizer
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from edgemoe.commands import options
 from edgemoe.commands.eval import EPILOG, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate import accuracy
-from edgemoe.evaluate.arms import PHASES, Arm
-from edgemoe.evaluate.run import EvalRequest, run_eval
-from edgemoe.evaluate.studies import study_arms, table_arms
+from edgemoe.evaluate import run as run_module
+from edgemoe.evaluate.run import EvalReport, EvalRequest, run_eval
+from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
+from edgemoe.experts.use import mean_bits
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.models.resolve import convert_checkpoint
-from edgemoe.policy.levels import mean_bits
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, UserError
 
@@ -51,7 +52,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evaluate(tiny_store, checkpoint, text):
-    """Runs an evaluation of the tiny store; rows by (setting, phase)."""
+    """Returns a function that evaluates the tiny store: (report, rows by (setting, phase))."""
 
     def run(arms: list[Arm], store=tiny_store, **changes):
         request = {
@@ -79,7 +80,7 @@ def figures(row) -> list[float | None]:
 
 
 def test_the_reference_comes_first(measured, checkpoint, text):
-    """The first row is bf16, with transformers' own loss on every window, and no distance from itself."""
+    """The first row is bf16, with the perplexity of transformers' own loss, and KL 0 to itself."""
     report, _ = measured
     first = report.rows[0]
     assert (first.setting, first.levels, first.bits_per_weight_read) == ("bf16", "bf16", 16)
@@ -116,7 +117,7 @@ def test_fewer_bits_are_worse(measured):
 
 
 def test_bits_read_are_those_of_the_planes(measured):
-    """A uniform level reads its planes and parameters: 8.5, 4.5 and 2.5 bits; all of it counts as critical."""
+    """A uniform level reads its planes and parameters: 8.5, 4.5 and 2.5 bits; every expert counts as critical."""
     _, rows = measured
     for phase in PHASES:
         for name, bits in (("exact 8", 8.5), ("exact 4", 4.5), ("exact 2", 2.5)):
@@ -151,7 +152,7 @@ def test_a_row_does_not_depend_on_the_others(evaluate, measured):
 
 
 def test_limits_change_nothing(evaluate, measured, tiny_store):
-    """With room for few experts the figures are the same to the last bit."""
+    """At the smallest limit that works, the figures are the same to the last bit."""
     _, rows = measured
     settings = RunSettings(levels=(4, 2), retention=0.75, exact=True)
     store = StoreModel.open(tiny_store)
@@ -162,8 +163,8 @@ def test_limits_change_nothing(evaluate, measured, tiny_store):
         assert figures(limited[key]) == figures(rows[key])
 
 
-def test_a_limit_too_small_is_told_first(evaluate, capsys):
-    """What does not fit is refused before the reference is run."""
+def test_a_limit_too_small_is_reported_first(evaluate, capsys):
+    """DoesNotFit is raised before the reference runs."""
     capsys.readouterr()
     with pytest.raises(DoesNotFit):
         evaluate(table_arms(((4,),), (1.0,), reuse=False), vram_limit=1000)
@@ -171,7 +172,7 @@ def test_a_limit_too_small_is_told_first(evaluate, capsys):
 
 
 def test_decode_rows_are_token_by_token(tiny_store, text):
-    """One pass with the decode policy schedules and predicts what single-token steps do."""
+    """One step with the decode policy gives the schedule and the logits of single-token steps."""
     from edgemoe.kv.step import Segment, Step
 
     settings = RunSettings(levels=(4, 0), retention=0.75, exact=True)
@@ -198,8 +199,8 @@ def test_reuse_is_a_row_of_its_own(evaluate):
     assert reuse.bits_per_weight_read > exact.bits_per_weight_read
 
 
-def test_decode_with_reuse_comes_token_by_token(evaluate, tiny_store, text):
-    """What a later token asks for is not there for an earlier one; bits are those of the planes computed from."""
+def test_decode_with_reuse_runs_token_by_token(evaluate, tiny_store, text):
+    """A plane read for a later token does not serve an earlier one; bits count the planes computed from."""
     from edgemoe.kv.step import Segment, Step
 
     settings = RunSettings(levels=(8, 2), retention=0.5, depth="equal")
@@ -220,7 +221,7 @@ def test_decode_with_reuse_comes_token_by_token(evaluate, tiny_store, text):
 
 
 def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, caplog):
-    """A store of 4 bits measures what it can, and says what it left out; if that is all, it is an error."""
+    """A store of 4 bits leaves out settings of 8 and logs their names; with no setting left, it is an error."""
     small = tmp_path / "store"
     convert_checkpoint(checkpoint, small, max_level=4, layout="auto", dense_bits=16)
     with caplog.at_level(logging.WARNING):
@@ -233,28 +234,29 @@ def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, 
         evaluate(table_arms(((8,),), (1.0,), reuse=False), store=small, reference=None)
 
 
-def app() -> typer.Typer:
-    """The command alone."""
-    made = typer.Typer()
-    made.command(epilog=EPILOG)(eval_command)
-    return made
-
-
 @pytest.fixture
 def command():
-    """Runs the command: (exception, stdout)."""
+    """Returns a function that runs the command: (exception, stdout, stderr)."""
+    app = typer.Typer()
+    app.command(epilog=EPILOG)(eval_command)
 
     def run(*arguments: object):
-        result = CliRunner().invoke(app(), [*map(str, arguments)])
-        return result.exception, result.stdout
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+        return result.exception, result.stdout, result.stderr
 
     return run
 
 
-def test_tasks_side_by_side(command, tiny_store, checkpoint, monkeypatch):
-    """--tasks alone prints a line for every kind and a column for bf16 and each setting."""
+@pytest.fixture
+def short_answers(monkeypatch):
+    """Answers of six tokens at most."""
     monkeypatch.setattr(accuracy, "ANSWER_TOKENS", 6)
-    error, out = command(
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_tasks_side_by_side(command, tiny_store, checkpoint):
+    """--tasks alone prints a line for every kind and a column for bf16 and each setting; progress of both on stderr."""
+    error, out, progress = command(
         *("--model", tiny_store, "--reference", checkpoint, "--tasks", "--task-count", 1, "--levels", 8)
     )
     assert error is None
@@ -264,18 +266,57 @@ def test_tasks_side_by_side(command, tiny_store, checkpoint, monkeypatch):
     assert lines[-1].startswith("all kinds")
     # An untrained model answers nothing right.
     assert all(line.split()[-2:] == ["0.000", "0.000"] for line in lines)
+    total = f"{len(KINDS)} of {len(KINDS)} (100 %), 0 s left"
+    assert progress.splitlines()[-2:] == [f"bf16: tasks: {total}", f"exact 8 (1 of 1): tasks: {total}"]
+
+
+@pytest.fixture
+def task_counts(monkeypatch):
+    """Tasks of each kind in the requests of the commands that ran. Nothing is evaluated."""
+    requests = []
+
+    def record(store, request):
+        requests.append(request.task_count)
+        return EvalReport({}, [], [], [])
+
+    monkeypatch.setattr(run_module, "run_eval", record)
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("words", "on_the_demo", "elsewhere"),
+    [
+        ((), 20, 0),
+        (("--tasks",), 20, 20),
+        (("--tasks", "--task-count", 3), 3, 3),
+        (("--task-count", 0), 0, 0),
+    ],
+)
+def test_tasks_of_another_model_need_the_flag(
+    command, tiny_store, text, monkeypatch, task_counts, words, on_the_demo, elsewhere
+):
+    """The demo's chat tasks run by default for the demo; for any other model only with --tasks."""
+    assert command("--model", tiny_store, "--text", text, *words)[0] is None
+    monkeypatch.setattr(options, "DEMO", tiny_store)
+    assert command("--model", tiny_store, "--text", text, *words)[0] is None
+    assert task_counts == [elsewhere, on_the_demo]
 
 
 def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, text):
-    """The same figures as one JSON object, and as a table with a line a row."""
-    asked = ("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--window", 32)
-    asked += ("--task-count", 0, "--levels", "4/2", "--retention", 0.75, "--retention", 0.9)
-    error, out = command(*asked, "--json")
+    """The same figures as one JSON object, and as a table with a line a row; progress goes to stderr."""
+    words = ("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--window", 32)
+    words += ("--levels", "4/2", "--retention", 0.75, "--retention", 0.9)
+    error, out, progress = command(*words, "--json")
     assert error is None
+    assert progress.splitlines()[-3:] == [
+        "bf16: text: 1 of 1 (100 %), 0 s left",
+        "4/2 r 0.75 (1 of 2): text: 2 of 2 (100 %), 0 s left",
+        "4/2 r 0.9 (2 of 2): text: 2 of 2 (100 %), 0 s left",
+    ]
     rows = json.loads(out)["rows"]
     names = ["bf16", "4/2 r 0.75", "4/2 r 0.75", "4/2 r 0.9", "4/2 r 0.9"]
     assert [row["setting"] for row in rows] == names
-    error, out = command(*asked)
+    error, out, _ = command(*words)
     assert error is None
     table = out.split("\n\n")[0].splitlines()[1:]
     assert [line.split("  ")[0] for line in table] == names
@@ -285,9 +326,9 @@ def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, tex
 def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
     """A study's rows follow the table's; the plot is a PNG."""
     picture = tmp_path / "kl.png"
-    error, out = command(
+    error, out, _ = command(
         *("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--levels", 4),
-        *("--task-count", 0, "--study", "layers", "--study", "depth", "--plot", picture, "--json"),
+        *("--study", "layers", "--study", "depth", "--plot", picture, "--json"),
     )
     assert error is None
     rows = json.loads(out)["rows"]
@@ -298,10 +339,11 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "said"),
     [
         ((), "neither --text nor --tasks"),
         (("--tasks", "--task-count", 0), "--task-count 0"),
+        (("--text", "x", "--task-count", 5), "--task-count 5"),
         (("--tasks", "--study", "depth"), "--study depth"),
         (("--tasks", "--plot", "x.png"), "x.png"),
         (("--text", "x", "--reference", "y", "--plot", "nowhere/x.png"), "no folder nowhere"),
@@ -314,17 +356,17 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--text", "x", "--levels", "4/2", "--retention", 0.3), "0.3"),
     ],
 )
-def test_options_without_effect_are_refused(command, arguments, told):
-    """Before the model is even looked for."""
-    error, _ = command("--model", "there-is-none", *arguments)
+def test_options_without_effect_are_refused(command, arguments, said):
+    """The error names the option, before the model is looked up."""
+    error, *_ = command("--model", "there-is-none", *arguments)
     assert isinstance(error, UserError)
-    assert told in str(error)
+    assert said in str(error)
 
 
 def test_the_largest_window_is_one_step(command):
-    """--window goes up to the rows of one step of the engine and no further."""
-    most, _ = command("--model", "there-is-none", "--window", PREFILL_ROWS)
-    beyond, _ = command("--model", "there-is-none", "--window", PREFILL_ROWS + 1)
+    """--window is at most the rows of one step of the engine."""
+    most, *_ = command("--model", "there-is-none", "--window", PREFILL_ROWS)
+    beyond, *_ = command("--model", "there-is-none", "--window", PREFILL_ROWS + 1)
     assert isinstance(most, UserError)
     assert "neither --text nor --tasks" in str(most)
     assert isinstance(beyond, SystemExit)
@@ -332,7 +374,7 @@ def test_the_largest_window_is_one_step(command):
 
 
 def test_skipping_is_studied_both_ways():
-    """The study of skipped experts has each setting with and without scaling, under names of their own."""
+    """The study of skipped experts has each setting with and without scaling, under distinct names."""
     arms = study_arms("skipping", (0, 1), 8)
     assert {(arm.settings.levels, arm.settings.renormalise) for arm in arms} == {
         (levels, scaled) for levels in ((4, 0), (8, 4, 2, 0)) for scaled in (False, True)

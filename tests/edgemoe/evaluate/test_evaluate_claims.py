@@ -1,4 +1,4 @@
-"""Which settings are measured, what their figures say about the paper's claims, and how they are shown."""
+"""Which settings are measured, the verdicts on the paper's claims, and the report as text and picture."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import sys
 
 import pytest
 
-from edgemoe.evaluate.arms import PHASES, TABLE, Arm
 from edgemoe.evaluate.claims import claims_of
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.plot import plot_kl
 from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accuracy
 from edgemoe.evaluate.studies import (
+    PHASES,
     STUDIES,
+    TABLE,
     TABLE_LEVELS,
     TABLE_RETENTIONS,
+    Arm,
     study_arms,
     table_arms,
 )
 from edgemoe.evaluate.table import claim_lines, quality_lines, task_lines
-from edgemoe.policy.levels import ExpertUse
+from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings
 from storage.errors import UserError
 
 
 def row(levels=(4, 2), kl=0.01, *, study=TABLE, phase="prefill", stderr=0.0, perplexity=10.0, **settings):
-    """A measured row; settings beside levels have RunSettings' own defaults."""
+    """Returns a measured row; settings beside levels have the defaults of RunSettings."""
     made = Arm(RunSettings(levels=levels, exact=True, **settings), (phase,), study)
     use = ExpertUse(experts={levels[0]: 3, levels[-1]: 1}, scheduled={levels[0]: 1, levels[-1]: 1})
     return setting_row(made, phase, Quality(100, perplexity, kl, stderr, 0.9), use)
@@ -39,7 +41,7 @@ def verdicts(*rows: EvalRow) -> dict[str, bool | None]:
     return {claim.claim: claim.holds for claim in claims_of(rows)}
 
 
-def test_the_table_is_the_one_asked_for():
+def test_the_default_table():
     """Uniform 8, 4, 2, then 4/2, 4/0, 8/4, 8/4/2/0 at 0.75, 0.9 and 1, exactly, in both phases."""
     arms = table_arms(TABLE_LEVELS, TABLE_RETENTIONS, reuse=False)
     names = ["exact 8", "exact 4", "exact 2"]
@@ -49,7 +51,7 @@ def test_the_table_is_the_one_asked_for():
 
 
 def test_names_are_distinct():
-    """No two rows of the table and all studies share a name, so reports can be joined by it."""
+    """No two arms of the table and all studies share a name, so reports can be joined by it."""
     arms = table_arms(TABLE_LEVELS, TABLE_RETENTIONS, reuse=True)
     arms += [arm for study in STUDIES for arm in study_arms(study, range(4), 8)]
     assert len({arm.name for arm in arms}) == len(arms)
@@ -72,7 +74,7 @@ def test_the_layer_study_lowers_one_layer_at_a_time():
 
 
 def test_an_unknown_study_is_refused():
-    """Naming those that exist."""
+    """The error names the studies that exist."""
     with pytest.raises(UserError, match="signals, depth, layers"):
         study_arms("breadth", (), 8)
 
@@ -98,25 +100,22 @@ def test_table_one_holds_and_fails_by_perplexity():
     ("without", "stderr", "holds"), [(0.02, 0.001, True), (0.005, 0.001, False), (0.02, 0.005, None)]
 )
 def test_a_difference_must_exceed_noise(without, stderr, holds):
-    """4/2 at KL 0.01 against 4/0: two standard errors of the difference decide whether anything is said."""
-    rows = (
-        row(retention=0.75, stderr=stderr),
-        row((4, 0), without, retention=0.75, stderr=stderr),
-    )
+    """4/2 at KL 0.01 against 4/0: there is a verdict from two standard errors of the difference on."""
+    rows = (row(retention=0.75, stderr=stderr), row((4, 0), without, retention=0.75, stderr=stderr))
     assert verdicts(*rows) == {"prefill: at r 0.75, 4/2 is better than 4/0 (table 2)": holds}
 
 
 @pytest.mark.parametrize(
     ("kls", "holds"), [((0.03, 0.02, 0.01), True), ((0.03, 0.005, 0.01), False), ((0.01, 0.01, 0.01), None)]
 )
-def test_the_ratio_claim_looks_at_every_step(kls, holds):
-    """Better at every step up holds; one step that gets worse does not, though the ends fall; flat says nothing."""
+def test_the_ratio_claim_compares_every_step(kls, holds):
+    """Holds if every step up is better, fails if one step is worse though the ends are better; flat is no verdict."""
     rows = [row(kl=kl, retention=r) for r, kl in zip((0.75, 0.9, 1.0), kls, strict=True)]
     assert verdicts(*rows) == {"prefill: 4/2 gets better with the ratio (table 2, figure 11)": holds}
 
 
 def test_signals_are_compared_at_the_same_setting():
-    """Heavy hitters beat random and lose to load, at one setting; the other setting has no random to compare."""
+    """Heavy hitters beat random and lose to load at one setting; the other setting has no random to compare with."""
     rows = [
         row(kl=kl, study="signals", retention=0.75, importance=signal)
         for signal, kl in (("heavy-hitters", 0.02), ("load", 0.01), ("random", 0.05))
@@ -129,8 +128,8 @@ def test_signals_are_compared_at_the_same_setting():
     }
 
 
-def test_more_bits_are_told():
-    """A winner that read more bits a weight says how many more; at equal bits nothing is said."""
+def test_more_bits_are_mentioned():
+    """The figures of a setting that reads more bits per weight say how many more; equal bits are not mentioned."""
 
     def measured(depth: str, kl: float, at_four: int) -> EvalRow:
         settings = RunSettings(levels=(4, 2), retention=0.75, exact=True, depth=depth)
@@ -138,33 +137,33 @@ def test_more_bits_are_told():
         return setting_row(Arm(settings, ("decode",), "depth"), "decode", Quality(100, 10, kl, 0, 1), use)
 
     equal = measured("equal", 0.02, at_four=2)
-    for at_four, told in ((3, True), (2, False)):
+    for at_four, mentioned in ((3, True), (2, False)):
         (claim,) = claims_of([measured("cosine", 0.01, at_four), equal])
         assert claim.holds
-        assert claim.figures.endswith("; it reads 0.50 bits more") is told
+        assert claim.figures.endswith("; it reads 0.50 bits more") is mentioned
 
 
 @pytest.mark.parametrize(
     ("kls", "holds"), [((4, 3, 2, 1), True), ((1, 2, 3, 4), False), ((1, 2, 2, 1), None)]
 )
 def test_layers_are_compared_in_halves(kls, holds):
-    """The first half of the layers against the second, whatever order the rows come in."""
+    """The first half of the layers is compared with the second, in any order of the rows."""
     rows = [row(kl=kl / 100, study="layers", only_layer=layer) for layer, kl in enumerate(kls)]
     (claim,) = claims_of(rows[::-1])
     assert claim.holds is holds
     assert claim.figures.endswith(", ".join(f"{kl / 100:.5f}" for kl in kls))
 
 
-def test_nothing_is_claimed_without_kl():
-    """Rows of a run without a reference make no claims."""
+def test_without_kl_there_are_no_claims():
+    """Rows of a run without a reference have no verdicts."""
     made = Arm(RunSettings(levels=(4, 2), exact=True), ("prefill",), TABLE)
     unmeasured = setting_row(made, "prefill", Quality(10, 5.0, None, None, None), ExpertUse())
     assert claims_of([unmeasured, unmeasured]) == []
     assert (unmeasured.bits_per_weight_read, unmeasured.effective_retention) == (None, None)
 
 
-def test_tables_for_people():
-    """Each study has a table of its own under its name; what was not measured is a dash."""
+def test_quality_tables():
+    """Each study has a table of its own under its name; a missing figure is a dash."""
     study = row(study="signals", importance="random")
     lines = quality_lines([with_accuracy(bf16(), {"sums": 1.0, "words": 0.5}), row(), study])
     assert lines[0].split()[:5] == ["setting", "phase", "perplexity", "KL", "+-"]
@@ -176,8 +175,16 @@ def test_tables_for_people():
     assert len(lines) == 7
 
 
-def test_tasks_for_people():
-    """A line a kind, a column a setting, though a setting has a row for each phase."""
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_study_has_a_table(study):
+    """Its name stands above a line for the row."""
+    lines = quality_lines([row(study=study)])
+    assert lines[1] == f"study: {study}"
+    assert len(lines) == 4
+
+
+def test_the_table_of_tasks():
+    """A line for each kind, a column for each setting, though a setting has a row for each phase."""
     rows = [with_accuracy(r, {"sums": 0.25, "words": 0.5}) for r in (bf16(), row(), row(phase="decode"))]
     lines = [line.split() for line in task_lines(rows)]
     assert lines == [
@@ -189,8 +196,8 @@ def test_tasks_for_people():
     assert task_lines([row()]) == []
 
 
-def test_verdicts_for_people():
-    """What does not hold stands out, with its figures."""
+def test_lines_of_verdicts():
+    """A claim that does not hold stands out, with its figures."""
     rows = [row(kl=0.05, retention=0.75), row((4, 0), 0.02, retention=0.75)]
     (line,) = claim_lines(claims_of(rows))
     assert line.startswith("DOES NOT HOLD: prefill: at r 0.75, 4/2 is better than 4/0")
@@ -205,15 +212,15 @@ def test_a_plot_needs_figures(tmp_path):
     assert not path.exists()
 
 
-def test_a_plot_that_cannot_be_written_is_told(tmp_path):
-    """A directory that is not there, and a kind of picture that does not exist."""
+def test_a_plot_that_cannot_be_written(tmp_path):
+    """A missing folder and an unknown image format are user errors that name the file."""
     for path in (tmp_path / "none" / "kl.png", tmp_path / "kl.nothing"):
         with pytest.raises(UserError, match="kl"):
             plot_kl([row()], path)
 
 
 def test_a_plot_without_matplotlib_is_refused(tmp_path, monkeypatch):
-    """The message says what to install."""
+    """The error names the package to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"edgemoe\[plot\]"):
         plot_kl([row()], tmp_path / "kl.png")

@@ -1,4 +1,4 @@
-"""Perplexity, KL and agreement against values worked out by hand, and windows of text."""
+"""Perplexity, KL and agreement against values by hand, and windows of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from conftest import a_tokenizer
 
 from edgemoe.evaluate.metrics import BLOCK_ROWS, QualityMeter
-from edgemoe.evaluate.windows import text_windows
+from edgemoe.evaluate.score import text_windows
 from storage.errors import UserError
 
 HALF = [math.log(2), 0.0, 0.0]
@@ -29,7 +29,7 @@ def test_perplexity_by_hand():
 
 
 def test_perplexity_is_over_tokens_not_windows():
-    """A window of three predicted tokens counts three times one of a single token."""
+    """A window of three predicted tokens has three times the weight of a window of one."""
     meter = QualityMeter()
     meter.add(torch.tensor([HALF, HALF, HALF, EVEN]), [0, 0, 0, 0])
     meter.add(torch.tensor([HALF, EVEN]), [0, 1])
@@ -37,7 +37,7 @@ def test_perplexity_is_over_tokens_not_windows():
 
 
 def test_kl_by_hand():
-    """KL is from the reference to the setting, in nats; its standard error is over tokens."""
+    """KL(reference || setting) in nats; its standard error is over tokens."""
     meter = QualityMeter()
     meter.add(torch.tensor([HALF, EVEN, EVEN]), [0, 1, 1], torch.tensor([EVEN, EVEN, HALF]))
     first = (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3
@@ -47,14 +47,14 @@ def test_kl_by_hand():
 
 
 def test_kl_is_not_symmetric():
-    """The other way round it is another number: the distributions may not be swapped."""
+    """With the distributions swapped, KL is another number."""
     meter = QualityMeter()
     meter.add(torch.tensor([EVEN, EVEN]), [0, 0], torch.tensor([HALF, EVEN]))
     assert meter.quality().kl == pytest.approx(math.log(3 / 2) / 2 + math.log(3 / 4) / 2)
 
 
 def test_agreement_by_hand():
-    """The share of predicted tokens whose likeliest token is the same; the last row does not count."""
+    """The share of predicted tokens with the same likeliest token in both; the last row does not count."""
     ours = torch.tensor([[3.0, 1, 2], [1, 3, 2], [1, 2, 3], [3, 2, 1]])
     theirs = torch.tensor([[5.0, 1, 2], [9, 3, 2], [0, 0, 1], [1, 2, 3]])
     meter = QualityMeter()
@@ -106,7 +106,7 @@ def test_a_window_that_predicts_nothing_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"a", b"\xff\xfe\xff", None])
 def test_unusable_text_is_refused(tmp_path, content):
-    """No file, not UTF-8, or less than two tokens: a UserError that names the file."""
+    """A missing file, bytes that are not UTF-8, or fewer than two tokens: a UserError that names the file."""
     path = tmp_path / "text.txt"
     if content is not None:
         path.write_bytes(content)

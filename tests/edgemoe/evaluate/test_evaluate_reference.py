@@ -1,4 +1,4 @@
-"""The bf16 reference: transformers' own numbers, kept exactly, and refused where they could not be trusted."""
+"""The bf16 reference: transformers' own numbers, kept without loss; unsuitable checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgemoe.evaluate.accuracy import (
-    mean_accuracy,
-    reference_conversations,
-    task_accuracy,
-    task_set,
-)
+from edgemoe.evaluate.accuracy import mean_accuracy, reference_conversations, task_accuracy, task_set
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import KINDS, Task, Turn
 from storage.checkpoint import Checkpoint
@@ -31,7 +26,7 @@ def reference(checkpoint) -> Reference:
 
 
 def test_logits_are_the_models_own(reference, tiny_model):
-    """In bf16, and those of the model that was saved, up to its rotary frequencies, which it rounded to bf16."""
+    """bf16, and equal to the saved model's up to the rotary frequencies, which that one rounded to bf16."""
     tokens = [5, 17, 200, 3, 3, 40]
     with torch.inference_mode():
         expected = tiny_model(torch.tensor([tokens])).logits[0]
@@ -41,7 +36,7 @@ def test_logits_are_the_models_own(reference, tiny_model):
 
 
 def test_continuation_is_greedy(reference):
-    """Every token is the likeliest after those before it; a stop token ends the answer and is not part of it."""
+    """Every token is the likeliest continuation; a stop token ends the answer and is not part of it."""
     tokens = [5, 17, 200]
     for _ in range(6):
         tokens.append(int(reference.logits(tokens)[-1].argmax()))
@@ -51,8 +46,8 @@ def test_continuation_is_greedy(reference):
     assert reference.continuation(tokens[:3], [stop], 6) == answer[: answer.index(stop)]
 
 
-def test_the_checkpoints_own_generation_config_has_no_say(reference, checkpoint, tmp_path):
-    """A repetition penalty or sampling that the checkpoint asks for leaves the answers greedy."""
+def test_the_checkpoints_own_generation_config_is_ignored(reference, checkpoint, tmp_path):
+    """Answers stay greedy where the checkpoint sets a repetition penalty and sampling."""
     copy = shutil.copytree(checkpoint, tmp_path / "model")
     own = {"repetition_penalty": 9.0, "do_sample": True, "temperature": 3.0, "top_k": 0}
     (copy / "generation_config.json").write_text(json.dumps(own))
@@ -61,7 +56,7 @@ def test_the_checkpoints_own_generation_config_has_no_say(reference, checkpoint,
 
 
 def test_the_logit_file_keeps_every_bit():
-    """What is read back is what was written, window by window, in any order."""
+    """Windows read back, in any order, equal the windows written."""
     generator = torch.Generator().manual_seed(0)
     windows = [torch.randn(rows, 7, generator=generator).bfloat16() for rows in (3, 1, 5)]
     with LogitFile(9, 7) as file:
@@ -71,29 +66,29 @@ def test_the_logit_file_keeps_every_bit():
             assert torch.equal(file.read(number), windows[number])
 
 
-def test_a_disk_too_small_for_logits_is_told(monkeypatch):
-    """Before anything is computed, with the bytes that are needed."""
+def test_a_disk_too_small_for_logits(monkeypatch):
+    """DoesNotFit, when the file is opened, with the bytes that are needed."""
     usage = namedtuple("usage", "total used free")(10, 1, 9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DoesNotFit) as told:
+    with pytest.raises(DoesNotFit) as raised:
         LogitFile(rows=10, vocab=100)
-    assert told.value.minimum == 10 * 100 * 2
+    assert raised.value.minimum == 10 * 100 * 2
 
 
 def test_another_vocabulary_is_refused(checkpoint):
-    """A model of other tokens is no reference."""
+    """A checkpoint with another vocabulary is a user error with both sizes."""
     with pytest.raises(UserError, match="301"):
         Reference(checkpoint, 301, "")
 
 
-def test_another_source_is_warned_of(checkpoint, caplog):
-    """A checkpoint that the store was not made from is used, and said to be another."""
+def test_another_source_is_logged(checkpoint, caplog):
+    """A checkpoint other than the store's source is used, with a warning."""
     Reference(checkpoint, VOCAB, "of another model")
     assert "is not the checkpoint" in caplog.text
 
 
 def test_a_missing_tensor_is_fatal(checkpoint, tmp_path):
-    """transformers would make the tensor up; here it is an error that names it."""
+    """transformers would initialise the tensor at random; here it is an error that names it."""
     copy = shutil.copytree(checkpoint, tmp_path / "model")
     tensors = load_file(copy / "model.safetensors")
     lost = "model.layers.2.mlp.gate.weight"
@@ -104,10 +99,10 @@ def test_a_missing_tensor_is_fatal(checkpoint, tmp_path):
 
 
 def test_reference_conversations_remember(reference):
-    """A later turn's prompt holds the earlier turns with the answers that were given; a new conversation does not."""
+    """A later turn's prompt contains the earlier turns with their answers; a new conversation's does not."""
 
     class Words:
-        """An id for each character; decodes to a fixed word. Its template writes roles and texts."""
+        """An id for each character; decodes to a fixed word. The template writes roles and texts."""
 
         chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}"
         special_tokens_map: ClassVar[dict[str, str]] = {}
@@ -128,38 +123,31 @@ def test_reference_conversations_remember(reference):
 
     words = Words()
     start = reference_conversations(reference, words, frozenset({2}))
-    ask = start()
-    assert [ask("one?"), ask("two?")] == ["so", "so"]
+    answer = start()
+    assert [answer("one?"), answer("two?")] == ["so", "so"]
     start()("three?")
-    assert words.prompts == [
-        ["user: one?"],
-        ["user: one?", "assistant: so", "user: two?"],
-        ["user: three?"],
-    ]
+    assert words.prompts == [["user: one?"], ["user: one?", "assistant: so", "user: two?"], ["user: three?"]]
 
 
 def test_accuracy_counts_turns():
-    """Two of three turns right in one kind, none of one in the other; every kind counts the same in the mean."""
+    """Two of three turns right in one kind, none of one in the other; both kinds weigh the same in the mean."""
     answers = {"a": "1", "b": "2", "c": "wrong", "d": "wrong"}
     tasks = {
-        "first": [
-            Task("first", (Turn("a", "1"), Turn("b", "2"))),
-            Task("first", (Turn("c", "3"),)),
-        ],
+        "first": [Task("first", (Turn("a", "1"), Turn("b", "2"))), Task("first", (Turn("c", "3"),))],
         "second": [Task("second", (Turn("d", "4"),))],
     }
     conversations: list[list[str]] = []
     finished: list[int] = []
 
     def start():
-        asked: list[str] = []
-        conversations.append(asked)
+        questions: list[str] = []
+        conversations.append(questions)
 
-        def ask(question: str) -> str:
-            asked.append(question)
+        def answer(question: str) -> str:
+            questions.append(question)
             return answers[question]
 
-        return ask
+        return answer
 
     by_kind = task_accuracy(tasks, start, lambda: finished.append(1))
     assert by_kind == {"first": pytest.approx(2 / 3), "second": 0.0}
@@ -169,7 +157,7 @@ def test_accuracy_counts_turns():
 
 
 def test_the_task_set_has_every_kind():
-    """As many distinct tasks of every kind as asked, the same for the same seed and others for another."""
+    """The given number of distinct tasks of every kind, the same for the same seed and others for another."""
     tasks = task_set(3, seed=1)
     assert tuple(tasks) == KINDS
     assert all(len(set(of_kind)) == 3 for of_kind in tasks.values())

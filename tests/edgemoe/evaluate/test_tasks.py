@@ -1,4 +1,4 @@
-"""edgemoe/evaluate/tasks.py: answers are right, training and held-out questions cannot meet, draws repeat."""
+"""Chat tasks: answers are right, training and held-out questions are disjoint, draws repeat."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ CHECKS = {
 
 @pytest.mark.parametrize("kind", SINGLE)
 def test_answers_are_right(kind: str, training: list[Task]) -> None:
-    """Every answer is the right one, found from its question by other means than the generator's."""
+    """Every answer is right by a check that is independent of the generator."""
     drawn = [task for task in training if task.kind == kind] + held_out_tasks(kind, 100)
     assert len(drawn) > 1000
     for task in drawn:
@@ -103,8 +103,8 @@ def test_answers_are_right(kind: str, training: list[Task]) -> None:
         CHECKS[kind](turn.question, turn.answer)
 
 
-def test_functions_do_what_is_asked() -> None:
-    """Functions of the table, run, give what their names and descriptions say."""
+def test_functions_do_what_they_say() -> None:
+    """Functions of the table, run, return what their names and descriptions say."""
     expected = {
         "cube": ((3,), 27),
         "half": ((7,), 3.5),
@@ -127,7 +127,7 @@ def test_functions_do_what_is_asked() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_questions_are_never_trained_on(kind: str, training: list[Task]) -> None:
-    """100 distinct held-out tasks exist, and none of their questions is among those of training."""
+    """100 distinct held-out tasks exist, and none of their questions is in training."""
     trained = {turn.question for task in training for turn in task.turns}
     held = held_out_tasks(kind, 100)
     assert len(set(held)) == 100
@@ -136,7 +136,7 @@ def test_held_out_questions_are_never_trained_on(kind: str, training: list[Task]
 
 
 def test_held_out_numbers_are_never_trained_on(training: list[Task]) -> None:
-    """A held-out sum's operands are added in no training question, in whichever order or wording."""
+    """A held-out sum's operands are added in no training question, in any order or wording."""
 
     def added(task: Task) -> set[frozenset[int]]:
         found = (re.match(r"(\d+) \+ (\d+) =", turn.answer) for turn in task.turns)
@@ -150,7 +150,7 @@ def test_held_out_numbers_are_never_trained_on(training: list[Task]) -> None:
 
 
 def test_every_row_of_a_finite_table_is_trained_on(training: list[Task]) -> None:
-    """Each row of a finite table is met in training, in two wordings at least."""
+    """Each row of a finite table is in training, in at least two wordings."""
     wordings: dict[str, set[str]] = defaultdict(set)
     for task in training:
         for turn in task.turns:
@@ -163,7 +163,7 @@ def test_every_row_of_a_finite_table_is_trained_on(training: list[Task]) -> None
 
 
 def test_tables_have_no_ambiguous_rows() -> None:
-    """No country or capital appears twice, and no word: otherwise a question would have two right answers."""
+    """No country, capital, word or function appears twice: a question would have two right answers."""
     for column in (*zip(*CAPITALS, strict=True), WORDS, [name for name, *_ in (*FUNCTIONS, *STEPS)]):
         assert len(set(column)) == len(column)
 
@@ -197,15 +197,15 @@ def test_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
-    """An unknown kind, or more distinct tasks than there are, is the user's mistake and says so."""
+def test_tasks_that_do_not_exist_are_refused() -> None:
+    """An unknown kind and a number of tasks above the distinct ones are user errors."""
     with pytest.raises(UserError, match="poetry"):
         held_out_tasks("poetry", 1)
-    with pytest.raises(UserError, match="found"):
+    with pytest.raises(UserError, match="1000 held-out tasks of kind times-tables"):
         held_out_tasks("times-tables", 1000)
 
 
-def test_is_right_wants_the_exact_answer() -> None:
+def test_is_right_compares_the_exact_text() -> None:
     """White space around an answer does not matter; anything else does."""
     turn = Turn("What is 2 + 2?", "2 + 2 = 4")
     assert is_right(turn, " 2 + 2 = 4\n")

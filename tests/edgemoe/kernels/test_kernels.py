@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 from edgemoe.kernels import torch_int4 as cpu
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.registry import Compute, ways
+from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
 from storage.dense import quantize_rows
@@ -25,7 +25,7 @@ from storage.record import MatrixSpec, RecordGeometry
 
 SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 768))]
 
-WAYS = {way.name: way for way in ways()}
+WAYS = {way.name: way for way in kernels_for()}
 
 needs_native = pytest.mark.skipif("native" not in WAYS, reason="edgemoe's own kernel was not built")
 

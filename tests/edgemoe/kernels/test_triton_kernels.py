@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from interpreter import rounds_as_a_gpu
 
 from edgemoe.kernels.base import Part
-from edgemoe.kernels.registry import ways
+from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from edgemoe.kernels.triton.experts import FEW, INTERPRETED, MATVEC_UP_TO, TritonExpertKernel
 from storage.encode import encode
@@ -185,7 +185,7 @@ def test_another_layout_is_refused():
 
 def test_it_is_the_first_way_of_a_gpu():
     """Where Triton is installed a GPU's experts are computed by it, and by torch's operators elsewhere."""
-    assert [way.name for way in ways("cuda")] == ["triton", "planes"]
+    assert [way.name for way in kernels_for("cuda")] == ["triton", "planes"]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Which device is chosen, what the driver says of it, and how it is measured; with a GPU or without."""
+"""Choosing a device, its driver's counters, and its measurement; with a GPU or without."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from storage.errors import UserError
 @pytest.mark.parametrize(
     ("gpu", "triton", "name"), [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")]
 )
-def test_auto_is_cuda_where_both_are(monkeypatch, gpu, triton, name):
-    """`auto` needs a GPU that torch finds and an installed Triton; otherwise it is the CPU."""
+def test_auto_is_cuda_with_both_gpu_and_triton(monkeypatch, gpu, triton, name):
+    """`auto` is cuda where torch finds a GPU and Triton is installed; otherwise cpu."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(devices, "find_spec", lambda module: object() if triton else None)
     assert chosen("auto") == name
     assert chosen("cpu") == "cpu"
 
 
-def test_a_device_that_is_not_here_is_refused(monkeypatch, run, tmp_path):
-    """Asked for by name, a missing GPU is an error with exit code 2 before anything is read or converted."""
+def test_a_missing_device_is_refused(monkeypatch, run, tmp_path):
+    """`--device cuda` without a GPU is an error with exit code 2 before anything is read or converted."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="finds no GPU"):
         chosen("cuda")
@@ -46,7 +46,7 @@ class _NVMLError(Exception):
 
 
 def nvml(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
-    """A driver's library that lists (process, bytes); None: it refuses."""
+    """A driver's library that lists (process, bytes); None: it raises."""
 
     def running(handle: str) -> list[SimpleNamespace]:
         assert handle == "handle of GPU-1234"
@@ -72,8 +72,8 @@ def nvml(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
         (None, None),
     ],
 )
-def test_the_driver_is_asked_for_this_process(monkeypatch, processes, found):
-    """Only what the driver counts for this process is believed; where it says nothing, nothing is made up."""
+def test_the_driver_counts_this_process(monkeypatch, processes, found):
+    """Only the driver's counters of this process count; without one the result is None."""
     monkeypatch.setattr(driver.os, "getpid", lambda: 77)
     monkeypatch.setitem(sys.modules, "pynvml", nvml(processes))
     driver._nvml.cache_clear()
@@ -83,8 +83,8 @@ def test_the_driver_is_asked_for_this_process(monkeypatch, processes, found):
         driver._nvml.cache_clear()
 
 
-def test_without_the_package_the_driver_says_nothing(monkeypatch):
-    """nvidia-ml-py is optional."""
+def test_without_the_package_nothing_is_counted(monkeypatch):
+    """nvidia-ml-py is optional: without it the result is None."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     driver._nvml.cache_clear()
     try:
@@ -94,8 +94,8 @@ def test_without_the_package_the_driver_says_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(("allowed", "pinned"), [(3 * PIECE, 3), (5 * PIECE // 2, 2), (0, 0)])
-def test_pinning_is_tried(allowed, pinned):
-    """As much as the system allows, in whole pieces, and all of it given back; copies take the time they take."""
+def test_pinned_memory_and_copies_are_measured(allowed, pinned):
+    """Pins what the system allows in whole pieces, times the copies by the clock, and unpins everything."""
     device = DoubleDevice(pinnable=allowed)
     ticks = count(10.0, 2.0)
     found = measure_device(device, 3 * PIECE + 5, clock=lambda: next(ticks))
@@ -105,8 +105,8 @@ def test_pinning_is_tried(allowed, pinned):
     device.end()
 
 
-def test_doctor_tells_of_the_gpu(monkeypatch, tmp_path: Path):
-    """Name, what is free, what can be pinned, how fast copies are, and both limits."""
+def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
+    """Name, free memory, pinnable memory, speed of copies, and both limits."""
     monkeypatch.setattr(doctor, "PROBE", 4 << 20)
     monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
     device = DoubleDevice(pinnable=PIECE)

@@ -1,4 +1,4 @@
-"""What the operating system says of the process."""
+"""What the operating system reports about the process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @linux
-def test_the_peak_remembers_what_was_freed_until_it_is_reset():
-    """50 MB taken and given back show in the peak, not in what is resident, and are gone after a reset."""
+def test_the_peak_includes_freed_memory_until_it_is_reset():
+    """50 MB mapped and unmapped count in the peak, not in resident memory, and a reset removes them."""
     code = (
         "import mmap\nfrom edgemoe.machine import process as p\n"
         "p.reset_peak(); before = p.peak_resident_bytes()\n"
@@ -50,16 +50,16 @@ def test_disk_reads_are_the_kernels_count(tmp_path):
 
 
 def test_available_memory_obeys_the_smallest_cgroup(monkeypatch, tmp_path):
-    """A cgroup's room counts where it is less than what the system has free."""
-    monkeypatch.setattr(process, "_cgroup_room", lambda: [123_456, 10**15])
+    """A cgroup's free bytes count where they are fewer than the system's."""
+    monkeypatch.setattr(process, "_cgroup_free_bytes", lambda: [123_456, 10**15])
     assert process.available_memory() == 123_456
-    monkeypatch.setattr(process, "_cgroup_room", lambda: [])
+    monkeypatch.setattr(process, "_cgroup_free_bytes", lambda: [])
     assert process.available_memory() > 10_000_000
 
 
 @pytest.fixture
 def cgroup(monkeypatch):
-    """Puts files in the place of /proc/self/cgroup and /sys/fs/cgroup, by version and by path below the root."""
+    """Replaces /proc/self/cgroup and the files of /sys/fs/cgroup, by version and by path below the root."""
 
     def place(version: int, own: str, files: dict[str, str]) -> None:
         root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
@@ -86,7 +86,7 @@ NO_CACHE = "anon 5\ninactive_file 0\nactive_file 0\ntotal_inactive_file 0\n"
 @linux
 @pytest.mark.parametrize("version", [1, 2])
 def test_cgroup_files_of_both_versions_are_read(cgroup, version):
-    """Limit less usage, for the cgroup and those above it; where there is no limit, nothing is lacking."""
+    """Limit less usage, of the cgroup and its ancestors; a cgroup without a limit is ignored."""
     files = {
         f"box/inner/{LIMIT[version]}": NONE[version],
         f"box/inner/{USED[version]}": "100",
@@ -102,7 +102,7 @@ def test_cgroup_files_of_both_versions_are_read(cgroup, version):
 @linux
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_page_cache_of_a_cgroup_is_free(cgroup, version):
-    """Files that were read count as used, but are dropped before anything is killed; anonymous memory is not."""
+    """Cached files count as free, since the kernel drops them before it kills a process; anonymous memory does not."""
     prefix = {1: "total_", 2: ""}[version]
     stat = f"anon 70\n{prefix}inactive_file 600\n{prefix}active_file 30\ninactive_anon 9\n"
     files = {f"box/{LIMIT[version]}": "1000", f"box/{USED[version]}": "900", "box/memory.stat": stat}
@@ -112,8 +112,8 @@ def test_the_page_cache_of_a_cgroup_is_free(cgroup, version):
 
 @linux
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_container_that_sees_only_its_own_cgroup(cgroup, version):
-    """The path is the host's and is not there; the limit lies at the root of what can be seen, and holds."""
+def test_a_container_reads_its_cgroup_at_the_root(cgroup, version):
+    """The path is the host's and does not exist in the container; the limit at the mounted root applies."""
     files = {LIMIT[version]: "3000", USED[version]: "1000", "memory.stat": NO_CACHE}
     cgroup(version, "/docker/4d3c2b1a", files)
     assert process.available_memory() == 2000
@@ -121,15 +121,15 @@ def test_a_container_that_sees_only_its_own_cgroup(cgroup, version):
 
 @linux
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_cgroup_above_its_limit_has_no_room(cgroup, version):
-    """Never less than nothing."""
+def test_a_cgroup_above_its_limit_has_nothing_free(cgroup, version):
+    """Usage above the limit gives 0 bytes, not a negative number."""
     cgroup(version, "/", {LIMIT[version]: "10", USED[version]: "20", "memory.stat": NO_CACHE})
     assert process.available_memory() == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_freed_memory_goes_back_to_the_system():
-    """Many small blocks below one that stays are not given back by themselves, and are when asked to be."""
+    """return_free_memory trims small blocks that malloc keeps below a live one."""
     program = """
 import ctypes
 from edgemoe.machine.process import resident_bytes, return_free_memory

@@ -1,17 +1,18 @@
-"""The plan: limits divided to the byte, and refused with the smallest that works."""
+"""The plan: limits divided to the byte, or refused with the smallest sufficient limit."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
-from edgemoe.memory.block_counts import divide
+from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
 from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
@@ -50,7 +51,7 @@ def plan(**changes):
     context=st.integers(2, 8192),
 )
 def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, context):
-    """Purposes add up to the limit, experts fit into theirs; a refusal's minimum works and one byte less does not."""
+    """Purposes add up to the limit and experts fit; a refusal's minimum is sufficient, one byte less is not."""
     try:
         made = plan(vram_limit=limit, levels=(level,), context=context)
     except DoesNotFit as refused:
@@ -74,16 +75,16 @@ def test_kv_bytes_by_hand():
     assert plan().kv_bytes == 2 * 16 * 4 * 128 * 2 * 1024
 
 
-def test_workspace_holds_the_attention_that_importance_looks_at():
-    """256 heads over one pair of keys and values: three float32 copies of 16 queries' scores outweigh the rest."""
+def test_the_workspace_covers_the_attention_scores_of_importance():
+    """256 heads over one KV head: three float32 copies of 16 queries' scores dominate the estimate."""
     one = KVShape(tuple(range(16)), heads=1, key_dim=16, value_dim=16)
     many = dataclasses.replace(SHAPE, heads=256, kv=one)
     context = 65536
-    assert workspace_bytes(many, GEOMETRY, context) > 3 * 256 * 16 * context * 4
+    assert workspace_bytes(many, GEOMETRY, context, torch.device("cpu")) > 3 * 256 * 16 * context * 4
 
 
 def test_experts_resident_by_hand():
-    """p4 is 2.36 MB of nibbles and 0.29 MB of parameters; level 8 adds as many nibbles again."""
+    """p4 has 2.36 MB of nibbles and 0.29 MB of parameters; level 8 adds the same amount of nibbles."""
     made = plan()
     p4, p0 = 2_359_296 + 294_912, 2_359_296
     assert made.experts_resident == {
@@ -94,28 +95,28 @@ def test_experts_resident_by_hand():
 
 
 def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch):
-    """No limit asked: all experts fit, and no more than they need is taken."""
+    """Without --vram-limit all experts fit, and the limit is exactly what they take."""
     monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 10**12)
     made = plan(vram_limit=None)
     assert made.vram_experts == SHAPE.experts
     assert made.plane_bytes == SHAPE.experts * FORM.bytes_at(4)
 
 
-def test_without_a_limit_the_machine_is_one(monkeypatch):
-    """No limit asked on a small machine: what is free, less what the process itself takes."""
+def test_without_a_limit_free_memory_is_the_limit(monkeypatch):
+    """Without --vram-limit on a small machine: the free memory less PROCESS_BYTES."""
     monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 4_000_000_000)
     assert plan(vram_limit=None).vram_limit_bytes == 3_500_000_000
 
 
 def test_a_dram_tier_smaller_than_an_expert_is_refused():
-    """An option that could have no effect is an error, not silence."""
+    """A DRAM limit that cannot hold one expert is an error instead of an option without effect."""
     with pytest.raises(DoesNotFit) as caught:
         plan(dram_limit=1_000_000)
     assert caught.value.minimum == FORM.bytes_at(4)
 
 
-def test_dram_holds_only_what_vram_does_not():
-    """The tiers are exclusive, so a DRAM tier larger than the rest is cut to it."""
+def test_dram_holds_only_experts_missing_in_vram():
+    """Tiers in RAM are exclusive: DRAM has at most the blocks for the experts that VRAM lacks."""
     made = plan(dram_limit=10**11)
     assert made.vram_experts + made.dram_experts == SHAPE.experts
 
@@ -125,8 +126,8 @@ def test_dram_holds_only_what_vram_does_not():
     levels=st.sampled_from([(8, 4), (8, 2), (8, 4, 2, 0), (8, 0)]),
     retention=st.floats(0.5, 1),
 )
-def test_blocks_of_mixed_levels_fit_and_leave_no_room_for_one_more_expert(limit, levels, retention):
-    """What 8 bits need beside 4 is a share of the experts; together they fill the limit but for one expert."""
+def test_blocks_of_mixed_levels_fill_the_limit_but_for_one_expert(limit, levels, retention):
+    """A fraction of the experts has the blocks of 8 bits; all blocks fit, and less than one expert stays free."""
     made = plan(vram_limit=limit, levels=levels, retention=retention)
     sizes = {kind.name: kind.size for kind in FORM.kinds}
     used = sum(sizes[name] * count for name, count in made.vram_blocks.items())
@@ -144,18 +145,18 @@ def test_blocks_by_hand():
     assert made.vram_blocks["p0"] == pytest.approx(pairs, abs=2)
 
 
-def test_what_is_left_over_goes_to_every_kind():
-    """Where the limit holds everything at its highest level, everything is there, whatever shares were expected."""
+def test_leftover_bytes_go_to_every_kind():
+    """Where all experts fit at the highest level, every kind has a block for each, whatever the fractions."""
     kinds = [
         BlockKind(name, size * BLOCK, level) for name, size, level in (("a", 5, 2), ("b", 4, 4), ("c", 8, 8))
     ]
-    shares = dict(zip(kinds, (1.0, 0.5, 0.1), strict=True))
-    assert divide(17 * BLOCK * 10, shares, 10, 2) == {"a": 10, "b": 10, "c": 10}
-    assert divide(17 * BLOCK * 10 - 1, shares, 10, 2) == {"a": 10, "b": 10, "c": 9}
+    fractions = dict(zip(kinds, (1.0, 0.5, 0.1), strict=True))
+    assert count_blocks(17 * BLOCK * 10, fractions, 10, 2) == {"a": 10, "b": 10, "c": 10}
+    assert count_blocks(17 * BLOCK * 10 - 1, fractions, 10, 2) == {"a": 10, "b": 10, "c": 9}
 
 
-def test_a_limit_above_the_free_memory_holds_fewer_experts(tiny_store, monkeypatch, caplog):
-    """What the machine has not got is not promised: the blocks fit into what is free, and a line says so."""
+def test_a_plan_above_the_free_memory_shrinks(tiny_store, monkeypatch, caplog):
+    """The blocks of the smaller plan fit into free memory, and a warning is logged."""
     store, settings = StoreModel.open(tiny_store), RunSettings.uniform(8)
     plan = store.plan(vram_limit=None, settings=settings, context=64)
     used, expert = plan.used_bytes(store.form), store.form.bytes_at(8)

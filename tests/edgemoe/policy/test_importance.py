@@ -1,4 +1,4 @@
-"""Importance against cases worked out by hand and a dense reference (DyMoE eq. 1-2)."""
+"""Importance against cases computed by hand and a dense reference (DyMoE eq. 1-2)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def dense_attention(query, keys, scaling, window):
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (7, 0), (7, 9), (QUERY_BLOCK + 6, 3)])
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
-def test_blockwise_scores_are_those_of_the_whole_matrix(signal, rows, past, window):
-    """In blocks or at once: attention received, averaged over heads and the signal's queries."""
+def test_blockwise_scores_equal_the_whole_matrix(signal, rows, past, window):
+    """Attention received, averaged over heads and the signal's queries, is the same in blocks and at once."""
     generator = torch.Generator().manual_seed(rows)
     query = torch.randn(6, rows, 8, generator=generator)
     keys = torch.randn(2, past + rows, 8, generator=generator)
@@ -55,12 +55,12 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for each in out if isinstance(out, tuple) else (out,):
             if isinstance(each, torch.Tensor):
-                held = each.untyped_storage().nbytes() // each.element_size()
-                self.elements = max(self.elements, held)
+                size = each.untyped_storage().nbytes() // each.element_size()
+                self.elements = max(self.elements, size)
         return out
 
 
-def test_no_more_than_a_block_of_queries_is_held():
+def test_only_a_block_of_queries_is_in_memory():
     """Neither the whole matrix nor a copy of the keys for each head: the largest tensor is one block's scores."""
     heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 20 * QUERY_BLOCK, 4 * QUERY_BLOCK
     query, keys = torch.randn(heads, rows, dim), torch.randn(2, tokens, dim)
@@ -70,7 +70,7 @@ def test_no_more_than_a_block_of_queries_is_held():
 
 
 def test_scores_by_hand():
-    """One head, keys all zero: every query spreads its attention evenly over what it sees."""
+    """One head, keys all zero: every query spreads its attention evenly over the tokens that it sees."""
     got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters")
     assert got.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 3, (1 / 3) / 3])
     got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters-mean")
@@ -100,15 +100,15 @@ def test_importance_by_hand(signal, want):
     assert got[4] == 0
 
 
-def test_ties_go_by_gate_weight():
-    """Experts 0 and 1 have three tokens each; the gates trust 0 more. Never enough to overtake a token."""
+def test_gate_weights_break_ties():
+    """Experts 0 and 1 have three tokens each; expert 0 has more gate weight, which counts for less than a token."""
     load = expert_importance("load", INDEX, WEIGHTS, None, 0.5, 5)
     assert load[0] > load[1] > load[3] > load[2]
     assert load[0] - load[1] < 1
 
 
-def test_random_is_the_same_for_the_same_routing_and_not_for_another():
-    """A prompt's answer can be repeated, whatever else was run before it."""
+def test_random_depends_on_the_routing_alone():
+    """The same routing gives the same values, whatever random numbers were drawn before; another routing does not."""
     first = expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5)
     torch.rand(3)
     assert torch.equal(first, expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5))
@@ -116,7 +116,7 @@ def test_random_is_the_same_for_the_same_routing_and_not_for_another():
     assert math.isfinite(float(first.sum()))
 
 
-def test_sinks_take_their_share_of_every_query():
+def test_sinks_absorb_attention_of_every_query():
     """Attention that goes to a head's sink is received by no token."""
     query, keys = torch.zeros(2, 3, 4), torch.zeros(1, 3, 4)
     sinks = torch.tensor([math.log(1.0), math.log(3.0)])
@@ -128,8 +128,8 @@ def test_sinks_take_their_share_of_every_query():
 
 
 @pytest.mark.parametrize("signal", ["heavy-hitters", "mix"])
-def test_a_layer_without_scores_goes_by_load(signal):
-    """Where there is no attention, a prompt's experts are ranked by how many tokens they get."""
+def test_a_layer_without_scores_uses_load(signal):
+    """Without attention scores a prompt's experts are ranked by their numbers of tokens."""
     index = torch.tensor([[0, 1], [0, 2], [0, 1]])
     weights = torch.full((3, 2), 0.5)
     wanted = expert_importance("load", index, weights, None, 0.5, 4)

@@ -1,4 +1,4 @@
-"""The depth schedule and the levels it gives, against values worked out by hand (DyMoE eq. 4-5)."""
+"""The depth schedule and the levels it gives, against values computed by hand (DyMoE eq. 4-5)."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def test_retention_by_hand():
 
 
 @given(mean=st.floats(0.5, 1), layers=st.integers(1, 100))
-def test_retention_has_the_mean_that_was_asked(mean, layers):
+def test_retention_has_its_mean(mean, layers):
     """Over all layers the mean is r, and it never rises with depth."""
-    shares = [retention(layer, layers, mean) for layer in range(layers)]
-    assert sum(shares) / layers == pytest.approx(mean)
-    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(shares))
+    fractions = [retention(layer, layers, mean) for layer in range(layers)]
+    assert sum(fractions) / layers == pytest.approx(mean)
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(fractions))
 
 
 @pytest.mark.parametrize(
-    ("share", "chosen", "want"),
+    ("fraction", "chosen", "want"),
     [(0.75, 8, 6), (0.76, 8, 7), (1, 8, 8), (0.5, 1, 1), (0.1, 8, 1), (0.3, 10, 3)],
 )
-def test_critical_rounds_up(share, chosen, want):
-    """t = ceil(r M), and a product that should be whole is not pushed up by rounding."""
-    assert critical(share, chosen) == want
+def test_critical_rounds_up(fraction, chosen, want):
+    """t = ceil(r M), and a rounding error above a whole product does not raise it."""
+    assert critical(fraction, chosen) == want
 
 
 def test_two_levels_by_hand():
-    """Of four experts at r = 0.5 the two most important are high, each row by itself."""
+    """Of four experts at r = 0.5 the two most important of each row are high."""
     importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1]])
     assert two_levels(importance, 4, 0, 0.5).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
     assert two_levels(importance, 4, 2, 1.0).tolist() == [[4] * 4, [4] * 4]
@@ -57,7 +57,7 @@ def test_two_levels_by_hand():
     levels=st.sampled_from([(8, 4, 2, 0), (4, 2, 0), (8, 4, 2)]),
 )
 def test_by_damage_is_the_cheapest_choice(damage, price, levels):
-    """No other level costs less; more damage never gets fewer bits."""
+    """No other level costs less, and more damage never gets fewer bits."""
     got = by_damage(torch.tensor([damage]), levels, price)[0].tolist()
 
     def cost(worth, level):
@@ -70,7 +70,7 @@ def test_by_damage_is_the_cheapest_choice(damage, price, levels):
 
 
 def test_price_by_hand():
-    """Nothing at r = 1; half of the mean in the first layer, one and a half times it in the last."""
+    """0 at r = 1; half of the mean in the first layer, one and a half times the mean in the last."""
     assert price_per_bit(3, 9, 1.0) == 0
     first, middle, last = (price_per_bit(layer, 9, 0.75) for layer in (0, 4, 8))
     assert (first, last) == pytest.approx((middle / 2, middle * 1.5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.registry import ways
+from edgemoe.kernels.registry import kernels_for
 from tools.timing import kernels as time_kernels
 
 
@@ -16,7 +16,7 @@ def test_every_way_has_its_rows(capsys):
     own = (
         ["native, VNNI", "native, AVX2"] if native.available() and native.use_vnni(True) else ["native, AVX2"]
     )
-    names = [name for way in ways() for name in (own if way.name == "native" else [way.name])]
+    names = [name for way in kernels_for() for name in (own if way.name == "native" else [way.name])]
     cases = [(name, level, tokens) for name in names for level in "48" for tokens in "12"]
     assert [tuple(row[:3]) for row in rows] == cases
     assert all(0 < int(best) <= int(median) for *_, median, best in rows)

@@ -1,7 +1,8 @@
-/* A new token's way through decoder layers. */
+/* One new token through decoder layers, for as long as every expert it needs is resident. */
 #include "attention/attention.h"
 #include "dense.h"
 #include "experts/expert_ffn.h"
+#include "levels.h"
 #include "router.h"
 
 #if defined(__x86_64__)
@@ -14,10 +15,36 @@ typedef struct {
 /* A decoder layer up to its experts. */
 typedef struct {
     const attention_shape *attention;
-    const uint16_t *before, *behind; /* weights of the norms before attention and behind it */
-    float before_epsilon, behind_epsilon;
+    const uint16_t *input_norm, *post_norm; /* weights of the norms before and after attention */
+    float input_epsilon, post_epsilon;
     linear qkv, out;
-} layer;
+} dense_layer;
+
+/* A decoder layer, its resident experts, and what a token leaves in it. k: experts of a token. */
+typedef struct {
+    const dense_layer *dense;
+    int64_t window;       /* latest tokens that attention sees; 0: all */
+    uint16_t *scratch;    /* qkv's rows + out's columns */
+    uint16_t *normed;     /* [H]: the input of router and experts */
+    const router *router; /* NULL: the caller computes the block behind the second norm */
+    uint16_t *logits;     /* as edgemoe_router_topk */
+    float *probabilities, *gates;
+    int64_t *chosen;
+    const level_rule *levels;
+    const expert *resident; /* [experts], prepared for one row each; level 0: not resident */
+    int64_t *wanted, *computed, *predicted; /* [k] each: levels by the rule, levels used, experts predicted for this layer */
+} decoder_layer;
+
+/* What the experts of all layers share. */
+typedef struct {
+    const matrix *up, *down;
+    int64_t inner;
+    expert *together; /* [k] */
+    uint16_t *rows;   /* [k, H] */
+    float *gates;     /* [k] */
+    int64_t exact;       /* compute at the wanted level even where more planes are resident */
+    int64_t renormalise; /* scale gate weights to their sum before experts were skipped */
+} expert_workspace;
 
 AVX2 static int apply(pool *p, const linear *l, const uint16_t *x, uint16_t *y) {
     if (edgemoe_dense_product(p, l->weight, l->row_scale, l->rows, l->cols, x, 1, y)) return -1;
@@ -26,77 +53,89 @@ AVX2 static int apply(pool *p, const linear *l, const uint16_t *x, uint16_t *y) 
     return 0;
 }
 
-/* A layer and what a token leaves in it. */
-typedef struct {
-    const layer *up_to_experts;
-    uint16_t *scratch; /* room for qkv's numbers and those that the heads give */
-    uint16_t *normed;  /* [H]: what its experts get */
-    const router *router; /* NULL: what lies behind the norm is not known here */
-    uint16_t *logits;     /* as edgemoe_choose's, like the next three */
-    float *probabilities;
-    int64_t *chosen;
-    float *shares;
-    const expert *held; /* [experts], of one row; of level 0 what is not held. NULL: nothing is */
-} moe_layer;
-
-/* What the experts of all layers have in common. */
-typedef struct {
-    const matrix *up, *down;
-    int64_t inner;
-    expert *together; /* room for a token's */
-    uint16_t *rows;   /* [a token's, H]: what they give */
-    int64_t *computed; /* [9]: counts experts by the level that they were computed at */
-} expert_room;
-
-/* hidden [H] becomes hidden + attention, and the layer's normed its norm, rounded where transformers rounds. */
-AVX2 static int up_to_experts(pool *p, const moe_layer *m, const attention_kv *kv, uint16_t *hidden,
-                              const uint16_t *cosine, const uint16_t *sine) {
-    const layer *l = m->up_to_experts;
+/* hidden [H] becomes hidden + attention, and the layer's `normed` its norm, rounded where transformers rounds. */
+AVX2 static int attend(pool *p, const decoder_layer *m, const attention_kv *kv, uint16_t *hidden, const uint16_t *cosine,
+                       const uint16_t *sine) {
+    const dense_layer *l = m->dense;
     const int64_t size = l->out.rows;
     uint16_t *qkv = m->scratch, *attended = qkv + l->qkv.rows;
-    edgemoe_rms_norm(hidden, l->before, l->before_epsilon, 1, size, m->normed);
+    edgemoe_rms_norm(hidden, l->input_norm, l->input_epsilon, 1, size, m->normed);
     if (apply(p, &l->qkv, m->normed, qkv)) return -1;
     if (edgemoe_attention(p, l->attention, kv, qkv, cosine, sine, attended)) return -1;
     if (apply(p, &l->out, attended, m->normed)) return -1;
     for (int64_t i = 0; i < size; i++) hidden[i] = to_bf16(from_bf16(hidden[i]) + from_bf16(m->normed[i]));
-    edgemoe_rms_norm(hidden, l->behind, l->behind_epsilon, 1, size, m->normed);
+    edgemoe_rms_norm(hidden, l->post_norm, l->post_epsilon, 1, size, m->normed);
     return 0;
 }
 
-/* Adds what the chosen experts give to hidden, if all of them are held: 1 if so, 0 if not, -1 where there is no memory. */
-AVX2 static int add_experts(pool *p, const moe_layer *m, const expert_room *room, uint16_t *hidden) {
-    const int64_t k = m->router->k, size = m->router->cols;
-    for (int64_t slot = 0; slot < k; slot++) {
-        expert *e = room->together + slot;
-        *e = m->held[m->chosen[slot]];
-        if (!e->level) return 0;
-        e->y = slot;
+static int topk(pool *p, const decoder_layer *m, const uint16_t *x, int64_t *chosen) {
+    return edgemoe_router_topk(p, m->router, x, 1, m->logits, m->probabilities, chosen, m->gates);
+}
+
+/* Predicts the next layer's experts from this layer's state. 1: all of them are resident at their levels by its rule, or at
+ * `most` if that is lower; 0: not; -1: no memory. */
+static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, int64_t most) {
+    if (topk(p, next, m->normed, next->predicted)) return -1;
+    edgemoe_levels(next->levels, next->gates, next->router->k, next->wanted);
+    for (int64_t slot = 0; slot < next->router->k; slot++) {
+        const int64_t level = next->wanted[slot] < most ? next->wanted[slot] : most;
+        if (next->resident[next->predicted[slot]].level < level) return 0;
     }
-    if (edgemoe_experts(p, room->up, room->down, room->inner, room->together, k, m->normed, 1, room->rows, k)) return -1;
-    edgemoe_weighted_sum(room->rows, m->shares, 1, k, size, 1, hidden);
-    for (int64_t slot = 0; slot < k; slot++) room->computed[room->together[slot].level]++;
     return 1;
 }
 
-/* Takes a new token through layers whose keys and values lie one after another from kv on.
- *
- * hidden [H] is changed; cosine and sine are as edgemoe_attention's. Returns how many it is through: `count`, or as many
- * as come before one whose experts are not all held. There it has gone up to them, and its router has chosen.
- * -1: there is no memory. */
-AVX2 int64_t edgemoe_pass(pool *p, const moe_layer *layers, int64_t count, const attention_kv *kv, const expert_room *room,
-                          uint16_t *hidden, const uint16_t *cosine, const uint16_t *sine) {
-    attention_kv of_layer = *kv;
-    for (int64_t i = 0; i < count; i++) {
-        const moe_layer *m = layers + i;
-        const attention_shape *shape = m->up_to_experts->attention;
-        if (up_to_experts(p, m, &of_layer, hidden, cosine, sine)) return -1;
-        if (!m->router) return i;
-        if (edgemoe_choose(p, m->router, m->normed, 1, m->logits, m->probabilities, m->chosen, m->shares)) return -1;
-        const int added = m->held ? add_experts(p, m, room, hidden) : 0;
-        if (added < 1) return added ? -1 : i;
-        of_layer.keys += shape->kv_heads * kv->context * shape->dim;
-        of_layer.values += shape->kv_heads * kv->context * shape->dim;
+/* Adds the chosen experts' weighted sum to hidden. 1: done; 0: an expert is not resident at its level; -1: no memory. */
+AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_workspace *w, uint16_t *hidden) {
+    const int64_t k = m->router->k;
+    int64_t kept = 0;
+    for (int64_t slot = 0; slot < k; slot++) {
+        m->computed[slot] = 0;
+        if (!m->wanted[slot]) continue;
+        expert *e = w->together + kept;
+        *e = m->resident[m->chosen[slot]];
+        if (e->level < m->wanted[slot]) return 0;
+        if (w->exact) e->level = m->wanted[slot];
+        m->computed[slot] = e->level;
+        e->y = kept;
+        w->gates[kept++] = m->gates[slot];
     }
-    return count;
+    if (kept < k && w->renormalise) edgemoe_renormalise(m->gates, k, w->gates, kept);
+    if (kept && edgemoe_experts(p, w->up, w->down, w->inner, w->together, kept, m->normed, 1, w->rows, kept)) return -1;
+    edgemoe_weighted_sum(w->rows, NULL, w->gates, 1, kept, m->router->cols, 1, hidden);
+    return 1;
 }
+
+/* Takes a token through layers[0, end) of `count`, whose keys and values lie one after another from kv on.
+ *
+ * hidden [H] is changed; cosine and sine are as edgemoe_attention's; kv->first is not read. look_ahead: 0, or the
+ * highest level at which the next layer's predicted experts must be resident for the call to go on. Returns the layers done: `end`, or the
+ * index of the layer whose block is still to be added to hidden; its attention is done and its router has chosen, if it
+ * has one. -1: no memory. */
+AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t end, int64_t count, const attention_kv *kv,
+                                   const expert_workspace *w, int64_t look_ahead, uint16_t *hidden, const uint16_t *cosine,
+                                   const uint16_t *sine) {
+    attention_kv own = *kv;
+    for (int64_t i = 0; i < end; i++) {
+        const decoder_layer *m = layers + i;
+        const attention_shape *shape = m->dense->attention;
+        own.first = m->window && own.past + 1 > m->window ? own.past + 1 - m->window : 0;
+        if (attend(p, m, &own, hidden, cosine, sine)) return -1;
+        if (!m->router) return i;
+        if (topk(p, m, m->normed, m->chosen)) return -1;
+        edgemoe_levels(m->levels, m->gates, m->router->k, m->wanted);
+        int go_on = 1;
+        if (look_ahead && i + 1 < count && m[1].router) go_on = predicted_resident(p, m, m + 1, look_ahead);
+        if (go_on == 1) go_on = add_experts(p, m, w, hidden);
+        if (go_on < 1) return go_on ? -1 : i;
+        own.keys += shape->kv_heads * kv->context * shape->dim;
+        own.values += shape->kv_heads * kv->context * shape->dim;
+    }
+    return end;
+}
+
+/* Bytes of every structure that structures.py builds, in the order of its SIZES. */
+const int64_t edgemoe_sizes[] = {
+    sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
+    sizeof(linear), sizeof(dense_layer), sizeof(level_rule), sizeof(decoder_layer), sizeof(expert_workspace),
+};
 #endif

@@ -111,7 +111,7 @@ int64_t pool_together(const pool *p, int64_t units, int64_t most) {
 
 void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_12(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_13(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 int use_vnni = 0;
 
@@ -151,5 +151,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_12(void) { return 0; }
+int edgemoe_supported_13(void) { return 0; }
 #endif

@@ -1,4 +1,4 @@
-/* A token's experts: the likeliest of a softmax over the router's product. */
+/* The router: a token's top-k experts by a softmax over the router's product. */
 #ifndef EDGEMOE_ROUTER_H
 #define EDGEMOE_ROUTER_H
 #include "pool.h"
@@ -7,13 +7,13 @@
 typedef struct {
     const uint16_t *weight; /* bf16 [count, cols] */
     int64_t count, cols, k;
-    int32_t normalise, rounded; /* shares of the chosen alone; and rounded to bf16 */
+    int32_t normalise, rounded; /* gate weights of the chosen add up to 1; are rounded to bf16 */
 } router;
 
 /* From tokens x [tokens, cols]: logits [tokens, count], and of each token the k likeliest, the likeliest first, of a tie
- * the first, with their shares of a softmax over all or over the chosen, both [tokens, k]. probabilities has room for
+ * the first, with their gate weights: their parts of a softmax over all experts, or over the chosen, both [tokens, k]. probabilities has room for
  * `count`. Returns 0, or -1 where there is no memory. */
-int edgemoe_choose(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits, float *probabilities,
-                   int64_t *chosen, float *shares);
+int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits, float *probabilities,
+                   int64_t *chosen, float *gates);
 #endif
 #endif

@@ -96,26 +96,29 @@ INLINE __m256 first_from_bf16(const uint16_t *x, int64_t n) {
 }
 
 /* One token's, of n columns, at most 8. */
-INLINE __m256 sums_of(const uint16_t *rows, const float *weights, int64_t count, int64_t cols, int64_t n) {
+INLINE __m256 sums_of(const uint16_t *rows, const int64_t *row_of, const float *weights, int64_t count, int64_t cols, int64_t n) {
     __m256 sum = _mm256_setzero_ps();
     for (int64_t i = 0; i < count; i++) {
-        const __m256 weight = _mm256_set1_ps(weights[i]), row = first_from_bf16(rows + i * cols, n);
-        sum = _mm256_fmadd_ps(weight, row, sum);
+        const int64_t row = row_of ? row_of[i] : i;
+        if (row >= 0) sum = _mm256_fmadd_ps(_mm256_set1_ps(weights[i]), first_from_bf16(rows + row * cols, n), sum);
     }
     return sum;
 }
 
-AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t tokens, int64_t count, int64_t cols,
-                               int add, uint16_t *to) {
-    for (; tokens-- > 0; rows += count * cols, weights += count, to += cols)
+AVX2 void edgemoe_weighted_sum(const uint16_t *rows, const int64_t *row_of, const float *weights, int64_t tokens, int64_t count,
+                               int64_t cols, int add, uint16_t *to) {
+    for (; tokens-- > 0; weights += count, to += cols) {
         for (int64_t k = 0; k < cols; k += 8) {
             const int64_t n = cols - k < 8 ? cols - k : 8;
             float lanes[8];
-            _mm256_storeu_ps(lanes, sums_of(rows + k, weights, count, cols, n));
+            _mm256_storeu_ps(lanes, sums_of(rows + k, row_of, weights, count, cols, n));
             for (int64_t j = 0; j < n; j++) {
                 const uint16_t sum = to_bf16(lanes[j]);
                 to[k + j] = add ? to_bf16(from_bf16(to[k + j]) + from_bf16(sum)) : sum;
             }
         }
+        if (row_of) row_of += count;
+        else rows += count * cols;
+    }
 }
 #endif

@@ -11,9 +11,10 @@
 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts, int64_t count,
                     const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes);
 
-/* Each of to [tokens, cols] = the sum over `count` of weights [tokens, count] times rows [tokens, count, cols], in float32 and in
- * this order; bf16. add: the sum, rounded, is added to what `to` has. */
-void edgemoe_weighted_sum(const uint16_t *rows, const float *weights, int64_t tokens, int64_t count, int64_t cols, int add,
-                          uint16_t *to);
+/* Each of to [tokens, cols] = the sum over `count` of weights [tokens, count] times its rows, bf16, in float32 and in this
+ * order; rounded to bf16. row_of [tokens, count]: indices into rows [.., cols], below 0: left out; NULL: rows are [tokens,
+ * count, cols]. add: the sum, rounded, is added to what `to` has. */
+void edgemoe_weighted_sum(const uint16_t *rows, const int64_t *row_of, const float *weights, int64_t tokens, int64_t count,
+                          int64_t cols, int add, uint16_t *to);
 #endif
 #endif

@@ -157,4 +157,7 @@ int edgemoe_slab_product(pool *p, const slab_matrix *m, const uint16_t *x, uint1
     pool_give_back(p);
     return 0;
 }
+
+/* Bytes of the structure that structures.py builds. */
+const int64_t edgemoe_slab_size = sizeof(slab_matrix);
 #endif

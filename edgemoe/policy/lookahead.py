@@ -1,4 +1,4 @@
-"""Which experts the next layer will probably choose (DyMoE eq. 6-8). Tensors in, numbers out: no model, no cache."""
+"""Predicts the experts of the next layer (DyMoE eq. 6-8)."""
 
 from __future__ import annotations
 

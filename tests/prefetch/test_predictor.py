@@ -1,4 +1,4 @@
-"""prefetch.predictor: the experts that DyMoE's equations 6 to 8 name, in their order."""
+"""prefetch.predictor: the experts of DyMoE's equations 6 to 8, in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
-
 from prefetch.predictor import predict
+from torch.nn import functional as F
 
 
 def case(tokens: int, experts: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,8 +32,8 @@ def top(row: list[float], k: int) -> list[int]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.integers(2, 9), st.data(), st.integers(0, 999))
-def test_prefill_goes_by_frequency(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
-    """Exactly the experts some token predicts, by how many do (eq. 7), then by their mean score."""
+def test_prefill_orders_by_frequency(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
+    """Exactly the experts in some token's top k, by the number of such tokens (eq. 7), then by mean score."""
     k = data.draw(st.integers(1, experts))
     hidden, gate = case(tokens, experts, seed)
     rows = scores_of(hidden, gate)
@@ -45,8 +44,8 @@ def test_prefill_goes_by_frequency(tokens: int, experts: int, data: st.DataObjec
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 9), st.data(), st.integers(0, 999))
-def test_decode_goes_by_score(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
-    """The top k of every sequence's token, by the score it has there at best (eq. 8)."""
+def test_decode_orders_by_score(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
+    """The top k of every sequence's token, by an expert's best score over the tokens (eq. 8)."""
     k = data.draw(st.integers(1, experts))
     hidden, gate = case(tokens, experts, seed)
     best: dict[int, float] = {}
@@ -57,7 +56,7 @@ def test_decode_goes_by_score(tokens: int, experts: int, data: st.DataObject, se
 
 
 def test_an_example_by_hand() -> None:
-    """Three tokens choose 2 of 4: expert 1 thrice, 3 twice, 0 once; expert 2 never. In decode the sure one leads."""
+    """Three tokens choose 2 of 4: expert 1 thrice, 3 twice, 0 once, 2 never. In decode the best score leads."""
     gate = torch.eye(4)
     hidden = torch.tensor([[0.0, 2, 0, 1], [0, 1, 0, 2], [9, 3, 0, 0]])
     assert predict(F.linear(hidden, gate), 2, decode=False) == [1, 3, 0]
@@ -65,14 +64,14 @@ def test_an_example_by_hand() -> None:
 
 
 def test_frequency_outweighs_any_score() -> None:
-    """One token that is certain of an expert does not bring it before one that two tokens merely prefer."""
+    """An expert chosen by two tokens precedes one chosen by a single token, whatever the scores."""
     hidden = torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 0.1]])
     assert predict(F.linear(hidden, torch.eye(2)), 1, decode=False) == [1, 0]
 
 
 @pytest.mark.parametrize("decode", [False, True])
-def test_bf16_is_what_models_have(decode: bool) -> None:
-    """Hidden states and gates in bfloat16 give plain numbers, each once."""
+def test_bf16_logits_are_accepted(decode: bool) -> None:
+    """bfloat16 hidden states and gates give Python integers, each expert once."""
     hidden, gate = case(7, 8, 0)
     experts = predict(F.linear(hidden.bfloat16(), gate.bfloat16()), 2, decode=decode)
     assert len(set(experts)) == len(experts) >= 2

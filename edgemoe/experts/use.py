@@ -1,0 +1,61 @@
+"""Counts of experts by the level at which they were computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from edgemoe.policy.schedule import BITS_PER_WEIGHT
+
+
+@dataclass
+class ExpertUse:
+    """Levels that experts were computed at, since the counters were last taken.
+
+    An expert counts once a layer, step and level.
+
+    >>> use = ExpertUse()
+    >>> use.add([(4, 8, 1), (0, 0, 2)])
+    >>> use.experts, use.reused, use.scheduled
+    ({8: 1, 0: 1}, 1, {4: 1, 0: 2})
+    """
+
+    experts: dict[int, int] = field(default_factory=dict)
+    """Level computed at -> experts; at 0 the skipped ones."""
+    reused: int = 0
+    """Experts computed at more bits than scheduled, because their planes were resident (conservative reuse)."""
+    scheduled: dict[int, int] = field(default_factory=dict)
+    """Level scheduled -> (token, slot) pairs."""
+
+    def add(self, experts: Iterable[tuple[int, int, int]]) -> None:
+        """Counts experts, each as (level scheduled, level computed, rows)."""
+        by_level, scheduled = self.experts, self.scheduled
+        for wanted, computed, rows in experts:
+            by_level[computed] = by_level.get(computed, 0) + 1
+            scheduled[wanted] = scheduled.get(wanted, 0) + rows
+            self.reused += computed > wanted
+
+    def __add__(self, other: ExpertUse) -> ExpertUse:
+        """Adds two counts up."""
+        return ExpertUse(
+            _summed(self.experts, other.experts),
+            self.reused + other.reused,
+            _summed(self.scheduled, other.scheduled),
+        )
+
+
+def _summed(mine: dict[int, int], theirs: dict[int, int]) -> dict[int, int]:
+    return {level: mine.get(level, 0) + theirs.get(level, 0) for level in mine | theirs}
+
+
+def mean_bits(counts: Mapping[int, int]) -> float | None:
+    """Mean bits a weight of counts by level; None where all are 0."""
+    total = sum(counts.values())
+    return math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items()) / total if total else None
+
+
+def fraction_at(counts: Mapping[int, int], high: int) -> float | None:
+    """Fraction of counts by level that is at `high` or above; None where all are 0."""
+    total = sum(counts.values())
+    return sum(n for level, n in counts.items() if level >= high) / total if total else None

@@ -1,0 +1,34 @@
+/* Levels of a new token's experts. Plain C, one rounding an operation: no products are fused with sums. */
+#include "levels.h"
+
+static float sum_of(const float *x, int64_t n) {
+    float total = 0;
+    for (int64_t i = 0; i < n; i++) total += x[i];
+    return total;
+}
+
+/* The level of least damage * error + price; of a tie the higher one. */
+static int64_t cheapest(const level_rule *rule, float damage) {
+    int64_t best = 0;
+    float least = 0;
+    for (int64_t i = 0; i < rule->count; i++) {
+        const volatile float lost = damage * rule->error[i]; /* volatile: rounded before the sum */
+        const float cost = lost + rule->price[i];
+        if (!i || cost < least) best = i, least = cost;
+    }
+    return rule->level[best];
+}
+
+void edgemoe_levels(const level_rule *rule, const float *gates, int64_t k, int64_t *levels) {
+    const float mean = sum_of(gates, k) / (float)k;
+    for (int64_t i = 0; i < k; i++) {
+        const float relative = gates[i] / mean;
+        if (rule->rule == PRICED) levels[i] = cheapest(rule, relative * relative);
+        else levels[i] = rule->level[rule->rule == RANKED && i >= rule->critical];
+    }
+}
+
+void edgemoe_renormalise(const float *gates, int64_t k, float *kept, int64_t n) {
+    const float left = sum_of(kept, n), factor = sum_of(gates, k) / (left > 1e-20f ? left : 1e-20f);
+    for (int64_t i = 0; i < n; i++) kept[i] *= factor;
+}

@@ -1,0 +1,23 @@
+/* Levels of a new token's experts: the rules of edgemoe/policy/levels.py, to the same bits. */
+#ifndef EDGEMOE_LEVELS_H
+#define EDGEMOE_LEVELS_H
+#include <stdint.h>
+
+enum { MOST_LEVELS = 4 };
+enum { UNIFORM, RANKED, PRICED };
+
+typedef struct {
+    int64_t rule;               /* UNIFORM: all at level[0]; RANKED or PRICED */
+    int64_t count;              /* of levels */
+    int64_t level[MOST_LEVELS]; /* high to low */
+    int64_t critical;           /* RANKED: the first so many experts are at level[0], the others at level[1] */
+    float error[MOST_LEVELS];   /* PRICED: a level costs damage * error + price */
+    float price[MOST_LEVELS];
+} level_rule;
+
+/* gates [k], not rising, as the router gives them -> levels [k]. */
+void edgemoe_levels(const level_rule *rule, const float *gates, int64_t k, int64_t *levels);
+
+/* Scales kept [n] so that they add up to what gates [k] add up to. */
+void edgemoe_renormalise(const float *gates, int64_t k, float *kept, int64_t n);
+#endif

@@ -1,0 +1,136 @@
+"""The C structures of csrc/ in ctypes. Built by keyword; `check_sizes` compares their sizes with C's."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+MOST_LEVELS = 4
+"""Levels of a LevelRule (csrc/levels.h)."""
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Matrix(ctypes.Structure):
+    """`matrix` of csrc/experts/planes.h: a quantized matrix of every expert."""
+
+    _fields_ = _fields(_INT, "rows cols group parameters_at codes_at half")
+
+
+class Expert(ctypes.Structure):
+    """`expert` of csrc/experts/planes.h: the planes of one expert, and its rows of x and y."""
+
+    _fields_ = [*_fields(_POINTER, "parameters base d4 d8"), *_fields(_INT, "level x y tokens")]
+
+
+class Router(ctypes.Structure):
+    """`router` of csrc/router.h."""
+
+    _fields_ = [
+        ("weight", _POINTER),
+        *_fields(_INT, "count cols k"),
+        *_fields(ctypes.c_int32, "normalise rounded"),
+    ]
+
+
+class AttentionShape(ctypes.Structure):
+    """`attention_shape` of csrc/attention/attention.h."""
+
+    _fields_ = [
+        *_fields(_INT, "heads kv_heads dim"),
+        *_fields(_POINTER, "q_norm k_norm"),
+        *_fields(_INT, "q_norm_size k_norm_size"),
+        *_fields(_FLOAT, "q_epsilon k_epsilon scaling"),
+    ]
+
+
+class AttentionKV(ctypes.Structure):
+    """`attention_kv` of csrc/attention/attention.h: a sequence's keys and values in one layer."""
+
+    _fields_ = [*_fields(_POINTER, "keys values"), *_fields(_INT, "context past first")]
+
+
+class Linear(ctypes.Structure):
+    """`linear` of csrc/decode_layers.c."""
+
+    _fields_ = [*_fields(_POINTER, "weight row_scale bias"), *_fields(_INT, "rows cols")]
+
+
+class DenseLayer(ctypes.Structure):
+    """`dense_layer` of csrc/decode_layers.c."""
+
+    _fields_ = [
+        *_fields(_POINTER, "attention input_norm post_norm"),
+        *_fields(_FLOAT, "input_epsilon post_epsilon"),
+        *_fields(Linear, "qkv out"),
+    ]
+
+
+class LevelRule(ctypes.Structure):
+    """`level_rule` of csrc/levels.h."""
+
+    _fields_ = [
+        *_fields(_INT, "rule count"),
+        ("level", _INT * MOST_LEVELS),
+        ("critical", _INT),
+        *_fields(_FLOAT * MOST_LEVELS, "error price"),
+    ]
+
+
+class DecoderLayer(ctypes.Structure):
+    """`decoder_layer` of csrc/decode_layers.c."""
+
+    _fields_ = [
+        ("dense", _POINTER),
+        ("window", _INT),
+        *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
+        *_fields(_POINTER, "wanted computed predicted"),
+    ]
+
+
+class ExpertWorkspace(ctypes.Structure):
+    """`expert_workspace` of csrc/decode_layers.c."""
+
+    _fields_ = [
+        *_fields(_POINTER, "up down"),
+        ("inner", _INT),
+        *_fields(_POINTER, "together rows gates"),
+        *_fields(_INT, "exact renormalise"),
+    ]
+
+
+class SlabMatrix(ctypes.Structure):
+    """`slab_matrix` of csrc/experts/gemv_cuda_layout.c: a quantized matrix of one expert in layout cuda."""
+
+    _fields_ = [
+        *_fields(_INT, "rows cols group"),
+        *_fields(_POINTER, "parameters base d4 even odd"),
+        ("level", _INT),
+    ]
+
+
+SIZES = (
+    *(Matrix, Expert, Router, AttentionShape, AttentionKV),
+    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace),
+)
+"""In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
+
+
+def check_sizes(library: ctypes.CDLL) -> None:
+    """Compares every structure's size with the compiled one.
+
+    Raises:
+        AssertionError: they differ; the library was not built from these sources.
+    """
+    compiled = [*(ctypes.c_int64 * len(SIZES)).in_dll(library, "edgemoe_sizes")]
+    compiled.append(ctypes.c_int64.in_dll(library, "edgemoe_slab_size").value)
+    differing = [
+        f"{kind.__name__}: expected {size} bytes, got {ctypes.sizeof(kind)}"
+        for kind, size in zip((*SIZES, SlabMatrix), compiled, strict=True)
+        if ctypes.sizeof(kind) != size
+    ]
+    assert not differing, differing

@@ -1,0 +1,134 @@
+"""Counters of what moved between tiers, and of how good predictions were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+
+@dataclass
+class LookaheadCounts:
+    """How good the predictions of one layer were, and what became of the reads that they started."""
+
+    predicted: int = 0
+    """Experts predicted, resident or not."""
+    wanted: int = 0
+    """Experts then requested, in steps for which the layer was predicted."""
+    right: int = 0
+    """Experts that were both."""
+    hidden_bytes: int = 0
+    """Bytes read or copied before the request for an expert that was then used."""
+    wasted_bytes: int = 0
+    """Bytes read or copied ahead of experts that the next request did not want, or that were evicted before it."""
+    hidden_s: float = 0.0
+    """Seconds of transfers done before the requests for their experts."""
+
+    @property
+    def recall(self) -> float | None:
+        """Fraction of the wanted experts that was predicted; None where none was wanted."""
+        return self.right / self.wanted if self.wanted else None
+
+    @property
+    def precision(self) -> float | None:
+        """Fraction of the predicted experts that was wanted; None where none was predicted."""
+        return self.right / self.predicted if self.predicted else None
+
+    def compare(self, predicted: Sequence[int], wanted: Sequence[int]) -> None:
+        """Counts a layer's prediction against its request."""
+        self.predicted += len(predicted)
+        self.wanted += len(wanted)
+        self.right += len(set(predicted) & set(wanted))
+
+    def __add__(self, other: LookaheadCounts) -> LookaheadCounts:
+        """Adds two counts up."""
+        return LookaheadCounts(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+
+@dataclass
+class TransferCounts:
+    """What moved since the counters were last taken. Bytes and experts.
+
+    >>> counts = TransferCounts()
+    >>> counts.add_requests([8, 4, 4])
+    >>> counts.requests, counts.levels
+    (3, {8: 1, 4: 2})
+
+    Every expert read ahead ends as used, cancelled, wasted or failed; until then it counts in `speculated` only.
+    """
+
+    ssd_bytes: int = 0
+    """Read from disk, ahead or not."""
+    dram_bytes: int = 0
+    """Copied from the DRAM tier into the VRAM tier."""
+    spilled_bytes: int = 0
+    """Copied from the VRAM tier into the DRAM tier on eviction."""
+    vram_hits: int = 0
+    """Experts found in the VRAM tier at the requested level or above, experts read ahead in time included."""
+    dram_hits: int = 0
+    """Experts that needed no disk read, but came from the DRAM tier, or were left there."""
+    left_below: int = 0
+    """Of these, experts left in DRAM, to be computed by the CPU."""
+    requests: int = 0
+    """Experts requested; level 0 is never requested."""
+    levels: dict[int, int] = field(default_factory=dict)
+    """Requested level -> experts."""
+    speculated: int = 0
+    """Experts for which a transfer was queued ahead."""
+    speculated_used: int = 0
+    """Of these, experts that the next request wanted, in time or still on their way."""
+    speculated_cancelled: int = 0
+    """Of these, transfers cancelled before they began."""
+    auto_off: int = 0
+    """Times that mode `auto` turned the look-ahead off."""
+    auto_resting: int = 0
+    """Layers that ran while mode `auto` had it turned off."""
+    lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
+    """Layer -> counts of its predictions."""
+
+    @property
+    def hidden_bytes(self) -> int:
+        """LookaheadCounts.hidden_bytes, over all layers."""
+        return sum(counts.hidden_bytes for counts in self.lookahead.values())
+
+    @property
+    def wasted_bytes(self) -> int:
+        """LookaheadCounts.wasted_bytes, over all layers."""
+        return sum(counts.wasted_bytes for counts in self.lookahead.values())
+
+    @property
+    def hidden_s(self) -> float:
+        """LookaheadCounts.hidden_s, over all layers."""
+        return sum(counts.hidden_s for counts in self.lookahead.values())
+
+    def add_requests(self, levels: Sequence[int]) -> None:
+        """Counts experts requested at these levels."""
+        self.requests += len(levels)
+        for level in levels:
+            self.levels[level] = self.levels.get(level, 0) + 1
+
+    def of_layer(self, layer: int) -> LookaheadCounts:
+        """The counts of a layer's predictions, to be added to."""
+        return self.lookahead.setdefault(layer, LookaheadCounts())
+
+    def __add__(self, other: TransferCounts) -> TransferCounts:
+        """Adds two counts up."""
+        numbers = {
+            f.name: getattr(self, f.name) + getattr(other, f.name)
+            for f in fields(self)
+            if f.name not in ("levels", "lookahead")
+        }
+        return TransferCounts(
+            **numbers,
+            levels=_summed(self.levels, other.levels, 0),
+            lookahead=_summed(self.lookahead, other.lookahead, LookaheadCounts()),
+        )
+
+
+_Count = TypeVar("_Count", int, LookaheadCounts)
+
+
+def _summed(mine: dict[int, _Count], theirs: dict[int, _Count], nothing: _Count) -> dict[int, _Count]:
+    return {key: mine.get(key, nothing) + theirs.get(key, nothing) for key in mine | theirs}
