@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from edgemoe.bench.prompts import make_prompts
-from edgemoe.commands.options import open_store, within_memory
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.open import open_store, within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, EdgemoeError
 from tools.command_line import failed, make_parser, positive

@@ -14,11 +14,11 @@ import torch
 from device_double import DRIVER_BYTES, DoubleDevice
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
-from edgemoe.commands.options import within_memory
 from edgemoe.engine.engine import Engine
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.memory.plan import PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, NotFinite
 
