@@ -104,6 +104,21 @@ def test_demands_overtake_reads_ahead(rig: type[Rig], monkeypatch: pytest.Monkey
     r.whole()
 
 
+def test_a_demand_again_and_a_read_ahead_arrive_together(rig: type[Rig]) -> None:
+    """X came at 2 and is demanded again at 4, while P of the next layer is done as well: both arrive once."""
+    r = rig(MERGED, 4, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 2})
+    assert begun.wait(WAIT)
+    with r.fetcher.request({X: 4}) as request:
+        r.fetcher.read_ahead({P: 4})
+        go.set()
+        r.landed(X, P)
+        assert [lease.key for lease in next(request)] == [X]
+    assert r.fetch({P: 4}) == [P]
+    assert r.reader.bytes == 2 * disk_bytes(0, 4)
+
+
 def test_a_wrong_read_under_way_arrives(rig: type[Rig]) -> None:
     """No request waits for it; its expert becomes resident, and its bytes count as wasted."""
     r = rig(MERGED, 3, look_ahead="full")
