@@ -30,11 +30,8 @@ class LookaheadGate:
         self._hidden = self._wasted = 0
         self._next_rest = rest
         self._left = 0
-
-    @property
-    def on(self) -> bool:
+        self.on = True
         """Whether to read ahead now."""
-        return not self._left
 
     @property
     def resting(self) -> int:
@@ -53,6 +50,7 @@ class LookaheadGate:
             layers -= passed
             if self._left:
                 self._left -= passed
+                self.on = not self._left
                 continue
             self._recent.append((hidden, wasted))
             self._hidden += hidden
@@ -64,7 +62,7 @@ class LookaheadGate:
         """Drops the oldest layer of a full window, or begins a rest."""
         idle = not self._hidden and not self._wasted
         if idle or self._wasted * self._price > self._hidden:
-            self._left = self._rest if idle else self._next_rest
+            self._left, self.on = self._rest if idle else self._next_rest, False
             self._next_rest = self._rest if idle else min(2 * self._next_rest, self._longest)
             self._recent.clear()
             self._hidden = self._wasted = 0

@@ -19,6 +19,7 @@ from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.lookahead import predict
@@ -224,7 +225,7 @@ class ExpertLayer:
         if places:
             row_of[torch.cat(list(places))] = torch.arange(len(rows) - 1)
         if rows.device.type == "cpu" and native.available():
-            return native.weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
+            return weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
         rows[-1].zero_()
         own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
         gates = gates.to(rows.device, non_blocking=True)

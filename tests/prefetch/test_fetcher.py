@@ -190,6 +190,7 @@ def test_any_thread_may_use_a_source(rig: type[Rig]) -> None:
     assert sorted(orders[0]) == [A, B, C]
 
 
+@pytest.mark.e2e
 @settings(max_examples=120, deadline=None)
 @given(
     form=st.sampled_from([MERGED, SLICED]),

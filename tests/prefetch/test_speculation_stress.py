@@ -17,6 +17,8 @@ from prefetch.transfers import Transfer
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch
 
+pytestmark = pytest.mark.e2e
+
 KEYS = st.builds(ExpertKey, st.integers(0, 2), st.integers(0, 3))
 LEVELS = st.dictionaries(KEYS, st.sampled_from([2, 4, 8]), max_size=5)
 REQUEST = st.tuples(

@@ -1,4 +1,4 @@
-"""The model that comes with edgemoe: what it is, and that it answers on a machine that has never seen it."""
+"""The demo model: its size, an offline first chat, and answers under a memory limit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edgemoe.policy.settings import RunSettings
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_it_is_small_and_a_mixture_of_experts():
-    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; described by a model card."""
+def test_demo_model_has_its_documented_size():
+    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; a model card."""
     config = json.loads((DEMO / "config.json").read_text())
     assert (DEMO / "model.safetensors").stat().st_size <= 40_000_000
     assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 4)
@@ -31,8 +31,9 @@ def test_it_is_small_and_a_mixture_of_experts():
     assert "## Data and licences" in (DEMO / "README.md").read_text()
 
 
+@pytest.mark.e2e
 def test_chat_without_a_model_answers_offline(tmp_path):
-    """From an empty cache and with no network to ask: converted, then the right answer."""
+    """With an empty cache and no network the model is converted and answers right."""
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
@@ -57,9 +58,10 @@ def store(tmp_path_factory) -> StoreModel:
     return StoreModel.open(directory)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(8,), (4, 2)])
-def test_it_knows_its_tasks_under_a_tight_limit(store, levels):
-    """A few held-out tasks of every kind, with a quarter of the experts resident: most are answered right."""
+def test_demo_model_answers_tasks_under_a_limit(store, levels):
+    """With a quarter of the experts resident most of a few held-out tasks of every kind are answered right."""
     settings = RunSettings(levels=levels, retention=0.75 if len(levels) > 1 else 1.0)
     least = store.plan(vram_limit=None, settings=settings, context=256).minimum_vram_bytes
     limit = least + store.shape.experts // 4 * store.form.bytes_at(levels[0])

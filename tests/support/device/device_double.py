@@ -17,7 +17,7 @@ from recorder_double import DoubleRecorder
 from cache.device_arena import DeviceArena, OnDevice
 from cache.free_list import FreeList
 from storage.base import BlockKind
-from storage.device import Device, Event, Recorder
+from storage.device import Device, Event
 
 POISON = 0xEE
 DRIVER_BYTES = 1000
@@ -118,7 +118,7 @@ class DoubleDevice(Device):
     def computed(self) -> Event:
         return self._kernel or self._later(lambda: None, (), None)
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> DoubleRecorder:
         return DoubleRecorder(self)
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -136,7 +136,7 @@ class DoubleDevice(Device):
     def driver_bytes(self) -> int:
         return DRIVER_BYTES
 
-    def room(self) -> int:
+    def available_bytes(self) -> int:
         return 1 << 40
 
     def peak(self) -> int:

@@ -14,8 +14,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from storage.device import Recorder
-
 aten = torch.ops.aten
 _FORBIDDEN = (aten.lift_fresh.default, aten._local_scalar_dense.default, aten.nonzero.default)
 """What brings numbers from the host, or to it: a device refuses to note it."""
@@ -57,7 +55,7 @@ def _made(args: tuple, kwargs: dict, result: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in given]
 
 
-class DoubleRecorder(Recorder):
+class DoubleRecorder:
     """See the module.
 
     Args:
