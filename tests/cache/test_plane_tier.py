@@ -190,9 +190,9 @@ def test_an_upper_block_may_be_shared_where_a_lower_was_replaced() -> None:
     """A promotion that replaces p4 and keeps d4 frees p4 alone while an earlier lease has d4."""
 
     class Rebased(ToyForm):
-        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-            added = tuple(kind.name for kind in self.kinds_at(level) if kind.level > held)
-            return ("p4", *added) if held else added
+        def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+            added = tuple(kind.name for kind in self.kinds_at(level) if kind.level > resident)
+            return ("p4", *added) if resident else added
 
     kinds = [BlockKind("p4", BLOCK, 2), BlockKind("d4", BLOCK, 4), BlockKind("p0", BLOCK, 8)]
     form = Rebased(kinds, merged=True)
@@ -233,8 +233,8 @@ def test_a_level_above_the_forms_never_fits() -> None:
     """A form may name a kind of which its store has no planes; the tier has no blocks of it."""
 
     class Short(ToyForm):
-        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-            return (*super().rewritten(held, level), *(("p0",) if level == 8 else ()))
+        def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+            return (*super().rewritten(resident, level), *(("p0",) if level == 8 else ()))
 
     tier = PlaneTier(Short([BlockKind("p4", BLOCK, 2)], True), {"p4": 2}, LRU, device="cpu", name="vram")
     assert tier.reserve(A, 8) is None

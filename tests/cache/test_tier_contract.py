@@ -126,7 +126,7 @@ def test_promotion_reserves_only_what_is_missing(tier: Tier, form: ToyForm, low:
 
 
 def test_an_abandoned_promotion_changes_nothing(tier: Tier, form: ToyForm) -> None:
-    """An expert resident before a reservation stays after abandon, whatever was written into the new blocks."""
+    """An expert resident before a reservation stays after abandon, with any bytes in the new blocks."""
     put(tier, form, A, 2)
     reservation = tier.reserve(A, 8)
     assert reservation is not None

@@ -179,7 +179,7 @@ def hits(draw: st.DrawFn, residents: Mapping[ExpertKey, int]) -> list[Layer]:
 def test_count_hits_counts_as_requests_do(
     mode: str, rounds: list[tuple[dict[ExpertKey, int], dict[ExpertKey, int], bool]], data: st.DataObject
 ) -> None:
-    """Counters, order of eviction, evict-first marks and the gate are those of one request a layer."""
+    """Counters, order of eviction, evict-first marks and the gate equal those of one request a layer."""
     both = [Rig(MERGED, 6, None, 1, mode, LookaheadGate(window=3, rest=2, longest_rest=8)) for _ in range(2)]
     try:
         for wanted, predicted, scan in rounds:
@@ -233,7 +233,7 @@ def test_hits_resolve_a_prediction(rig: type[Rig]) -> None:
 
 
 def test_predictions_without_reads_are_counted(rig: type[Rig]) -> None:
-    """Recall, precision and the gate are those of a prediction of residents followed by a request."""
+    """Recall, precision and the gate equal those of a prediction of residents and a request."""
     both = [rig(SLICED, 6, look_ahead="auto", gate=LookaheadGate(window=4, rest=2)) for _ in range(2)]
     for r in both:
         for key in (A, X, Y, Z):
@@ -442,7 +442,7 @@ def test_demoted_experts_are_not_computed_above_their_level(engines) -> None:
     ],
 )
 def test_a_change_of_settings_reaches_pinned_experts(engines, first, then, experts) -> None:
-    """Levels, exactness and skipped experts of the steps that follow are those of the other path."""
+    """Both paths apply levels, exactness and skipped experts from the next step on."""
     common = {"exact": True, "readers": 1, "retention": 0.5, "depth": "equal"}
     both = engines(experts, **common | first)
     for engine in both:

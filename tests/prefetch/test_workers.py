@@ -99,7 +99,7 @@ def test_many_threads_run_every_item_once() -> None:
 
 
 def test_scan_threads_run_while_many_items_wait() -> None:
-    """Below MANY waiting items one thread runs; at MANY another one begins; all items run once in the end."""
+    """One thread runs while fewer than MANY items wait, another begins at MANY, and every item runs once."""
     ran: list[int] = []
     begun, declined, go = Semaphore(0), Semaphore(0), Event()
 

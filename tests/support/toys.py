@@ -48,20 +48,20 @@ class ToyForm(ResidentForm):
         text = f"layer {key.layer} expert {key.expert} {kind} {of};".encode()
         return (text * (size // len(text) + 1))[:size]
 
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        new = [k.name for k in self.kinds_at(level) if k.level > held]
-        if self.merged and held == 2 < level:
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        new = [k.name for k in self.kinds_at(level) if k.level > resident]
+        if self.merged and resident == 2 < level:
             new.insert(0, "p4")
         return tuple(new)
 
     def fill(self, reader, key: ExpertKey, level: int, into: Blocks, source: Source | None) -> int:
-        held = source.level if source else 0
+        resident = source.level if source else 0
         for kind, block in source.blocks.items() if source else ():
-            assert bytes(block) == self.content(key, kind, held)
-        changed = self.rewritten(held, level)
+            assert bytes(block) == self.content(key, kind, resident)
+        changed = self.rewritten(resident, level)
         read = 0
-        if held < level:
-            first, last = Plane(PLANES_OF_LEVEL[held]), Plane(PLANES_OF_LEVEL[level] - 1)
+        if resident < level:
+            first, last = Plane(PLANES_OF_LEVEL[resident]), Plane(PLANES_OF_LEVEL[level] - 1)
             read = reader.read(key, first, last, [])
         for kind, block in into.items():
             write(block, self.content(key, kind, level) if kind in changed else bytes(source.blocks[kind]))

@@ -65,7 +65,7 @@ def test_an_example_by_hand() -> None:
 
 
 def test_frequency_outweighs_any_score() -> None:
-    """An expert chosen by two tokens precedes one chosen by a single token, whatever the scores."""
+    """An expert chosen by two tokens precedes one chosen by a single token, at any scores."""
     hidden = torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 0.1]])
     assert predict(F.linear(hidden, torch.eye(2)), 1, decode=False) == [1, 0]
 
