@@ -74,7 +74,10 @@ class SharedBlocks:
 
     def views(self, indices: Indices) -> Blocks:
         """The blocks' writable bytes."""
-        return {kind: self._views[kind][index] for kind, index in indices.items()}
+        blocks: Blocks = {}
+        for kind, index in indices.items():
+            blocks[kind] = self._views[kind][index]
+        return blocks
 
     def check_integrity(self, expected: Counter[tuple[str, int]]) -> None:
         """Raises AssertionError unless each (kind, index) has `expected` references and all other blocks are free."""

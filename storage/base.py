@@ -48,6 +48,9 @@ class Plane(IntEnum):
         return self.name.lower()
 
 
+LABELS = tuple(plane.label for plane in Plane)
+"""Plane -> its label."""
+
 LEVELS = (8, 4, 2, 0)
 """Every level, high to low. An expert at level 0 is skipped."""
 

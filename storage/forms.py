@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from storage.base import (
+    LABELS,
     PLANES_OF_LEVEL,
     BlockKind,
     Blocks,
@@ -73,7 +74,7 @@ class PlaneForm(ResidentForm):
         planes = list(Plane)[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]
         if not planes:
             return 0
-        read = reader.read(key, planes[0], planes[-1], [into[plane.label] for plane in planes])
+        read = reader.read(key, planes[0], planes[-1], [into[LABELS[plane]] for plane in planes])
         if self._order:
             for plane in planes:
                 codes = _bytes(into[plane.label])[self._parameters if plane is Plane.BASE else 0 :]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from storage.base import BLOCK, ByteRange, ExpertKey, Plane, PlaneReader
+from storage.base import BLOCK, LABELS, ByteRange, ExpertKey, Plane, PlaneReader
 from storage.errors import ChecksumMismatch, ReadFailed, TruncatedFile, UserError
 from storage.lock import StoreLock
 from storage.manifest import Manifest
@@ -39,6 +39,13 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
 
     def __init__(self, geometry: RecordGeometry, preadv: Preadv, sleep: Callable[[float], None]) -> None:
         self._geometry = geometry
+        planes = list(Plane)[: len(geometry.planes)]
+        pairs = [(first, last) for first in planes for last in planes if first <= last]
+        self._spans = {pair: geometry.span(*pair) for pair in pairs}
+        self._lengths = {
+            (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
+            for first, last in pairs
+        }
         self._preadv, self._sleep = preadv, sleep
         self._shards: dict[int, _Shard] = {}
         self._resources = ExitStack()
@@ -108,8 +115,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         shard = self._shards.get(key.layer)
         if shard is None or not 0 <= key.expert < len(shard.records):
             raise ValueError(f"expected an expert of the store, got {key}")
-        offset, length = self._geometry.span(first, last)
-        wanted = f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}"
+        offset, length = self._spans[first, last]
+        wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
         self._fill(shard, ByteRange(shard.records[key.expert].offset + offset, length), into, wanted)
@@ -147,7 +154,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         while done < span.length:
             direct = shard.direct
             try:
-                got = self._preadv(shard.fd, _rest(into, done), span.offset + done)
+                got = self._preadv(shard.fd, _rest(into, done) if done else into, span.offset + done)
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered(shard)
@@ -157,7 +164,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
                     raise ReadFailed(wanted, found, _ACTION) from error
                 got = 0
             else:
-                self._check_end(shard, span, done + got, wanted)
+                if done + got < span.length:
+                    self._check_end(shard, span, wanted)
             # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
             progress = (done + got) // BLOCK * BLOCK - done
             done += progress
@@ -170,9 +178,9 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             forget(shard.fd, span.offset, span.length)
 
     @staticmethod
-    def _check_end(shard: _Shard, span: ByteRange, done: int, wanted: str) -> None:
+    def _check_end(shard: _Shard, span: ByteRange, wanted: str) -> None:
         """Raises TruncatedFile if a short read was cut by the end of the file, not by an interruption."""
-        if done < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
+        if (size := os.fstat(shard.fd).st_size) < span.end:
             found = f"the end of {shard.path} at {size}, before offset {span.end}"
             raise TruncatedFile(wanted, found, _ACTION)
 
@@ -181,11 +189,15 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     ) -> None:
         record = shard.records[key.expert]
         start = self._geometry.planes[first].offset
+        whole = list(map(len, into)) == self._lengths[first, last]  # a buffer for each plane
         for index in range(first, last + 1):
             plane = self._geometry.planes[index]
             digest = xxhash.xxh3_64()
-            for piece in _pieces(into, plane.offset - start, plane.length):
-                digest.update(piece)
+            if whole:
+                digest.update(into[index - first])
+            else:
+                for piece in _pieces(into, plane.offset - start, plane.length):
+                    digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
                 label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
                 wanted = f"checksum {record.checksums[index]:016x} for {label}"
@@ -222,4 +234,4 @@ def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[me
 
 
 def _rest(into: Sequence[memoryview], done: int) -> Sequence[memoryview]:
-    return into if not done else list(_pieces(into, done, sum(map(len, into)) - done))
+    return list(_pieces(into, done, sum(map(len, into)) - done))

@@ -129,7 +129,8 @@ class ExpertLayer:
             bf16 [T, H], or `add_to`.
         """
         runtime, decode = self.runtime, self.runtime.step is None or self.runtime.step.decode
-        runtime.use.add((0, 0, pairs) for pairs in assignments.skipped)
+        if assignments.skipped:
+            runtime.use.add([(0, 0, pairs) for pairs in assignments.skipped])
         rows = hidden.new_empty(
             assignments.rows + 1, hidden.shape[1]
         )  # the last is the zero row of skipped pairs
@@ -187,7 +188,7 @@ class ExpertLayer:
                 for lease, one in batch
             ]
             counts = zip(batch, parts, strict=True)
-            self.runtime.use.add((one.level, part.level, part.rows) for (_, one), part in counts)
+            self.runtime.use.add([(one.level, part.level, part.rows) for (_, one), part in counts])
             own = torch.cat([one.places for _, one in batch])
             end = row + len(own)
             if tokens == 1:

@@ -70,9 +70,9 @@ class NativeExpertKernel:
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
         """Implements ExpertKernel.forward."""
-        experts = (Expert * len(parts))(
-            *(self.prepared(part.blocks, part.level, part.rows) for part in parts)
-        )
+        experts = (Expert * len(parts))()
+        for i, part in enumerate(parts):
+            experts[i] = self.prepared(part.blocks, part.level, part.rows)
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))
