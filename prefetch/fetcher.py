@@ -133,7 +133,8 @@ class Fetcher(ExpertSource, PinnedExperts):
         self._transfers.count_requests([level for _, level in experts])
         counts.vram_hits += len(experts)
         self._vram.clear_evict_first()
-        self._vram.mark_used([key for key, _ in experts])
+        # A request leases them in the order of their keys.
+        self._vram.mark_used([key for layer in layers for key, _ in sorted(layer)])
 
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """Counts predictions for which there was nothing to read."""

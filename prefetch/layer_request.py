@@ -193,10 +193,12 @@ class LayerRequest(Request):
         return leases
 
     def _collect(self) -> None:
-        """Ends every transfer that is done."""
-        for transfer in list(self._transfers.under_way.values()):
-            if transfer.done:
-                self._arrival(transfer)
+        """Ends every transfer that is done, and starts those whose experts came below their level."""
+        missing = len(self._missing)
+        for transfer in self._transfers.done():
+            self._arrival(transfer)
+        if len(self._missing) > missing:
+            self.advance()
 
     def _arrival(self, transfer: Transfer) -> None:
         """Ends a transfer that is done; its expert has arrived, or is missing still."""

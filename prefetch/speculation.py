@@ -220,7 +220,11 @@ class Speculation:
 
     def pass_layers(self, layers: int) -> None:
         """Counts layers that ran without a prediction, or with one for which there was nothing to read."""
-        self._judge(layers)
+        while layers and self._mode == "auto":
+            # Within `together` layers the gate turns neither on nor off.
+            together = min(layers, self._gate.resting or 1)
+            self._judge(together)
+            layers -= together
 
     def _judge(self, layers: int = 1) -> None:
         if self._mode != "auto":

@@ -1,4 +1,4 @@
-"""Tier and budget against models that are plain dicts of sets: any sequence of calls, checked after each."""
+"""Compares tier and budget with models of plain dicts, after every call of any sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 from toys import MERGED, SLICED, ToyForm
 
 from cache.base import EvictionPolicy, Lease, Reservation
@@ -24,12 +33,12 @@ pytestmark = pytest.mark.e2e
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
 
 Serials = dict[str, int]
-"""Block kind's name -> the number that was written all over the block. No number is used twice."""
+"""Block kind's name -> the number that fills the block. No number is used twice."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """What the model knows of an expert: its level, and what must stand in its blocks."""
+    """An expert in the model: its level and the numbers in its blocks."""
 
     level: int
     serials: Serials
@@ -37,24 +46,24 @@ class Version:
 
 @dataclass(eq=False)
 class Incoming:
-    """A reservation in the model: the serials in its new blocks, and now in its victims'."""
+    """A reservation in the model: the numbers in its new blocks, and in its victims' blocks."""
 
     key: ExpertKey
     level: int
     serials: Serials
-    held: Version | None
+    before: Version | None
     victims: list[Serials]
 
 
 def lower_levels(form: ToyForm, level: int) -> list[int]:
-    """The levels that blocks of an expert at `level` still make, written out by hand for both forms."""
+    """The levels that an expert at `level` can be demoted to, by hand for both forms."""
     if form is MERGED:
         return {8: [4, 0], 4: [0], 2: [0]}[level]
     return {8: [4, 2, 0], 4: [2, 0], 2: [0]}[level]
 
 
 class TierMachine(RuleBasedStateMachine):
-    """The model keeps versions and who holds them; which blocks are free follows from that alone."""
+    """The model has versions, leases, reservations and evict-first marks; free blocks follow from these alone."""
 
     form: ToyForm
     policy: type[EvictionPolicy] = LRU
@@ -68,11 +77,14 @@ class TierMachine(RuleBasedStateMachine):
         self.resident: dict[ExpertKey, Version] = {}  # the least recently used first
         self.leased: dict[Lease, Version] = {}
         self.incoming: dict[Reservation, Incoming] = {}
+        self.marked: list[ExpertKey] = []  # the last is evicted first
+        self.mirrors: list[dict[ExpertKey, tuple[int, Blocks]]] = []
         self.last_serial = 0
+        self.observe()
 
-    def held(self, kind: str) -> set[int]:
-        """Serials of the blocks of a kind that cannot be had: leased, or part of a reservation."""
-        versions = [*self.leased.values(), *(i.held for i in self.incoming.values() if i.held)]
+    def pinned(self, kind: str) -> set[int]:
+        """Serials of the blocks of a kind that are leased or part of a reservation."""
+        versions = [*self.leased.values(), *(i.before for i in self.incoming.values() if i.before)]
         serials = [v.serials for v in versions]
         for incoming in self.incoming.values():
             serials += [incoming.serials, *incoming.victims]
@@ -81,10 +93,10 @@ class TierMachine(RuleBasedStateMachine):
     def free(self, kind: str) -> int:
         """Blocks of a kind that nothing refers to."""
         of_residents = {v.serials[kind] for v in self.resident.values() if kind in v.serials}
-        return self.capacity[kind] - len(self.held(kind) | of_residents)
+        return self.capacity[kind] - len(self.pinned(kind) | of_residents)
 
     def eviction(self, key: ExpertKey, needed: tuple[str, ...]) -> dict[ExpertKey, int] | None:
-        """Victim -> level left of it. None: not even evicting everybody would make room."""
+        """Victim -> level that it is demoted to. None: no eviction frees the blocks."""
         victims: dict[ExpertKey, int] = {}
         gained: set[str] = set()
         whole = self.policy is WholeLRU
@@ -92,12 +104,15 @@ class TierMachine(RuleBasedStateMachine):
         for kind in reversed(kinds) if whole else kinds:
             if kind in gained or self.free(kind):
                 continue
-            held = self.held(kind)
-            pinned = {id(v) for v in self.leased.values()}
+            pinned = self.pinned(kind)
+            leased = {id(v) for v in self.leased.values()}
             able = [
                 k
-                for k, v in self.resident.items()
-                if k != key and id(v) not in pinned and kind in v.serials and v.serials[kind] not in held
+                for k in [*reversed(self.marked), *self.resident]
+                if k != key
+                and id(v := self.resident[k]) not in leased
+                and kind in v.serials
+                and v.serials[kind] not in pinned
             ]
             if not able:
                 return None
@@ -106,11 +121,11 @@ class TierMachine(RuleBasedStateMachine):
             left = next(low for low in levels if kind not in {k.name for k in self.form.kinds_at(low)})
             victims[able[0]] = left
             lost = set(version.serials) - {k.name for k in self.form.kinds_at(left)}
-            gained |= {k for k in lost if version.serials[k] not in self.held(k)}
+            gained |= {k for k in lost if version.serials[k] not in self.pinned(k)}
         return victims
 
     def lower(self, key: ExpertKey, level: int) -> None:
-        """Leaves `level` of a resident; its place in the order stays."""
+        """Demotes a resident; its place in the order stays."""
         kinds = {kind.name for kind in self.form.kinds_at(level)}
         old = self.resident[key]
         if level:
@@ -118,9 +133,15 @@ class TierMachine(RuleBasedStateMachine):
             self.resident[key] = Version(level, serials)
         else:
             del self.resident[key]
+            self.unmark(key)
 
     def touch(self, key: ExpertKey) -> None:
+        """Counts a use of a resident: it goes to the end of the order, without a mark."""
         self.resident[key] = self.resident.pop(key)
+        self.unmark(key)
+
+    def unmark(self, key: ExpertKey) -> None:
+        self.marked = [marked for marked in self.marked if marked != key]
 
     @rule(target=leases, key=st.sampled_from(KEYS), level=st.sampled_from([2, 4, 8]))
     def acquire(self, key: ExpertKey, level: int) -> Lease:
@@ -136,6 +157,57 @@ class TierMachine(RuleBasedStateMachine):
         self.leased[lease] = version
         return lease
 
+    @rule(target=leases, wanted=st.dictionaries(st.sampled_from(KEYS), st.sampled_from([2, 4, 8])))
+    def acquire_all(self, wanted: dict[ExpertKey, int]) -> Lease:
+        acquired = self.tier.acquire_all(wanted)
+        present = [key for key in sorted(wanted) if key in self.resident]
+        hits = [key for key in present if self.resident[key].level >= wanted[key]]
+        assert [(lease.key, lease.level) for lease in acquired.hits] == [
+            (key, self.resident[key].level) for key in hits
+        ]
+        assert acquired.partial == [key for key in present if key not in hits]
+        assert acquired.missing == [key for key in sorted(wanted) if key not in present]
+        for key in present:
+            self.touch(key)
+        self.leased |= {lease: self.resident[lease.key] for lease in acquired.hits}
+        return multiple(*acquired.hits)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), unique=True))
+    def mark_used(self, keys: list[ExpertKey]) -> None:
+        present = [key for key in keys if key in self.resident]
+        self.tier.mark_used(present)
+        for key in present:
+            self.touch(key)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), unique=True))
+    def mark_evict_first(self, keys: list[ExpertKey]) -> None:
+        self.tier.mark_evict_first(keys)
+        for key in reversed(keys):
+            if key in self.resident:
+                self.unmark(key)
+                self.marked.append(key)
+
+    @rule()
+    def clear_evict_first(self) -> None:
+        self.tier.clear_evict_first()
+        self.marked = []
+
+    @precondition(lambda self: len(self.mirrors) < 3)
+    @rule()
+    def observe(self) -> None:
+        """Adds a mirror of the tier, which its observer alone fills."""
+        mirror: dict[ExpertKey, tuple[int, Blocks]] = {}
+        self.mirrors.append(mirror)
+
+        def observer(key: ExpertKey, level: int, blocks: Blocks) -> None:
+            if level:
+                mirror[key] = level, blocks
+            else:
+                assert not blocks
+                del mirror[key]
+
+        self.tier.observe(observer)
+
     @rule(lease=consumes(leases))
     def release(self, lease: Lease) -> None:
         del self.leased[lease]
@@ -143,8 +215,8 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(target=reservations, key=st.sampled_from(KEYS), level=st.sampled_from([2, 4, 8]))
     def reserve(self, key: ExpertKey, level: int) -> Reservation:
-        held = self.resident.get(key)
-        before = held.level if held else 0
+        start = self.resident.get(key)
+        before = start.level if start else 0
         if level <= before or any(i.key == key for i in self.incoming.values()):
             with pytest.raises(ValueError, match="wanted"):
                 self.tier.reserve(key, level)
@@ -160,7 +232,7 @@ class TierMachine(RuleBasedStateMachine):
             (k, self.resident[k].level) for k in victims
         ]
         for victim in reservation.victims:
-            assert_holds(victim.blocks, self.resident[victim.key].serials)
+            assert_filled(victim.blocks, self.resident[victim.key].serials)
         for victim_key, left in victims.items():
             self.lower(victim_key, left)
         serials = {}
@@ -170,14 +242,14 @@ class TierMachine(RuleBasedStateMachine):
             np.frombuffer(block, np.uint32)[:] = self.last_serial
         assert set(serials) == set(needed)
         overwritten = [{k: first_word(b) for k, b in v.blocks.items()} for v in reservation.victims]
-        self.incoming[reservation] = Incoming(key, level, serials, held, overwritten)
+        self.incoming[reservation] = Incoming(key, level, serials, start, overwritten)
         return reservation
 
     @rule(target=leases, reservation=consumes(reservations))
     def publish(self, reservation: Reservation) -> Lease:
         incoming = self.incoming.pop(reservation)
         lease = self.tier.publish(reservation)
-        kept = incoming.held.serials if incoming.held else {}
+        kept = incoming.before.serials if incoming.before else {}
         version = Version(incoming.level, kept | incoming.serials)
         self.resident.pop(incoming.key, None)
         self.resident[incoming.key] = version
@@ -205,23 +277,31 @@ class TierMachine(RuleBasedStateMachine):
             return
         self.tier.check_integrity()
         assert self.tier.resident() == {key: version.level for key, version in self.resident.items()}
+        for mirror in self.mirrors:
+            assert mirror.keys() == self.resident.keys()
+            for key, (level, blocks) in mirror.items():
+                assert level == self.resident[key].level
+                assert_filled(blocks, self.resident[key].serials)
+        for level in LEVELS:
+            kinds = [kind.name for kind in self.form.kinds_at(level)]
+            assert self.tier.free_experts(level) == min(map(self.free, kinds), default=0)
         for lease, version in self.leased.items():
-            assert_holds(lease.blocks, version.serials)
+            assert_filled(lease.blocks, version.serials)
         for reservation, incoming in self.incoming.items():
-            assert_holds(reservation.into, incoming.serials)
+            assert_filled(reservation.into, incoming.serials)
             for victim, serials in zip(reservation.victims, incoming.victims, strict=True):
-                assert_holds(victim.blocks, serials)
-            if incoming.held:
+                assert_filled(victim.blocks, serials)
+            if incoming.before:
                 assert reservation.held is not None
-                assert_holds(reservation.held.blocks, incoming.held.serials)
+                assert_filled(reservation.held.blocks, incoming.before.serials)
 
 
 def first_word(block: memoryview) -> int:
     return int(np.frombuffer(block, np.uint32)[0])
 
 
-def assert_holds(blocks: Blocks, serials: Serials) -> None:
-    """Every block of an expert is there and has its serial from its first word to its last."""
+def assert_filled(blocks: Blocks, serials: Serials) -> None:
+    """Asserts that blocks are of the kinds of `serials`, each filled with its serial."""
     assert blocks.keys() == serials.keys()
     for kind, block in blocks.items():
         assert (np.frombuffer(block, np.uint32) == serials[kind]).all()
@@ -241,7 +321,7 @@ class WholeMachine(TierMachine):
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """The model is a dict of what each name has."""
+    """The model is a dict of the bytes of each name."""
 
     names = st.sampled_from(["dense", "kv", "planes"])
     sizes = st.integers(0, 60)

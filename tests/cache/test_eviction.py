@@ -1,4 +1,4 @@
-"""The eviction policies: each one's order against a brute-force definition of it, and their names."""
+"""The eviction policies: the order of each against its definition by brute force, and their names."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ A, B, C = (ExpertKey(0, e) for e in range(3))
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]
 
 HISTORIES = st.lists(
-    st.tuples(st.sampled_from(["ask", "publish", "evict", "search"]), st.sampled_from(KEYS)), max_size=60
+    st.tuples(st.sampled_from(["request", "publish", "evict", "search"]), st.sampled_from(KEYS)), max_size=60
 )
-"""What may happen to a tier. Asking for, or evicting, what is not resident then tells the policy nothing; a
+"""Events of a tier. The policy learns nothing of a request for, or an eviction of, an expert that is not resident; a
 search for a victim looks at one candidate only."""
 
 
 class Played:
-    """A policy after a history, told of it as a tier does; and what is needed to say what it should answer."""
+    """Calls a policy as a tier does over a history, and collects what its definition refers to."""
 
     def __init__(self, policy: EvictionPolicy, history: list[tuple[str, ExpertKey]]) -> None:
         self.resident: set[ExpertKey] = set()
         self.touches: list[ExpertKey] = []
-        """Every key that was asked for while resident, or published, in order."""
+        """Every key that was requested while resident, or published, in order."""
         self.uses: list[tuple[ExpertKey, int]] = []
-        """The same without promotions, and how many were resident after it."""
+        """Touches without promotions, each with the number of residents after it."""
         for event, key in history:
             if event == "publish":
                 policy.arrived(key)
@@ -48,7 +48,7 @@ class Played:
                 assert next(policy.candidates(), None) in (self.resident or {None})
             elif key not in self.resident:
                 continue
-            elif event == "ask":
+            elif event == "request":
                 policy.used([key])
                 self.touches.append(key)
                 self.uses.append((key, len(self.resident)))
@@ -60,7 +60,7 @@ class Played:
 @pytest.mark.parametrize("policy", [LRU, WholeLRU])
 @given(history=HISTORIES)
 def test_lru_orders_by_last_touch(policy: type[EvictionPolicy], history: list[tuple[str, ExpertKey]]) -> None:
-    """Residents stand in the order of their last request or arrival."""
+    """Residents come in the order of their last request or arrival."""
     lru = policy()
     played = Played(lru, history)
     backwards = played.touches[::-1]
@@ -68,7 +68,7 @@ def test_lru_orders_by_last_touch(policy: type[EvictionPolicy], history: list[tu
 
 
 def score(key: ExpertKey, uses: list[tuple[ExpertKey, int]], memory: float) -> float:
-    """The definition: a use is worth 1, and every later one halves it by 1 / (memory * residents then)."""
+    """The definition: a use adds 1, which every later use divides by 2 ** (1 / (memory * residents then))."""
     worth = []
     for at, (used, _) in enumerate(uses):
         if used == key:
@@ -79,7 +79,7 @@ def score(key: ExpertKey, uses: list[tuple[ExpertKey, int]], memory: float) -> f
 
 @given(history=HISTORIES, memory=st.floats(0.05, 100))
 def test_lfru_orders_by_decayed_uses(history: list[tuple[str, ExpertKey]], memory: float) -> None:
-    """Residents stand in the order of their scores, to rounding; what was evicted keeps its score."""
+    """Residents come in the order of their scores, to rounding; an evicted expert keeps its score."""
     lfru = LFRU(memory)
     played = Played(lfru, history)
     order = list(lfru.candidates())
@@ -88,8 +88,8 @@ def test_lfru_orders_by_decayed_uses(history: list[tuple[str, ExpertKey]], memor
     assert all(low <= high * (1 + 1e-9) for low, high in pairwise(scores))
 
 
-def test_lfru_prefers_the_frequent_and_forgets_them_in_time() -> None:
-    """Three uses outweigh one later one, until enough others have gone by."""
+def test_lfru_prefers_frequent_experts_for_a_while() -> None:
+    """Three uses outweigh one later use, until many other uses have followed."""
     lfru = LFRU(memory=2)
     for key in (A, B):
         lfru.arrived(key)
@@ -104,8 +104,8 @@ def test_lfru_prefers_the_frequent_and_forgets_them_in_time() -> None:
     assert list(lfru.candidates()) == [A, B, C]
 
 
-def test_lfru_knows_who_comes_back() -> None:
-    """An expert that was evicted after many uses returns above one that had few."""
+def test_lfru_keeps_the_score_of_an_evicted_expert() -> None:
+    """An expert that was evicted after many uses returns above an expert of few uses."""
     lfru = LFRU(memory=100)
     lfru.arrived(A)
     for _ in range(5):
@@ -119,7 +119,7 @@ def test_lfru_knows_who_comes_back() -> None:
 
 
 def test_lfru_stays_exact_over_long_times() -> None:
-    """A score of long ago neither overflows nor outlives newer ones."""
+    """An old score neither overflows nor outlives later ones."""
     lfru = LFRU(memory=0.01)
     lfru.arrived(A)
     lfru.arrived(B)
@@ -131,25 +131,26 @@ def test_lfru_stays_exact_over_long_times() -> None:
 
 @pytest.mark.parametrize("memory", [0.0, -1.0])
 def test_lfru_refuses_an_impossible_memory(memory: float) -> None:
-    """A half-life is above 0."""
+    """A half-life of 0 or less is an error."""
     with pytest.raises(ValueError, match="above 0"):
         LFRU(memory)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_nobody_is_told_of_strangers(name: str) -> None:
-    """A use or an eviction of what is not resident is an error of the tier's, in every policy."""
+def test_only_residents_are_used_or_forgotten(name: str) -> None:
+    """In every policy a use or an eviction of an expert that is not resident is an error."""
     policy = make_policy(name)
     policy.arrived(A)
     policy.forgotten(A)
-    for tell in (policy.used, policy.forgotten):
-        with pytest.raises(KeyError):
-            tell(A)
+    with pytest.raises(KeyError):
+        policy.used([A])
+    with pytest.raises(KeyError):
+        policy.forgotten(A)
     assert list(policy.candidates()) == []
 
 
-def test_policies_go_by_name() -> None:
-    """The three names make three kinds of policy, each a fresh one, and only lru-experts takes experts whole."""
+def test_policies_have_names() -> None:
+    """Each name makes a policy of its own class, a fresh one a call; only lru-experts evicts whole experts."""
     made = {name: make_policy(name) for name in POLICIES}
     assert {name: type(policy) for name, policy in made.items()} == {
         "lru-planes": LRU,
@@ -161,6 +162,22 @@ def test_policies_go_by_name() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    """The message says what was asked and what there is."""
+    """The message names the unknown policy and the known ones."""
     with pytest.raises(UserError, match=r"'fifo'.*lru-planes, lru-experts, lfru"):
         make_policy("fifo")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(history=HISTORIES, keys=st.lists(st.sampled_from(KEYS)))
+def test_several_uses_at_once_are_uses_in_a_row(
+    name: str, history: list[tuple[str, ExpertKey]], keys: list[ExpertKey]
+) -> None:
+    """One call with several residents orders the experts like one call a resident."""
+    together, apart = make_policy(name), make_policy(name)
+    resident = Played(together, history).resident
+    Played(apart, history)
+    used = [key for key in keys if key in resident]
+    together.used(iter(used))
+    for key in used:
+        apart.used([key])
+    assert list(together.candidates()) == list(apart.candidates())

@@ -1,4 +1,4 @@
-"""cache.plane_tier: who goes, how much of it, and when its blocks are free."""
+"""cache.plane_tier: which experts are evicted, how many of their planes, and when blocks become free."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 
 
 def tier_of(form: ToyForm, *capacity: int, policy: type[EvictionPolicy] = LRU) -> PlaneTier:
-    """A tier with so many blocks of each of the form's kinds, in their order; by LRU if not told otherwise."""
+    """A tier with `capacity` blocks of each of the form's kinds, in their order."""
     blocks = dict(zip((kind.name for kind in form.kinds), capacity, strict=True))
     return PlaneTier(form, blocks, policy, device="cpu", name="vram")
 
 
-def test_the_least_recently_used_goes() -> None:
-    """A lease counts as a use, a look at the level does not."""
+def test_the_least_recently_used_expert_is_evicted() -> None:
+    """A lease counts as a use, level_of does not."""
     tier = tier_of(MERGED, 3, 0)
     for key in (A, B, C):
         put(tier, MERGED, key, 4)
@@ -35,7 +35,7 @@ def test_the_least_recently_used_goes() -> None:
 
 
 def test_a_partial_miss_is_a_use() -> None:
-    """What was asked for at a higher level waits for its promotion, and is not the next to make room."""
+    """An expert requested above its level counts as used, so that it is not evicted before its promotion."""
     tier = tier_of(MERGED, 2, 2)
     put(tier, MERGED, A, 4)
     put(tier, MERGED, B, 4)
@@ -44,8 +44,8 @@ def test_a_partial_miss_is_a_use() -> None:
     check(tier, MERGED, {A: 4, C: 4})
 
 
-def test_the_pinned_are_passed_over() -> None:
-    """The first unpinned candidate goes, though a pinned one is older."""
+def test_leased_experts_are_not_evicted() -> None:
+    """The first candidate without a lease is evicted, though a leased one is older."""
     tier = tier_of(MERGED, 2, 0)
     put(tier, MERGED, A, 4)
     put(tier, MERGED, B, 4)
@@ -58,8 +58,8 @@ def test_the_pinned_are_passed_over() -> None:
     tier.release(lease)
 
 
-def test_top_planes_go_first() -> None:
-    """Where only p0 is short, the victim keeps level 4, its place in the order, and is listed as it was."""
+def test_top_planes_are_evicted_first() -> None:
+    """Where only p0 is short, the victim keeps level 4; the reservation lists it at its level before."""
     tier = tier_of(MERGED, 4, 2)
     for key in (A, B):
         put(tier, MERGED, key, 8)
@@ -75,28 +75,28 @@ def test_top_planes_go_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "asked", "left"),
+    ("capacity", "level", "left"),
     [
         ((3, 2, 2), 8, {A: 2, B: 8, C: 8}),  # d4 and d8 are short: A has both, loses both, keeps base
         ((3, 3, 2), 8, {A: 4, B: 8, C: 8}),  # only d8 is short
         ((2, 3, 3), 8, {B: 8, C: 8}),  # only base is short, and nothing stands without it
-        ((2, 2, 2), 2, {B: 8, C: 2}),  # base again, asked for at a low level
+        ((2, 2, 2), 2, {B: 8, C: 2}),  # base again, for a reservation at a low level
         ((3, 2, 2), 2, {A: 8, B: 8, C: 2}),  # nothing is short
     ],
 )
 def test_a_victim_loses_a_kind_and_what_lies_above(
-    capacity: tuple[int, ...], asked: int, left: dict[ExpertKey, int]
+    capacity: tuple[int, ...], level: int, left: dict[ExpertKey, int]
 ) -> None:
-    """The level left of a victim is the highest whose planes it still has."""
+    """A victim keeps the highest level of which it still has all planes."""
     tier = tier_of(SLICED, *capacity)
     put(tier, SLICED, A, 8)
     put(tier, SLICED, B, 8)
-    put(tier, SLICED, C, asked)
+    put(tier, SLICED, C, level)
     check(tier, SLICED, left)
 
 
 @pytest.mark.parametrize(
-    ("capacity", "asked", "left"),
+    ("capacity", "level", "left"),
     [
         ((3, 2, 2), 8, {B: 8, C: 8}),  # d4 and d8 are short
         ((3, 3, 2), 8, {B: 8, C: 8}),  # only d8 is short
@@ -104,19 +104,19 @@ def test_a_victim_loses_a_kind_and_what_lies_above(
         ((3, 2, 2), 2, {A: 8, B: 8, C: 2}),  # nothing is
     ],
 )
-def test_a_policy_of_whole_experts_leaves_nothing_of_a_victim(
-    capacity: tuple[int, ...], asked: int, left: dict[ExpertKey, int]
+def test_a_policy_of_whole_experts_evicts_all_of_a_victim(
+    capacity: tuple[int, ...], level: int, left: dict[ExpertKey, int]
 ) -> None:
-    """Whichever block is short, the victim loses all of its own, and they are free afterwards."""
+    """Whichever block is short, all blocks of the victim become free."""
     tier = tier_of(SLICED, *capacity, policy=WholeLRU)
     put(tier, SLICED, A, 8)
     put(tier, SLICED, B, 8)
-    put(tier, SLICED, C, asked)
+    put(tier, SLICED, C, level)
     check(tier, SLICED, left)
 
 
 def test_one_whole_victim_is_enough_where_it_has_all_kinds() -> None:
-    """Nobody goes for a low block where the victim of a high one frees a low one as well."""
+    """No expert is evicted for a low block where the victim of a high one frees a low one as well."""
     tier = tier_of(SLICED, 2, 1, 1, policy=WholeLRU)
     put(tier, SLICED, A, 2)
     put(tier, SLICED, B, 8)
@@ -139,8 +139,8 @@ def test_each_kind_finds_its_own_victim() -> None:
     check(tier, SLICED, {B: 2, C: 2, D: 2})
 
 
-def test_nobody_is_evicted_in_vain() -> None:
-    """Where one of two kinds cannot be had, the other's holder stays as it is."""
+def test_a_refused_reservation_evicts_no_expert() -> None:
+    """Where one of two kinds has no block, the expert with a block of the other kind stays."""
     tier = tier_of(SLICED, 2, 1, 1)
     put(tier, SLICED, A, 2)
     put(tier, SLICED, B, 8)
@@ -151,8 +151,8 @@ def test_nobody_is_evicted_in_vain() -> None:
     tier.release(lease)
 
 
-def test_an_expert_makes_no_room_for_itself() -> None:
-    """A promotion that needs a block beside its own old one does not evict what it starts from."""
+def test_an_expert_is_not_evicted_for_its_own_promotion() -> None:
+    """A promotion that needs a block beside its own old one is refused."""
     tier = tier_of(MERGED, 1, 1)
     put(tier, MERGED, A, 2)
     assert tier.reserve(A, 4) is None
@@ -163,7 +163,7 @@ def test_an_expert_makes_no_room_for_itself() -> None:
 
 
 def test_a_promotion_may_evict_others() -> None:
-    """What is being promoted is older than its victim, and stays."""
+    """An expert that is promoted is older than its victim, and stays."""
     tier = tier_of(MERGED, 2, 0)
     put(tier, MERGED, A, 2)
     put(tier, MERGED, B, 2)
@@ -171,8 +171,8 @@ def test_a_promotion_may_evict_others() -> None:
     check(tier, MERGED, {A: 4})
 
 
-def test_shared_blocks_come_free_with_the_last_lease() -> None:
-    """A base that an old lease still shares with the promoted expert does not count as room."""
+def test_a_shared_block_is_free_after_its_last_lease() -> None:
+    """A base block that an earlier lease shares with the promoted expert is not free."""
     tier = tier_of(SLICED, 1, 1, 0)
     put(tier, SLICED, A, 2)
     lease = tier.acquire(A, 2)
@@ -187,12 +187,12 @@ def test_shared_blocks_come_free_with_the_last_lease() -> None:
 
 
 def test_an_upper_block_may_be_shared_where_a_lower_was_replaced() -> None:
-    """Whoever replaces p4 and keeps d4 yields p4 alone while an old lease still has d4."""
+    """A promotion that replaces p4 and keeps d4 frees p4 alone while an earlier lease has d4."""
 
     class Rebased(ToyForm):
-        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-            added = tuple(kind.name for kind in self.kinds_at(level) if kind.level > held)
-            return ("p4", *added) if held else added
+        def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+            added = tuple(kind.name for kind in self.kinds_at(level) if kind.level > resident)
+            return ("p4", *added) if resident else added
 
     kinds = [BlockKind("p4", BLOCK, 2), BlockKind("d4", BLOCK, 4), BlockKind("p0", BLOCK, 8)]
     form = Rebased(kinds, merged=True)
@@ -208,7 +208,7 @@ def test_an_upper_block_may_be_shared_where_a_lower_was_replaced() -> None:
 
 
 def test_a_victims_surplus_waits_for_the_reservation() -> None:
-    """Blocks a victim had beyond what was needed keep their bytes, and are free once the reservation ends."""
+    """Blocks of a victim that the reservation does not need keep their bytes until it ends, and are free then."""
     tier = tier_of(SLICED, 1, 1, 1)
     put(tier, SLICED, A, 8)
     reservation = tier.reserve(B, 2)
@@ -223,43 +223,33 @@ def test_a_victims_surplus_waits_for_the_reservation() -> None:
 
 @pytest.mark.parametrize(("capacity", "level"), [((2, 0), 8), ((0, 2), 2)])
 def test_a_kind_without_blocks_never_fits(capacity: tuple[int, ...], level: int) -> None:
-    """A level that needs a kind this tier has none of is refused, not half reserved."""
+    """A level that needs a kind without blocks is refused, and no block is reserved."""
     tier = tier_of(MERGED, *capacity)
     assert tier.reserve(A, level) is None
     check(tier, MERGED, {})
 
 
 def test_a_level_above_the_forms_never_fits() -> None:
-    """A form may name a kind that its store has no planes of; the tier has no room for it."""
+    """A form may name a kind of which its store has no planes; the tier has no blocks of it."""
 
     class Short(ToyForm):
-        def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-            return (*super().rewritten(held, level), *(("p0",) if level == 8 else ()))
+        def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+            return (*super().rewritten(resident, level), *(("p0",) if level == 8 else ()))
 
     tier = PlaneTier(Short([BlockKind("p4", BLOCK, 2)], True), {"p4": 2}, LRU, device="cpu", name="vram")
     assert tier.reserve(A, 8) is None
     tier.check_integrity()
 
 
-def test_peaks_are_counted_by_kind() -> None:
-    """peak_blocks is the most that was in use, a replaced block and its successor both counted."""
-    tier = tier_of(MERGED, 5, 5)
-    put(tier, MERGED, A, 8)
-    put(tier, MERGED, B, 2)
-    put(tier, MERGED, B, 4)
-    tier.drop(A)
-    assert tier.peak_blocks() == {"p4": 3, "p0": 1}
-
-
 @pytest.mark.parametrize(("capacity", "message"), [({"p4": 1, "q": 1}, "q"), ({"p4": -1}, "-1")])
 def test_impossible_capacities_are_refused(capacity: dict[str, int], message: str) -> None:
-    """Blocks of an unknown kind, or fewer than none, are an error that says which."""
+    """An unknown kind, or a negative number of blocks, is an error that names it."""
     with pytest.raises(ValueError, match=message):
         PlaneTier(MERGED, capacity, LRU, device="cpu", name="vram")
 
 
 def test_close_refuses_while_in_use() -> None:
-    """Memory that somebody has a lease on is not given back; afterwards it is, once."""
+    """Memory with a lease on it is not freed; after the release it is, once."""
     tier = tier_of(MERGED, 1, 1)
     put(tier, MERGED, A, 8)
     lease = tier.acquire(A, 8)
@@ -273,7 +263,7 @@ def test_close_refuses_while_in_use() -> None:
 
 
 class Copy(Event):
-    """Done when a test says so."""
+    """Done when the test sets `over`."""
 
     def __init__(self) -> None:
         self.over = False
@@ -285,8 +275,8 @@ class Copy(Event):
         raise AssertionError("a tier waits for nothing")
 
 
-def test_leases_say_what_is_still_arriving() -> None:
-    """Until a copy is done every lease that sees its blocks carries its event: promoted, demoted or as it came."""
+def test_a_lease_has_the_events_of_copies_under_way() -> None:
+    """Until a copy is done every lease on its blocks carries its event, also after a promotion or demotion."""
     tier = tier_of(SLICED, 3, 3, 3)
     first, second = Copy(), Copy()
 
@@ -307,3 +297,50 @@ def test_leases_say_what_is_still_arriving() -> None:
     assert arriving(4) == (second,)
     second.over = True
     assert arriving(4) == ()
+
+
+def marked_tier() -> PlaneTier:
+    """A tier whose blocks A, B, C and D have, A the least recently used."""
+    tier = tier_of(MERGED, 4, 0)
+    for key in (A, B, C, D):
+        put(tier, MERGED, key, 4)
+    return tier
+
+
+def test_marked_experts_are_evicted_first() -> None:
+    """The first key of the latest call first, then the rest of it, then the keys of the call before."""
+    tier = marked_tier()
+    tier.mark_evict_first([D])
+    tier.mark_evict_first([C, E, B])
+    gone = []
+    for expert in range(4):
+        reservation = tier.reserve(ExpertKey(1, expert), 4)
+        assert reservation is not None
+        gone += [victim.key for victim in reservation.victims]
+    assert gone == [C, B, D, A]
+
+
+def test_a_use_ends_a_mark() -> None:
+    """A lease, a partial miss and mark_used each end the mark of their expert."""
+    tier = marked_tier()
+    tier.mark_evict_first([B, C, D])
+    tier.release(*tier.acquire_all({B: 4, C: 8}).hits)
+    tier.mark_used([D])
+    put(tier, MERGED, E, 4)
+    check(tier, MERGED, dict.fromkeys((B, C, D, E), 4))
+
+
+def test_marks_can_be_cleared() -> None:
+    """After clear_evict_first the policy alone orders the experts."""
+    tier = marked_tier()
+    tier.mark_evict_first([D])
+    tier.clear_evict_first()
+    put(tier, MERGED, E, 4)
+    check(tier, MERGED, dict.fromkeys((B, C, D, E), 4))
+
+
+def test_free_experts_counts_whole_ones() -> None:
+    """The scarcest kind of a level counts, a resident expert's blocks do not, and 3 is no level."""
+    tier = tier_of(SLICED, 4, 3, 0)
+    put(tier, SLICED, A, 4)
+    assert [tier.free_experts(level) for level in (0, 2, 3, 4, 8)] == [0, 3, 0, 2, 0]

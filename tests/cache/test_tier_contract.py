@@ -1,4 +1,4 @@
-"""What every Tier promises, whatever its blocks and however many it has of them."""
+"""cache.base.Tier, for every form, policy, memory and number of blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cache.device_arena import OnDevice, Pinned
 from cache.free_list import Arenas
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
-from storage.base import ExpertKey
+from storage.base import Blocks, ExpertKey
 
 A, B, C = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(1, 0)
 
@@ -52,7 +52,7 @@ CASES = {
         SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-planes", lambda: Pinned(DoubleDevice(), "dram")
     ),
 }
-"""Every case has room for two experts at level 8, and for a promotion beside them."""
+"""Every case has blocks for two experts at level 8, and for a promotion beside them."""
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
@@ -73,16 +73,16 @@ def tier(case: Case) -> Iterator[Tier]:
 
 
 @pytest.mark.parametrize("level", [2, 4, 8])
-def test_what_is_published_is_found(tier: Tier, form: ToyForm, level: int) -> None:
-    """An expert is resident from publish on, at its level, with its bytes; nothing else is."""
+def test_a_published_expert_is_a_hit(tier: Tier, form: ToyForm, level: int) -> None:
+    """An expert is resident from publish on, at its level and with its bytes, and no other expert is."""
     assert tier.acquire(A, 2) is None
     put(tier, form, A, level)
     check(tier, form, {A: level})
     assert (tier.level_of(A), tier.level_of(B)) == (level, 0)
 
 
-def test_nothing_is_seen_before_publish(tier: Tier, form: ToyForm) -> None:
-    """While an expert is on its way in, nobody gets a lease on it."""
+def test_a_reserved_expert_is_a_miss(tier: Tier, form: ToyForm) -> None:
+    """Before publish an expert is not resident and cannot be leased."""
     reservation = tier.reserve(A, 4)
     assert reservation is not None
     assert (tier.acquire(A, 2), tier.level_of(A), tier.resident()) == (None, 0, {})
@@ -90,19 +90,19 @@ def test_nothing_is_seen_before_publish(tier: Tier, form: ToyForm) -> None:
     check(tier, form, {})
 
 
-@pytest.mark.parametrize(("asked", "hit"), [(2, True), (4, True), (8, False)])
-def test_a_higher_level_serves_a_lower(tier: Tier, form: ToyForm, asked: int, hit: bool) -> None:
-    """Asked level <= resident level is a hit on what is resident; asked above is a miss."""
+@pytest.mark.parametrize(("level", "hit"), [(2, True), (4, True), (8, False)])
+def test_a_higher_level_serves_a_lower(tier: Tier, form: ToyForm, level: int, hit: bool) -> None:
+    """An expert at level 4 is a hit, at 4, for levels up to 4, and a miss above."""
     put(tier, form, A, 4)
-    lease = tier.acquire(A, asked)
+    lease = tier.acquire(A, level)
     assert (lease is not None) == hit
     if lease:
         assert lease.level == 4
         tier.release(lease)
 
 
-def test_a_lease_says_where_its_blocks_lie(tier: Tier, form: ToyForm, case: Case) -> None:
-    """Handles carry their device."""
+def test_a_lease_names_its_device(tier: Tier, form: ToyForm, case: Case) -> None:
+    """A lease names the memory that its blocks lie in."""
     put(tier, form, A, 2)
     lease = tier.acquire(A, 2)
     assert lease is not None
@@ -112,7 +112,7 @@ def test_a_lease_says_where_its_blocks_lie(tier: Tier, form: ToyForm, case: Case
 
 @pytest.mark.parametrize(("low", "high"), [(2, 4), (2, 8), (4, 8)])
 def test_promotion_reserves_only_what_is_missing(tier: Tier, form: ToyForm, low: int, high: int) -> None:
-    """A promotion's new blocks are exactly those its form says; the rest stays where it is."""
+    """A promotion reserves exactly the kinds that ResidentForm.rewritten names."""
     put(tier, form, A, low)
     reservation = tier.reserve(A, high)
     assert reservation is not None
@@ -125,8 +125,8 @@ def test_promotion_reserves_only_what_is_missing(tier: Tier, form: ToyForm, low:
     check(tier, form, {A: high})
 
 
-def test_an_abandoned_promotion_leaves_the_old(tier: Tier, form: ToyForm) -> None:
-    """What was resident before a reservation is so after it is abandoned, whatever was written."""
+def test_an_abandoned_promotion_changes_nothing(tier: Tier, form: ToyForm) -> None:
+    """An expert resident before a reservation stays after abandon, with any bytes in the new blocks."""
     put(tier, form, A, 2)
     reservation = tier.reserve(A, 8)
     assert reservation is not None
@@ -136,8 +136,8 @@ def test_an_abandoned_promotion_leaves_the_old(tier: Tier, form: ToyForm) -> Non
     check(tier, form, {A: 2})
 
 
-def test_a_lease_outlives_every_change(tier: Tier, form: ToyForm) -> None:
-    """Promotion, demotion, eviction and refilling of a tier leave a lease's bytes as they were."""
+def test_leased_bytes_never_change(tier: Tier, form: ToyForm) -> None:
+    """Promotion, demotion, eviction and refilling of a tier do not change the bytes under a lease."""
     put(tier, form, A, 2)
     lease = tier.acquire(A, 2)
     assert lease is not None
@@ -153,8 +153,8 @@ def test_a_lease_outlives_every_change(tier: Tier, form: ToyForm) -> None:
     tier.release(lease)
 
 
-def test_drop_forgets(tier: Tier, form: ToyForm) -> None:
-    """A dropped expert is a miss, its blocks are free; dropping what is not there does nothing."""
+def test_drop_evicts(tier: Tier, form: ToyForm) -> None:
+    """A dropped expert is a miss; a second drop has no effect."""
     put(tier, form, A, 8)
     put(tier, form, B, 2)
     tier.drop(A)
@@ -162,19 +162,17 @@ def test_drop_forgets(tier: Tier, form: ToyForm) -> None:
     check(tier, form, {B: 2})
 
 
-@pytest.mark.parametrize(("held", "level"), [(8, 4), (8, 2), (4, 2), (2, 4), (4, 4)])
-def test_drop_demotes_as_far_as_blocks_can_be_given_up(
-    tier: Tier, form: ToyForm, held: int, level: int
-) -> None:
-    """Where p4 is merged, level 2's bytes are not level 4's: 4 is as low as blocks alone get."""
-    put(tier, form, A, held)
+@pytest.mark.parametrize(("before", "level"), [(8, 4), (8, 2), (4, 2), (2, 4), (4, 4)])
+def test_drop_demotes_by_whole_blocks(tier: Tier, form: ToyForm, before: int, level: int) -> None:
+    """A merged p4 has other bytes at level 2 than at 4, so that a drop of its expert stops at 4."""
+    put(tier, form, A, before)
     tier.drop(A, level)
     lowest = max(level, 4) if form is MERGED else level
-    check(tier, form, {A: min(held, lowest)})
+    check(tier, form, {A: min(before, lowest)})
 
 
 def test_a_promotion_survives_a_drop(tier: Tier, form: ToyForm) -> None:
-    """An expert dropped while it is being promoted is complete when the promotion is published."""
+    """An expert that is dropped during its promotion is whole after publish."""
     put(tier, form, A, 4)
     reservation = tier.reserve(A, 8)
     assert reservation is not None
@@ -186,8 +184,8 @@ def test_a_promotion_survives_a_drop(tier: Tier, form: ToyForm) -> None:
     check(tier, form, {A: 8})
 
 
-def test_a_full_tier_of_pinned_experts_refuses(tier: Tier, form: ToyForm, case: Case) -> None:
-    """With everything leased nothing is evicted: reserve says None and changes nothing until a release."""
+def test_a_tier_of_leased_experts_refuses_a_reservation(tier: Tier, form: ToyForm, case: Case) -> None:
+    """While every expert is leased reserve returns None and changes nothing."""
     lowest = form.kinds[0].name
     keys = [ExpertKey(0, e) for e in range(case.capacity[lowest])]
     leases = []
@@ -207,8 +205,8 @@ def test_a_full_tier_of_pinned_experts_refuses(tier: Tier, form: ToyForm, case: 
         tier.release(lease)
 
 
-def test_a_victim_keeps_its_bytes_until_it_is_overwritten(tier: Tier, form: ToyForm) -> None:
-    """Whoever was evicted is listed with the level and all the bytes it had."""
+def test_a_victim_keeps_its_bytes_until_its_blocks_are_written(tier: Tier, form: ToyForm) -> None:
+    """A reservation lists every victim at the level and with the bytes that it had before."""
     levels = {}
     victims = []
     for expert in range(12):
@@ -228,8 +226,8 @@ def test_a_victim_keeps_its_bytes_until_it_is_overwritten(tier: Tier, form: ToyF
     assert victims
 
 
-def test_everything_ends_once(tier: Tier, form: ToyForm) -> None:
-    """A second release, publish or abandon, and another tier's lease, are errors that change nothing."""
+def test_leases_and_reservations_end_once(tier: Tier, form: ToyForm) -> None:
+    """A second release, publish or abandon is an error that changes nothing."""
     reservation = tier.reserve(A, 2)
     assert reservation is not None
     write(reservation.into[form.kinds[0].name], form.content(A, form.kinds[0].name, 2))
@@ -238,13 +236,13 @@ def test_everything_ends_once(tier: Tier, form: ToyForm) -> None:
         with pytest.raises(ValueError, match="no such reservation"):
             end(reservation)
     tier.release(lease)
-    with pytest.raises(ValueError, match="no such lease"):
+    with pytest.raises(ValueError, match="a lease that has not ended"):
         tier.release(lease)
     check(tier, form, {A: 2})
 
 
 def test_another_tiers_reservation_is_refused(tier: Tier, case: Case) -> None:
-    """A reservation can only be ended by the tier that made it, even if both have one of the same key."""
+    """A tier ends only its own reservations, though both tiers have one of the same key."""
     other = case.tier()
     mine, theirs = tier.reserve(A, 2), other.reserve(A, 2)
     assert mine is not None
@@ -256,8 +254,8 @@ def test_another_tiers_reservation_is_refused(tier: Tier, case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 2, 3, 4, 16])
-def test_reservations_that_make_no_sense_are_refused(tier: Tier, form: ToyForm, level: int) -> None:
-    """A level that is resident already, or is none, is an error and not a promotion."""
+def test_a_reservation_raises_the_level(tier: Tier, form: ToyForm, level: int) -> None:
+    """A level that is resident already, or is no level, is an error."""
     put(tier, form, A, 4)
     with pytest.raises(ValueError, match="wanted"):
         tier.reserve(A, level)
@@ -265,7 +263,7 @@ def test_reservations_that_make_no_sense_are_refused(tier: Tier, form: ToyForm, 
 
 
 def test_an_expert_is_reserved_once_at_a_time(tier: Tier) -> None:
-    """Two transfers of one expert at once are a mistake of the caller."""
+    """A second reservation of an expert is an error while the first has not ended."""
     reservation = tier.reserve(A, 2)
     assert reservation is not None
     with pytest.raises(ValueError, match="reserved"):
@@ -274,7 +272,7 @@ def test_an_expert_is_reserved_once_at_a_time(tier: Tier) -> None:
 
 
 def test_threads_share_a_tier(tier: Tier, form: ToyForm) -> None:
-    """Readers never see bytes that are not the asked expert's, while a writer turns the tier over."""
+    """Readers lease the bytes of their expert alone, while a writer replaces every expert."""
     keys = [ExpertKey(0, e) for e in range(8)]
     stop, seen, wrong = Event(), Event(), []
 
@@ -305,3 +303,59 @@ def test_threads_share_a_tier(tier: Tier, form: ToyForm) -> None:
         for reader in readers:
             reader.join()
     assert not wrong
+
+
+def test_several_experts_are_acquired_at_once(tier: Tier, form: ToyForm) -> None:
+    """A hit is leased at its resident level, in the order of keys; partial and missing experts are listed."""
+    put(tier, form, B, 4)
+    put(tier, form, A, 2)
+    acquired = tier.acquire_all({C: 2, B: 2, A: 4})
+    assert [(lease.key, lease.level) for lease in acquired.hits] == [(B, 4)]
+    assert contents(acquired.hits[0].blocks) == expected(form, B, 4)
+    assert (acquired.partial, acquired.missing) == ([A], [C])
+    tier.release(*acquired.hits)
+    both = tier.acquire_all({B: 4, A: 2}).hits
+    assert [lease.key for lease in both] == [A, B]
+    tier.release(*both)
+    check(tier, form, {A: 2, B: 4})
+
+
+def test_observers_mirror_the_tier(tier: Tier, form: ToyForm) -> None:
+    """Arrivals, promotions, demotions, evictions and drops reach both observers, the later one from its start on."""
+
+    def observed() -> dict[ExpertKey, tuple[int, Blocks]]:
+        mirror: dict[ExpertKey, tuple[int, Blocks]] = {}
+        tier.observe(
+            lambda key, level, blocks: mirror.update({key: (level, blocks)}) if level else mirror.pop(key)
+        )
+        return mirror
+
+    mirrors = [observed()]
+    for turn in range(24):
+        key, level = ExpertKey(0, turn * 5 % 7), (2, 8, 4)[turn % 3]
+        if tier.level_of(key) < level:
+            put(tier, form, key, level)
+        elif turn % 2:
+            tier.drop(key, 2)
+        if turn % 5 == 0:
+            tier.drop(next(iter(tier.resident())))
+        if turn == 7:
+            mirrors.append(observed())
+        for mirror in mirrors:
+            assert {key: level for key, (level, _) in mirror.items()} == tier.resident()
+            assert all(contents(blocks) == expected(form, k, at) for k, (at, blocks) in mirror.items())
+
+
+def test_mark_used_counts_as_a_lease_would(case: Case, form: ToyForm) -> None:
+    """Of two tiers with one history, one uses experts by leases, the other by mark_used: both evict alike."""
+    leased, marked = case.tier(), case.tier()
+    for tier in (leased, marked):
+        for expert in range(3):
+            put(tier, form, ExpertKey(0, expert), 2)
+    for key in (ExpertKey(0, 1), ExpertKey(0, 0), ExpertKey(0, 0)):
+        leased.release(*leased.acquire_all({key: 2}).hits)
+        marked.mark_used([key])
+    for expert in range(8):
+        for tier in (leased, marked):
+            put(tier, form, ExpertKey(1, expert), (2, 8)[expert % 2])
+        assert leased.resident() == marked.resident()

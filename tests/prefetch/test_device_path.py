@@ -1,4 +1,4 @@
-"""prefetch.device_path on a device that works late and out of order; and that this device notices each mistake."""
+"""prefetch.device_path on a device that works late and out of order, and that finds each mistake."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 from device_double import DoubleDevice, Poisoned
 from device_rig import DeviceRig, turmoil
+from fetch_rig import broken
 from toys import MERGED, SLICED, disk_bytes, expected
 
 from cache.device_arena import Pinned
 from cache.plane_tier import PlaneTier
-from prefetch import device_path as staged
-from prefetch.device_path import StagedRoute, Staging
+from prefetch import device_path
+from prefetch.device_path import DevicePath, Staging
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch, DoesNotFit
 
@@ -43,11 +44,11 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("threaded", [False, True], ids=["when asked", "in a thread"])
+@pytest.mark.parametrize("threaded", [False, True], ids=["in calls", "in a thread"])
 @pytest.mark.parametrize(("vram", "dram"), SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("haste", [0.0, 0.3, 0.9])
 def test_kernels_see_their_own_experts(rig, vram, dram, haste, threaded):
-    """Whenever copies come and kernels end: a kernel reads the asked expert, and nothing is overwritten under it."""
+    """In any order of copies and kernels a kernel reads its own expert, and no block is overwritten under it."""
     for seed in range(2):
         device = DoubleDevice(seed, haste=haste, threaded=threaded)
         turmoil(rig(device, vram, dram), seed)
@@ -63,7 +64,7 @@ def unwaited_kernels(patch: pytest.MonkeyPatch) -> None:
 
 
 def unmarked_kernels(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StagedRoute, "computed", lambda route: None)
+    patch.setattr(DevicePath, "computed", lambda path: None)
 
 
 def lost_event(patch: pytest.MonkeyPatch) -> None:
@@ -74,29 +75,29 @@ def lost_event(patch: pytest.MonkeyPatch) -> None:
 def lost_event_of_a_promotion(patch: pytest.MonkeyPatch) -> None:
     publish = PlaneTier.publish
 
-    def forgetful(tier, reservation, arriving=None):
+    def without_events(tier, reservation, arriving=None):
         if reservation.held:
             tier._leases[reservation.held].arriving = ()
         return publish(tier, reservation, arriving)
 
-    patch.setattr(PlaneTier, "publish", forgetful)
+    patch.setattr(PlaneTier, "publish", without_events)
 
 
 def missed_publication(patch: pytest.MonkeyPatch) -> None:
-    end = staged._Upload.end
-    patch.setattr(staged._Upload, "end", lambda load, *, complete: end(load, complete=False))
+    end = device_path._Upload.end
+    patch.setattr(device_path._Upload, "end", lambda load, *, complete: end(load, complete=False))
 
 
 def early_publication(patch: pytest.MonkeyPatch) -> None:
-    """What is only read is taken for copied."""
-    upload = staged._Upload._copy
+    """Publishes experts that were read and not copied."""
+    upload = device_path._Upload._copy
 
     def nothing(load, read):
         into, load.reservation = load.reservation, _Nothing
         upload(load, read)
         load.reservation = into
 
-    patch.setattr(staged._Upload, "_copy", nothing)
+    patch.setattr(device_path._Upload, "_copy", nothing)
 
 
 class _Nothing:
@@ -108,7 +109,7 @@ def hurried_staging(patch: pytest.MonkeyPatch) -> None:
 
 
 def hurried_sources(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StagedRoute, "keep", lambda route, lease, until: route.dram.release(lease))
+    patch.setattr(DevicePath, "keep", lambda path, lease, until: path.dram.release(lease))
 
 
 MISTAKES = (
@@ -125,29 +126,29 @@ MISTAKES = (
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_each_mistake_is_noticed(monkeypatch, mistake):
+def test_each_mistake_is_found(monkeypatch, mistake):
     """With one step of the order left out, some run of the test above fails."""
-    noticed = 0
+    found = 0
     for seed in range(16):
         for vram, dram in ((3, None), (4, 2), (2, 8), (2, 3)):
             with monkeypatch.context() as patch:
                 mistake(patch)
-                # Late: what is never done before somebody waits is there to be harmed for longest.
+                # With haste 0 work is done only when a caller waits, so that a mistake does the most harm.
                 rig = DeviceRig(DoubleDevice(seed, haste=0.1 * (seed % 2)), vram, dram)
                 try:
                     turmoil(rig, seed)
                     rig.device.end()
                 except AssertionError:
-                    noticed += 1
+                    found += 1
                 finally:
-                    rig.fetcher._traffic.workers.close()
-            if noticed:
+                    rig.fetcher._transfers.workers.close()
+            if found:
                 return
-    pytest.fail("nobody noticed")
+    pytest.fail("no run failed")
 
 
-def test_what_passed_through_dram_stays_there(rig):
-    """Evicted from VRAM, an expert comes back without a read and without ever having been copied down."""
+def test_dram_keeps_experts_on_their_way_to_vram(rig):
+    """An expert that VRAM has evicted comes back without a read, and was never copied from VRAM."""
     r = rig(DoubleDevice(), 1, 3)
     for key in (A, B, C):
         r.fetch({key: 4})
@@ -161,8 +162,8 @@ def test_what_passed_through_dram_stays_there(rig):
     assert r.reader.reads == [A, B, C]
 
 
-def test_what_vram_holds_grows_old_in_dram(rig):
-    """DRAM makes room with what it is not asked for: the expert that VRAM has all the time."""
+def test_experts_in_vram_grow_old_in_dram(rig):
+    """DRAM evicts the expert that VRAM has all the time, for it is never requested from DRAM."""
     r = rig(DoubleDevice(), 2, 2)
     for key in (B, C, D):
         r.fetch({A: 4, key: 4})
@@ -171,7 +172,7 @@ def test_what_vram_holds_grows_old_in_dram(rig):
 
 
 @pytest.mark.parametrize(
-    ("vram", "dram", "asked", "read", "copied"),
+    ("vram", "dram", "level", "read", "copied"),
     [
         (0, 2, 4, disk_bytes(2, 4), SLICED.bytes_at(2)),
         (0, 8, 4, 0, SLICED.bytes_at(4)),
@@ -181,21 +182,21 @@ def test_what_vram_holds_grows_old_in_dram(rig):
         (2, 8, 4, 0, SLICED.bytes_at(4) - SLICED.bytes_at(2)),
     ],
 )
-def test_only_what_neither_tier_has_is_read(rig, vram, dram, asked, read, copied):
-    """A plane that VRAM has is not moved, one that DRAM has is copied, and the rest is read."""
+def test_only_planes_in_no_tier_are_read(rig, vram, dram, level, read, copied):
+    """A plane that VRAM has is not moved, a plane that DRAM has is copied, and others are read."""
     r = rig(DoubleDevice(), 2, 2)
     r.fetch({A: 8})
     r.vram.drop(A, vram)
     r.dram.drop(A, dram)
     assert (r.vram.level_of(A), r.dram.level_of(A)) == (vram, dram)
     r.fetcher.take_counts()
-    r.fetch({A: asked})
+    r.fetch({A: level})
     counts = r.fetcher.take_counts()
     assert (counts.ssd_bytes, counts.dram_bytes) == (read, copied)
 
 
 def test_one_batch_of_copies_an_expert(rig):
-    """All planes of an expert go in one batch, whether they were read or lay in DRAM."""
+    """All planes of an expert are copied in one batch, from a read or from DRAM."""
     device = DoubleDevice()
     r = rig(device, 1, 2)
     r.fetch({A: 8})
@@ -205,46 +206,43 @@ def test_one_batch_of_copies_an_expert(rig):
 
 
 def test_a_hit_does_not_wait_for_a_copy(rig):
-    """An expert that is there is handed out before one whose copy is under way, and not together with it."""
+    """A resident expert comes in a list before that of an expert whose copy is under way."""
     r = rig(DoubleDevice(haste=0), 3, 3)
     r.fetch({A: 4, B: 4})
     r.fetch({C: 4})
     r.vram.drop(B)
-    with r.fetcher.stream({A: 4, B: 4}) as leases:
-        first = next(leases)
-        assert (first.key, leases.ready()) == (A, [])
-        assert next(leases).key == B
-        assert next(leases, None) is None
+    with r.fetcher.request({A: 4, B: 4}) as request:
+        assert [[lease.key for lease in leases] for leases in request] == [[A], [B]]
 
 
-def test_a_kernel_waits_for_no_copy_but_its_own(rig):
-    """A guess's copy, enqueued before the demand's, is still under way when the demanded expert is computed."""
+def test_a_kernel_waits_for_its_own_copy_alone(rig):
+    """A speculative copy, enqueued before the demanded one, is under way while the demanded expert is computed."""
     r = rig(DoubleDevice(haste=0), 3, 3)
     r.fetch({A: 4, B: 4})
     r.vram.drop(A)
     r.vram.drop(B)
-    with r.fetcher.stream({}):
-        r.fetcher.speculate({B: 4, A: 4})
-    guess, wanted = (r.fetcher._traffic.under_way[key].load._copied for key in (B, A))
-    with r.fetcher.stream({A: 4}) as leases:
-        assert r.device.launch(next(leases).blocks) == expected(SLICED, A, 4)
-        assert (guess.finished, wanted.finished) == (False, True)
-        assert next(leases, None) is None
+    with r.fetcher.request({}):
+        r.fetcher.read_ahead({B: 4, A: 4})
+    ahead, wanted = (r.fetcher._transfers.under_way[key].load._copied for key in (B, A))
+    with r.fetcher.request({A: 4}) as request:
+        [lease] = next(request)
+        assert r.device.launch(lease.blocks) == expected(SLICED, A, 4)
+        assert (ahead.finished, wanted.finished) == (False, True)
+        assert next(request, None) is None
 
 
-def test_copies_are_handed_out_together(rig):
-    """Experts whose copies are under way share a kernel's launch: it waits for all of them."""
+def test_copied_experts_come_in_one_list(rig):
+    """Experts whose copies are under way share a kernel launch, which waits for all of the copies."""
     r = rig(DoubleDevice(haste=0), 3, 3)
     r.fetch({A: 4, B: 4, C: 4})
     for key in (A, B, C):
         r.vram.drop(key)
-    with r.fetcher.stream({A: 4, B: 4, C: 4}) as leases:
-        assert sorted(lease.key for lease in [next(leases), *leases.ready()]) == [A, B, C]
-        assert next(leases, None) is None
+    with r.fetcher.request({A: 4, B: 4, C: 4}) as request:
+        assert [sorted(lease.key for lease in leases) for leases in request] == [[A, B, C]]
 
 
-def test_guesses_from_dram_are_weighed(rig):
-    """What a guess has a device copy from DRAM counts as hidden where it is used, and as wasted where it is not."""
+def test_speculative_copies_from_dram_are_counted(rig):
+    """Bytes that a prediction copies from DRAM count as hidden for a wanted expert, and else as wasted."""
     r = rig(DoubleDevice(), 3, 6)
     r.fetch({A: 4, B: 4})
     r.vram.drop(A)
@@ -258,10 +256,10 @@ def test_guesses_from_dram_are_weighed(rig):
 
 
 def test_a_failed_read_leaves_everything_whole(rig):
-    """The error names the expert, nothing of it is visible, and once the disk is well it is read again."""
+    """The error names the expert, no plane of it is resident, and once the disk recovers it is read again."""
     r = rig(DoubleDevice(), 2, 2)
     r.fetch({A: 2})
-    r.reader.errors[A] = ChecksumMismatch("expert 0 was wanted", "other bytes", "Convert again")
+    r.reader.errors[A] = broken(A)
     with pytest.raises(ChecksumMismatch, match="expert 0"):
         r.fetch({A: 8, B: 4})
     assert (r.vram.level_of(A), r.dram.level_of(A)) == (2, 2)
@@ -270,7 +268,7 @@ def test_a_failed_read_leaves_everything_whole(rig):
 
 
 def test_a_refused_copy_leaves_everything_whole(rig, monkeypatch):
-    """Where the device takes no copy, the error is raised, and nothing counts as arrived."""
+    """Where the device refuses a copy, its error is raised, and no expert is resident."""
     device = DoubleDevice()
     r = rig(device, 2, 2)
     with monkeypatch.context() as patch:
@@ -286,25 +284,25 @@ def test_a_refused_copy_leaves_everything_whole(rig, monkeypatch):
 
 
 def test_memory_that_cannot_be_pinned_makes_a_smaller_tier(caplog):
-    """Of every kind about the same share stays, a warning says how much, and what stays is pinned block by block."""
+    """Of every kind about the same fraction stays, pinned as a whole, and a warning names the bytes."""
     wanted = dict.fromkeys(SLICED.kinds, 32)
     whole = sum(kind.size * count for kind, count in wanted.items())
     device = DoubleDevice(pinnable=whole // 2)
     arenas = Pinned(device, "dram")(wanted)
     capacities = [arena.capacity for arena in arenas.values()]
     assert all(14 <= capacity <= 16 for capacity in capacities)
-    held = sum(kind.size * capacity for kind, capacity in zip(SLICED.kinds, capacities, strict=True))
-    assert sum(device.pinned.values()) == held
+    pinned = sum(kind.size * capacity for kind, capacity in zip(SLICED.kinds, capacities, strict=True))
+    assert sum(device.pinned.values()) == pinned
     assert f"{whole} bytes" in caplog.text
-    assert f"allows {held}" in caplog.text
+    assert f"allows {pinned}" in caplog.text
     for arena in arenas.values():
         assert [arena.allocate() for _ in range(arena.capacity + 1)].count(None) == 1
         arena.close()
     assert device.pinned == {}
 
 
-def test_arenas_that_are_forgotten_are_unpinned():
-    """Memory that goes back to the system is not registered with a device any more."""
+def test_memory_of_dropped_arenas_is_unpinned():
+    """Memory that is returned to the system is not registered with a device."""
     device = DoubleDevice()
     arenas = Pinned(device, "dram")(dict.fromkeys(SLICED.kinds, 2))
     assert device.pinned
@@ -313,30 +311,30 @@ def test_arenas_that_are_forgotten_are_unpinned():
 
 
 def test_staging_needs_pinned_memory():
-    """Where the system lets nothing be pinned, nothing can be brought to a device, and the error says so."""
+    """Where the system pins nothing, no expert can be copied to a device, and the error says so."""
     with pytest.raises(DoesNotFit, match="ulimit"):
         Staging(DoubleDevice(pinnable=0), SLICED.kinds, 2)
 
 
 def test_a_form_that_rewrites_blocks_is_refused(rig):
-    """Raising an expert must only add blocks: what a device holds is not read back."""
+    """Raising an expert must only add blocks, for blocks are never copied back from a device."""
     r = rig(DoubleDevice(), 1)
     with pytest.raises(ValueError, match="never change"):
-        StagedRoute(r.vram, None, MERGED, r.device, r.staging)
+        DevicePath(r.vram, None, MERGED, r.device, r.staging)
 
 
 def test_a_tier_lies_in_one_allocation():
-    """All kinds of blocks are cut from one piece of the device's memory, none overlapping another."""
-    asked = []
+    """All kinds of blocks lie in one allocation of the device, and none overlaps another."""
+    sizes = []
 
     class Counting(DoubleDevice):
         def allocate(self, size):
-            asked.append(size)
+            sizes.append(size)
             return super().allocate(size)
 
     counts = {kind: n for n, kind in enumerate(SLICED.kinds, 2)}
     arenas = Poisoned(Counting())(counts)
-    assert asked == [sum(kind.size * count for kind, count in counts.items())]
+    assert sizes == [sum(kind.size * count for kind, count in counts.items())]
     views = [arenas[kind.name].view(i) for kind, count in counts.items() for i in range(count)]
     starts = sorted((view.data_ptr(), len(view)) for view in views)
     assert all(start + size == following for (start, size), (following, _) in pairwise(starts))

@@ -1,9 +1,9 @@
-"""prefetch.fetcher with a second tier in RAM: where victims go, and what comes back without the disk."""
+"""prefetch.fetcher with a slow tier in RAM: victims are copied there, and come back without a read."""
 
 from __future__ import annotations
 
 import pytest
-from fetch_rig import WAIT, Rig, rigs
+from fetch_rig import WAIT, Arrivals, Rig, rigs
 from toys import MERGED, SLICED, ToyForm, check, disk_bytes, put
 
 from cache.lru import LRU
@@ -20,8 +20,8 @@ rig = pytest.fixture(rigs)
 
 
 @FORMS
-def test_victims_land_in_dram(rig: type[Rig], form: ToyForm) -> None:
-    """What VRAM evicts whole is in DRAM with its level and bytes, and comes back without the disk."""
+def test_victims_are_copied_into_dram(rig: type[Rig], form: ToyForm) -> None:
+    """An expert that VRAM evicts whole is in DRAM with its level and bytes, and comes back without a read."""
     r = rig(form, 1, 2)
     size = form.bytes_at(4)
     r.fetch({A: 4})
@@ -36,16 +36,16 @@ def test_victims_land_in_dram(rig: type[Rig], form: ToyForm) -> None:
     assert (r.vram.resident(), r.dram.resident()) == ({A: 4}, {B: 4})
 
 
-def test_a_full_dram_forgets_its_oldest(rig: type[Rig]) -> None:
-    """DRAM evicts like any tier; what it evicts is gone."""
+def test_a_full_dram_evicts_its_oldest(rig: type[Rig]) -> None:
+    """DRAM evicts the least recently used expert, which is in no tier then."""
     r = rig(MERGED, 1, 2)
     for key in (A, B, C, D):
         r.fetch({key: 8})
     assert (r.vram.resident(), r.dram.resident()) == ({D: 8}, {B: 8, C: 8})
 
 
-def test_dram_keeps_as_much_of_a_victim_as_it_has_blocks_for(rig: type[Rig]) -> None:
-    """Without a block for the upper planes, the lower ones are kept, and the disk gives the rest again."""
+def test_dram_keeps_the_planes_that_it_has_blocks_for(rig: type[Rig]) -> None:
+    """Without a block for the upper planes, the lower ones are kept, and the others are read again."""
     r = rig(MERGED, 1, 1)
     r.fetcher.close()
     dram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="dram")
@@ -59,8 +59,8 @@ def test_dram_keeps_as_much_of_a_victim_as_it_has_blocks_for(rig: type[Rig]) -> 
     assert r.fetcher.take_counts().ssd_bytes == disk_bytes(4, 8)
 
 
-def test_dram_without_room_forgets_the_victim(rig: type[Rig]) -> None:
-    """With its one block pinned by what moves up, DRAM cannot take what moves down."""
+def test_dram_without_free_blocks_drops_the_victim(rig: type[Rig]) -> None:
+    """While DRAM's one block is leased for an expert on its way up, no victim is copied into it."""
     r = rig(MERGED, 1, 1)
     for key in (A, B, A):
         r.fetch({key: 4})
@@ -69,8 +69,8 @@ def test_dram_without_room_forgets_the_victim(rig: type[Rig]) -> None:
 
 
 @FORMS
-def test_dram_gives_what_it_has_and_the_disk_the_rest(rig: type[Rig], form: ToyForm) -> None:
-    """An expert that DRAM has at level 2 and is asked for at 8: one block from DRAM, d4 and d8 from disk."""
+def test_planes_that_dram_lacks_are_read(rig: type[Rig], form: ToyForm) -> None:
+    """An expert that DRAM has at level 2 and is requested at 8: one block from DRAM, d4 and d8 from disk."""
     r = rig(form, 1, 2)
     r.fetch({A: 2})
     r.fetch({B: 2})
@@ -82,10 +82,8 @@ def test_dram_gives_what_it_has_and_the_disk_the_rest(rig: type[Rig], form: ToyF
 
 
 @pytest.mark.parametrize(("form", "level"), [(MERGED, 4), (SLICED, 2)])
-def test_a_lower_level_is_taken_from_dram_as_far_as_blocks_make_it(
-    rig: type[Rig], form: ToyForm, level: int
-) -> None:
-    """Level 2 of an expert that DRAM has at 8 moves no plane above it, unless p4 is merged already."""
+def test_a_lower_level_moves_the_fewest_blocks_from_dram(rig: type[Rig], form: ToyForm, level: int) -> None:
+    """Level 2 of an expert that DRAM has at 8 moves no plane above it, unless p4 is merged."""
     r = rig(form, 1, 2)
     r.fetch({A: 8})
     r.fetch({B: 2})
@@ -97,8 +95,8 @@ def test_a_lower_level_is_taken_from_dram_as_far_as_blocks_make_it(
     assert r.dram.resident() == {B: 2}
 
 
-def test_who_loses_only_upper_planes_stays_up(rig: type[Rig]) -> None:
-    """A victim demoted from 8 to 4 is still in VRAM, so DRAM evicts nothing for it."""
+def test_a_demoted_victim_is_not_copied_into_dram(rig: type[Rig]) -> None:
+    """A victim demoted from 8 to 4 stays in VRAM, and DRAM evicts nothing for it."""
     r = rig(MERGED, 2, 1)
     r.fetcher.close()
     vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
@@ -109,20 +107,21 @@ def test_who_loses_only_upper_planes_stays_up(rig: type[Rig]) -> None:
     assert (r.vram.resident(), r.dram.resident()) == ({A: 4, B: 8}, {C: 8})
 
 
-def test_a_spill_that_outlives_its_victims_return_is_dropped(rig: type[Rig]) -> None:
-    """B's spill, part of A's transfer, is settled after B itself was read again and handed out."""
+def test_a_copy_of_a_victim_that_came_back_is_dropped(rig: type[Rig]) -> None:
+    """The copy of B, part of A's transfer, ends after B was read again and leased out."""
     r = rig(SLICED, 3, 4, workers=2)
     put(r.vram, SLICED, B, 2)
     put(r.vram, SLICED, D, 8)
     put(r.vram, SLICED, E, 8)
     lease = r.vram.acquire(E, 8)
     assert lease is not None
-    begun, go = r.reader.hold(A)
-    with r.fetcher.stream({A: 2, B: 4}) as leases:
+    begun, go = r.reader.delay(A)
+    with r.fetcher.request({A: 2, B: 4}) as request:
         assert begun.wait(WAIT)
-        assert next(leases).key == B
+        arrivals = Arrivals(request)
+        assert next(arrivals).key == B
         go.set()
-        assert next(leases).key == A
+        assert next(arrivals).key == A
     r.vram.release(lease)
     r.whole()
     assert r.vram.resident() == {A: 2, B: 4, E: 8}

@@ -1,109 +1,130 @@
-"""prefetch.lookahead_gate: off when it does not pay, back now and then, and on for good when it pays again."""
+"""prefetch.lookahead_gate: off while look-ahead does not pay, probed now and then, on once it pays."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetch.lookahead_gate import Judge
+from prefetch.lookahead_gate import LookaheadGate
 
 
-def rests(judge: Judge) -> int:
-    """Layers without a guess until the judge is on again."""
+def rests(gate: LookaheadGate) -> int:
+    """Passes layers without a prediction until the gate is on; returns how many."""
     count = 0
-    while not judge.on:
-        judge.layer(0, 0)
+    while not gate.on:
+        gate.layer(0, 0)
         count += 1
     return count
 
 
-def feed(judge: Judge, layers: int, hidden: int, wasted: int) -> None:
+def feed(gate: LookaheadGate, layers: int, hidden: int, wasted: int) -> None:
+    """Passes layers that each have the same bytes while the gate is on."""
     for _ in range(layers):
-        assert judge.on
-        judge.layer(hidden, wasted)
+        assert gate.on
+        gate.layer(hidden, wasted)
 
 
 def test_it_waits_for_a_whole_window() -> None:
-    """However bad the first layers are, it stays on until the window is full."""
-    judge = Judge(window=4, rest=5)
-    feed(judge, 4, 0, 100)
-    assert not judge.on
+    """The gate stays on until its window is full, with any number of wasted bytes."""
+    gate = LookaheadGate(window=4, rest=5)
+    feed(gate, 4, 0, 100)
+    assert not gate.on
 
 
 def test_it_stays_on_while_it_pays() -> None:
-    """As many bytes hidden as wasted is no reason to stop, and neither are some layers with nothing to read."""
-    judge = Judge(window=4, rest=5)
-    feed(judge, 50, 10, 10)
-    feed(judge, 3, 0, 0)
-    feed(judge, 1, 10, 10)
-    assert judge.on
+    """As many bytes hidden as wasted keep the gate on, as do some layers with nothing to read."""
+    gate = LookaheadGate(window=4, rest=5)
+    feed(gate, 50, 10, 10)
+    feed(gate, 3, 0, 0)
+    feed(gate, 1, 10, 10)
+    assert gate.on
 
 
 def test_it_rests_where_there_is_nothing_to_read() -> None:
-    """A whole window without a byte read ahead, hidden or wasted: guessing takes time too. Not longer each time."""
-    judge = Judge(window=4, rest=5)
+    """A whole window without a byte, hidden or wasted, turns the gate off, each time for the first rest."""
+    gate = LookaheadGate(window=4, rest=5)
     for _ in range(3):
-        feed(judge, 4, 0, 0)
-        assert rests(judge) == 5
+        feed(gate, 4, 0, 0)
+        assert rests(gate) == 5
 
 
 def test_the_window_slides() -> None:
-    """Gains that have left the window make good for nothing."""
-    judge = Judge(window=3, rest=5)
-    feed(judge, 3, 1000, 0)
-    feed(judge, 3, 0, 1)
-    assert not judge.on
+    """Bytes that were hidden before the window do not count."""
+    gate = LookaheadGate(window=3, rest=5)
+    feed(gate, 3, 1000, 0)
+    feed(gate, 3, 0, 1)
+    assert not gate.on
 
 
 def test_the_price_of_waste() -> None:
     """At a price of 2, one byte wasted needs two hidden."""
-    dear, cheap = Judge(window=2, rest=5, price=2.0), Judge(window=2, rest=5, price=0.5)
+    dear, cheap = LookaheadGate(window=2, rest=5, price=2.0), LookaheadGate(window=2, rest=5, price=0.5)
     feed(dear, 2, 19, 10)
     feed(cheap, 2, 5, 10)
     assert (dear.on, cheap.on) == (False, True)
 
 
-def test_it_tries_again_later_and_later() -> None:
-    """The rest doubles with every probe that fails, up to the longest; a probe is a whole window."""
-    judge = Judge(window=2, rest=3, longest_rest=10)
+def test_rests_double() -> None:
+    """The rest doubles with every probe that does not pay, up to the longest; a probe is a whole window."""
+    gate = LookaheadGate(window=2, rest=3, longest_rest=10)
     lengths = []
     for _ in range(4):
-        feed(judge, 2, 0, 1)
-        lengths.append(rests(judge))
+        feed(gate, 2, 0, 1)
+        lengths.append(rests(gate))
     assert lengths == [3, 6, 10, 10]
 
 
 def test_a_probe_that_pays_resets_the_rest() -> None:
-    """After good times the first rest is short again."""
-    judge = Judge(window=2, rest=3)
-    feed(judge, 2, 0, 1)
-    rests(judge)
-    feed(judge, 2, 0, 1)
-    assert rests(judge) == 6
-    feed(judge, 2, 5, 0)
-    feed(judge, 1, 0, 9)
-    assert (judge.on, rests(judge)) == (False, 3)
+    """After a probe that pays the next rest is the first one."""
+    gate = LookaheadGate(window=2, rest=3)
+    feed(gate, 2, 0, 1)
+    rests(gate)
+    feed(gate, 2, 0, 1)
+    assert rests(gate) == 6
+    feed(gate, 2, 5, 0)
+    feed(gate, 1, 0, 9)
+    assert (gate.on, rests(gate)) == (False, 3)
 
 
-def test_what_comes_late_while_off_is_not_held_against_the_probe() -> None:
-    """Bytes told while resting count nowhere."""
-    judge = Judge(window=2, rest=2)
-    feed(judge, 2, 0, 1)
-    judge.layer(0, 10**9)
-    judge.layer(0, 10**9)
-    feed(judge, 2, 1, 1)
-    assert judge.on
+def test_bytes_during_a_rest_do_not_count() -> None:
+    """The probe after a rest counts its own bytes alone."""
+    gate = LookaheadGate(window=2, rest=2)
+    feed(gate, 2, 0, 1)
+    gate.layer(0, 10**9)
+    gate.layer(0, 10**9)
+    feed(gate, 2, 1, 1)
+    assert gate.on
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=60), st.integers(1, 5))
 def test_it_is_on_exactly_when_the_last_window_paid(layers: list[tuple[int, int]], window: int) -> None:
-    """Before its first rest, the verdict is that of the plain sums over the last `window` layers."""
-    judge = Judge(window=window, rest=1)
+    """Before its first rest, the gate is on exactly if the sums over the last `window` layers pay."""
+    gate = LookaheadGate(window=window, rest=1)
     for i, layer in enumerate(layers):
-        judge.layer(*layer)
+        gate.layer(*layer)
         recent = layers[max(0, i + 1 - window) : i + 1]
         hidden, wasted = (sum(column) for column in zip(*recent, strict=True))
         pays = len(recent) < window or wasted <= hidden > 0
-        assert judge.on == pays
+        assert gate.on == pays
         if not pays:
             return
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 9)), max_size=20),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_several_layers_at_once_are_layers_in_a_row(
+    calls: list[tuple[int, int, int]], window: int, rest: int
+) -> None:
+    """One call for layers without a prediction leaves the gate as one call a layer does."""
+    together, apart = (LookaheadGate(window=window, rest=rest, longest_rest=4 * rest) for _ in range(2))
+    for hidden, wasted, layers in calls:
+        together.layer(0, 0, layers)
+        for _ in range(layers):
+            apart.layer(0, 0)
+        for gate in (together, apart):
+            gate.layer(hidden, wasted)
+        assert together.on == apart.on
+        assert (together._left, together._next_rest) == (apart._left, apart._next_rest)

@@ -1,4 +1,4 @@
-"""prefetch.speculation: guesses are read behind demands, and used, cancelled or wasted; never in the way."""
+"""prefetch.speculation: speculative reads wait for demands, and end as used, cancelled or wasted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from fetch_rig import WAIT, Rig, after, rigs
-from prefetch.transfer import Transfer
+from fetch_rig import WAIT, Arrivals, Rig, after, rigs
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from prefetch.fetcher import Fetcher
+from prefetch.transfers import Transfer
 from storage.base import ExpertKey
 
 A, B, C = (ExpertKey(0, e) for e in range(3))
@@ -26,10 +26,10 @@ rig = pytest.fixture(rigs)
 
 @FORMS
 @pytest.mark.parametrize("dram", [None, 4])
-def test_what_was_read_ahead_is_a_hit(rig: type[Rig], form: ToyForm, dram: int | None) -> None:
-    """A right guess that has arrived is handed out without a read, and counted as hidden, whole."""
-    r = rig(form, 4, dram, speculate="full")
-    r.guess({X: 4, Y: 8}, during={A: 4})
+def test_an_expert_read_ahead_is_a_hit(rig: type[Rig], form: ToyForm, dram: int | None) -> None:
+    """A predicted expert that has arrived is leased without a read, and all its bytes count as hidden."""
+    r = rig(form, 4, dram, look_ahead="full")
+    r.predict({X: 4, Y: 8}, during={A: 4})
     r.landed(X, Y)
     r.fetcher.take_counts()
     assert r.fetch({X: 4, Y: 8}) == [X, Y]
@@ -39,32 +39,32 @@ def test_what_was_read_ahead_is_a_hit(rig: type[Rig], form: ToyForm, dram: int |
     assert (counts.hidden_bytes, counts.wasted_bytes) == (disk_bytes(0, 4) + disk_bytes(0, 8), 0)
 
 
-def test_a_guess_on_its_way_is_waited_for(rig: type[Rig]) -> None:
-    """The demand for an expert that is being read ahead does not read it again."""
-    r = rig(MERGED, 4, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
+def test_a_read_ahead_under_way_is_awaited(rig: type[Rig]) -> None:
+    """The demand for an expert whose read has begun does not read it again."""
+    r = rig(MERGED, 4, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({W: 4, X: 4}) as leases:
-        assert next(leases).key == W
+    with r.fetcher.request({W: 4, X: 4}) as request:
+        assert [lease.key for lease in next(request)] == [W]
         go.set()
-        lease = next(leases)
+        [lease] = next(request)
         assert (lease.key, contents(lease.blocks)) == (X, expected(MERGED, X, 4))
     r.whole()
     assert r.reader.reads == [X, W]
     assert r.fetcher.take_counts().vram_hits == 0
 
 
-def test_a_guess_that_comes_true_before_it_begins_is_raised(rig: type[Rig]) -> None:
-    """With X under way: Y is refuted and never read; Z, which was behind it, is now before the next demand."""
-    r = rig(MERGED, 6, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4, Y: 4, Z: 4})
+def test_a_right_prediction_becomes_a_demand(rig: type[Rig]) -> None:
+    """With X under way: Y is wrong and never read; Z, which was behind Y, is read before the next demand."""
+    r = rig(MERGED, 6, workers=1, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4, Y: 4, Z: 4})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({W: 4, Z: 4}) as leases:
+    with r.fetcher.request({W: 4, Z: 4}) as request:
         r.clock.now = 1.0
         go.set()
-        assert {lease.key for lease in leases} == {W, Z}
+        assert {lease.key for leases in request for lease in leases} == {W, Z}
     r.whole()
     assert r.reader.reads == [X, Z, W]
     counts = r.fetcher.take_counts()
@@ -74,44 +74,59 @@ def test_a_guess_that_comes_true_before_it_begins_is_raised(rig: type[Rig]) -> N
 
 
 def on_demand(patch: pytest.MonkeyPatch, r: Rig, then: Callable[[], object]) -> None:
-    """Calls `then` whenever a demand has just been queued."""
-    submit = r.fetcher._traffic.workers.submit
+    """Calls `then` after every demand that is queued."""
+    submit = r.fetcher._transfers.workers.submit
 
     def both(transfer: Transfer, *, ahead: bool = False) -> None:
         submit(transfer, ahead=ahead)
         if not ahead:
             then()
 
-    patch.setattr(r.fetcher._traffic.workers, "submit", both)
+    patch.setattr(r.fetcher._transfers.workers, "submit", both)
 
 
-def test_demand_overtakes_guesses(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that becomes necessary while guesses are queued goes before all that have not begun."""
-    r = rig(MERGED, 6, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 2})
+def test_demands_overtake_reads_ahead(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demand that follows reads ahead runs before all of them that have not begun."""
+    r = rig(MERGED, 6, workers=1, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 2})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({X: 4}) as leases:
-        _, go_p = r.reader.hold(P)
-        r.fetcher.speculate({P: 4, Q: 4})
-        # What X lacks is demanded once X has arrived at 2, while the worker is at P; then P may end.
+    with r.fetcher.request({X: 4}) as request:
+        _, go_p = r.reader.delay(P)
+        r.fetcher.read_ahead({P: 4, Q: 4})
+        # The missing planes of X are demanded once X has arrived at 2, while the worker reads P; then P may end.
         on_demand(monkeypatch, r, go_p.set)
         go.set()
-        assert next(leases).key == X
+        assert [lease.key for lease in next(request)] == [X]
     r.landed(P, Q)
     assert r.reader.reads == [X, P, X, Q]
-    r.fetcher.settle()
+    r.fetcher.release_pins()
     r.whole()
 
 
-def test_a_refuted_guess_under_way_arrives_in_peace(rig: type[Rig]) -> None:
-    """Nobody waits for it; it becomes a resident like any other, and its bytes are counted as wasted."""
-    r = rig(MERGED, 3, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
+def test_a_demand_again_and_a_read_ahead_arrive_together(rig: type[Rig]) -> None:
+    """X came at 2 and is demanded again at 4, while P of the next layer is done as well: both arrive once."""
+    r = rig(MERGED, 4, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 2})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({W: 4}) as leases:
-        assert [lease.key for lease in leases] == [W]
+    with r.fetcher.request({X: 4}) as request:
+        r.fetcher.read_ahead({P: 4})
+        go.set()
+        r.landed(X, P)
+        assert [lease.key for lease in next(request)] == [X]
+    assert r.fetch({P: 4}) == [P]
+    assert r.reader.bytes == 2 * disk_bytes(0, 4)
+
+
+def test_a_wrong_read_under_way_arrives(rig: type[Rig]) -> None:
+    """No request waits for it; its expert becomes resident, and its bytes count as wasted."""
+    r = rig(MERGED, 3, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4})
+    assert begun.wait(WAIT)
+    with r.fetcher.request({W: 4}) as request:
+        assert [lease.key for leases in request for lease in leases] == [W]
     go.set()
     r.landed(X)
     assert r.fetch({W: 4}) == [W]
@@ -120,12 +135,12 @@ def test_a_refuted_guess_under_way_arrives_in_peace(rig: type[Rig]) -> None:
     assert (counts.hidden_bytes, counts.wasted_bytes, counts.speculated_used) == (0, disk_bytes(0, 4), 0)
 
 
-def test_what_is_resident_is_predicted_for_free(rig: type[Rig]) -> None:
-    """It counts for recall and precision, and moves no byte."""
-    r = rig(MERGED, 4, speculate="full")
+def test_a_resident_expert_is_predicted_without_a_read(rig: type[Rig]) -> None:
+    """It counts in recall and precision, and moves no byte."""
+    r = rig(MERGED, 4, look_ahead="full")
     put(r.vram, MERGED, X, 4)
     put(r.vram, MERGED, Y, 8)
-    r.guess({X: 4, Y: 4})
+    r.predict({X: 4, Y: 4})
     r.fetch({X: 4, Z: 4})
     counts = r.fetcher.take_counts()
     assert (counts.speculated, counts.ssd_bytes) == (0, disk_bytes(0, 4))
@@ -134,101 +149,104 @@ def test_what_is_resident_is_predicted_for_free(rig: type[Rig]) -> None:
     assert (layer.recall, layer.precision) == (0.5, 0.5)
 
 
-def test_a_guess_evicts_neither_the_layer_nor_another_guess(rig: type[Rig]) -> None:
-    """X is the oldest and A is in use: the read of Y takes the room of B, and Z finds none until A is done with."""
-    r = rig(MERGED, 3, speculate="full")
+def test_a_read_ahead_evicts_neither_the_layer_nor_the_prediction(rig: type[Rig]) -> None:
+    """X is the oldest and A is leased: the read of Y evicts B, and that of Z waits until A is released."""
+    r = rig(MERGED, 3, look_ahead="full")
     for key in (X, B, A):
         put(r.vram, MERGED, key, 4)
-    with r.fetcher.stream({A: 4}) as leases:
-        r.fetcher.speculate({X: 4, Y: 4, Z: 4})
+    with r.fetcher.request({A: 4}) as request:
+        r.fetcher.read_ahead({X: 4, Y: 4, Z: 4})
         assert r.vram.resident().keys() == {A, X}
-        assert next(leases).key == A
+        assert [lease.key for lease in next(request)] == [A]
         assert r.vram.level_of(A) == 4
-        assert list(leases) == []
+        assert list(request) == []
         assert r.vram.level_of(A) == 0
     r.landed(Y, Z)
     assert r.fetch({X: 4, Y: 4, Z: 4}) == [X, Y, Z]
 
 
-def test_a_tier_without_room_to_spare_gets_no_guess(rig: type[Rig]) -> None:
-    """While demands of the layer wait for room, no guess takes any."""
-    r = rig(MERGED, 1, speculate="full")
-    with r.fetcher.stream({A: 4, B: 4}) as leases:
-        r.fetcher.speculate({X: 4})
-        assert next(leases).key == A
-        assert next(leases).key == B
+def test_a_full_tier_reads_nothing_ahead(rig: type[Rig]) -> None:
+    """While demands wait for blocks, no speculative read takes any."""
+    r = rig(MERGED, 1, look_ahead="full")
+    with r.fetcher.request({A: 4, B: 4}) as request:
+        r.fetcher.read_ahead({X: 4})
+        arrivals = Arrivals(request)
+        assert next(arrivals).key == A
+        assert next(arrivals).key == B
         assert set(r.reader.reads) == {A, B}
-        assert list(leases) == []
+        assert list(arrivals) == []
     r.landed(X)
     assert r.fetch({X: 4}) == [X]
     assert r.reader.reads == [A, B, X]
 
 
-def test_a_waiting_demand_keeps_guesses_out(rig: type[Rig]) -> None:
-    """B waits for the block of d8 that A has: no guess takes the other block that B needs as well."""
+def test_a_waiting_demand_keeps_its_blocks(rig: type[Rig]) -> None:
+    """B waits for the p0 block that A has: no speculative read takes the p4 block that B needs as well."""
     r = rig(MERGED, 1)
     r.fetcher.close()
     r.vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
-    r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1, speculate="full")
+    r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1, look_ahead="full")
     put(r.vram, MERGED, A, 8)
-    with r.fetcher.stream({A: 8, B: 8}) as leases:
-        r.fetcher.speculate({X: 4})
-        assert next(leases).key == A
+    with r.fetcher.request({A: 8, B: 8}) as request:
+        r.fetcher.read_ahead({X: 4})
+        assert [lease.key for lease in next(request)] == [A]
         assert r.fetcher.take_counts().speculated == 0
-        assert next(leases).key == B
-        assert list(leases) == []
+        assert [lease.key for lease in next(request)] == [B]
+        assert list(request) == []
         assert r.fetcher.take_counts().speculated == 1
 
 
-@pytest.mark.parametrize("available_bytes", [4, 3, 2])
-def test_a_demand_takes_room_back(rig: type[Rig], monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """X needs a second block for its promotion: that of a guess not begun, or else of one that is only pinned."""
-    r = rig(MERGED, room, workers=1, speculate="full")
+@pytest.mark.parametrize("size", [4, 3, 2])
+def test_a_demand_takes_blocks_of_a_prediction(
+    rig: type[Rig], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """X needs a second block for its promotion: of a read ahead that has not begun, or else of a leased expert."""
+    r = rig(MERGED, size, workers=1, look_ahead="full")
     put(r.vram, MERGED, P, 4)
-    begun, go = r.reader.hold(X)
-    r.guess({X: 2})
+    begun, go = r.reader.delay(X)
+    r.predict({X: 2})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({X: 4}) as leases:
-        begun_q, go_q = r.reader.hold(Q)
-        r.fetcher.speculate({P: 4, Q: 4, ExpertKey(2, 2): 4})
+    with r.fetcher.request({X: 4}) as request:
+        begun_q, go_q = r.reader.delay(Q)
+        r.fetcher.read_ahead({P: 4, Q: 4, ExpertKey(2, 2): 4})
         on_demand(monkeypatch, r, go_q.set)
-        after(monkeypatch, r.vram, "publish", lambda: room > 2 and begun_q.wait(WAIT))
+        after(monkeypatch, r.vram, "publish", lambda: size > 2 and begun_q.wait(WAIT))
         go.set()
-        lease = next(leases)
+        [lease] = next(request)
         assert (lease.key, lease.level) == (X, 4)
-        assert (r.vram.level_of(P) == 4) == (room == 4)
-        assert r.fetcher.take_counts().speculated_cancelled == (room == 4)
-    r.fetcher.settle()
+        assert (r.vram.level_of(P) == 4) == (size == 4)
+        assert r.fetcher.take_counts().speculated_cancelled == (size == 4)
+    r.fetcher.release_pins()
     r.whole()
-    assert r.reader.reads[:3] == ([X, Q, X] if room > 2 else [X, X])
+    assert r.reader.reads[:3] == ([X, Q, X] if size > 2 else [X, X])
 
 
-def test_a_demand_waits_for_a_guess_that_has_begun(rig: type[Rig]) -> None:
-    """The tier's only block is being filled with a wrong guess: the demand takes it once that is done."""
-    r = rig(MERGED, 1, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
+def test_a_demand_waits_for_a_read_that_has_begun(rig: type[Rig]) -> None:
+    """A wrong read fills the tier's only block: the demand takes the block once that read has ended."""
+    r = rig(MERGED, 1, workers=1, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({W: 4}) as leases:
+    with r.fetcher.request({W: 4}) as request:
         assert r.reader.reads == [X]
         go.set()
-        assert next(leases).key == W
+        assert [lease.key for lease in next(request)] == [W]
     r.whole()
 
 
-def test_read_ahead_and_lost_again_is_wasted(rig: type[Rig]) -> None:
-    """P arrived, its room was taken back by a demand, and then it was wanted: read twice, counted once each."""
-    r = rig(MERGED, 2, workers=2, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 2})
+def test_an_expert_read_ahead_and_evicted_is_wasted(rig: type[Rig]) -> None:
+    """P arrived, a demand evicted it, and then it was wanted: read twice, each time counted once."""
+    r = rig(MERGED, 2, workers=2, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 2})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({X: 4}) as leases:
-        r.fetcher.speculate({P: 4})
+    with r.fetcher.request({X: 4}) as request:
+        r.fetcher.read_ahead({P: 4})
         r.landed(P)
-        r.fetcher.speculate({})
+        r.fetcher.read_ahead({})
         assert r.vram.level_of(P) == 4
         go.set()
-        assert next(leases).key == X
+        assert [lease.key for lease in next(request)] == [X]
         assert r.vram.level_of(P) == 0
     r.fetch({P: 4})
     counts = r.fetcher.take_counts()
@@ -239,9 +257,9 @@ def test_read_ahead_and_lost_again_is_wasted(rig: type[Rig]) -> None:
 
 @FORMS
 def test_base_reads_the_base_plane_only(rig: type[Rig], form: ToyForm) -> None:
-    """Whatever is predicted, 2 bits are read ahead; what is wanted beyond them is read when it is wanted."""
-    r = rig(form, 4, speculate="base")
-    r.guess({X: 4, Y: 8, Z: 2})
+    """Of any predicted level 2 bits are read ahead; planes above them are read on demand."""
+    r = rig(form, 4, look_ahead="base")
+    r.predict({X: 4, Y: 8, Z: 2})
     r.landed(X, Y, Z)
     assert r.reader.bytes == 3 * disk_bytes(0, 2)
     r.fetch({X: 4})
@@ -251,42 +269,42 @@ def test_base_reads_the_base_plane_only(rig: type[Rig], form: ToyForm) -> None:
 
 
 @FORMS
-def test_a_guess_below_what_is_wanted_is_promoted(rig: type[Rig], form: ToyForm) -> None:
-    """Under way at 2 and wanted at 8: it is waited for, and only d4 and d8 are read then."""
-    r = rig(form, 4, speculate="base")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 8})
+def test_a_read_below_the_wanted_level_is_promoted(rig: type[Rig], form: ToyForm) -> None:
+    """An expert under way at 2 and wanted at 8 is awaited, and only d4 and d8 are read then."""
+    r = rig(form, 4, look_ahead="base")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 8})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({W: 4, X: 8}) as leases:
-        assert next(leases).key == W
+    with r.fetcher.request({W: 4, X: 8}) as request:
+        assert [lease.key for lease in next(request)] == [W]
         go.set()
-        lease = next(leases)
+        [lease] = next(request)
         assert contents(lease.blocks) == expected(form, X, 8)
     assert r.reader.bytes == disk_bytes(0, 4) + disk_bytes(0, 8)
 
 
-def test_a_guess_below_what_is_wanted_that_has_not_begun_is_read_in_one(rig: type[Rig]) -> None:
-    """Queued at 2 and wanted at 8: one read of all planes instead of two."""
-    r = rig(MERGED, 4, workers=1, speculate="base")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 8, Y: 8})
+def test_a_queued_read_below_the_wanted_level_is_replaced(rig: type[Rig]) -> None:
+    """An expert queued at 2 and wanted at 8 is read once, with all planes."""
+    r = rig(MERGED, 4, workers=1, look_ahead="base")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 8, Y: 8})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({Y: 8}) as leases:
+    with r.fetcher.request({Y: 8}) as request:
         go.set()
-        assert next(leases).level == 8
+        assert [lease.level for lease in next(request)] == [8]
     assert r.reader.reads == [X, Y]
 
 
 @FORMS
-def test_a_promotion_is_guessed_too(rig: type[Rig], form: ToyForm) -> None:
-    """What is resident at 2 and predicted at 4 has d4 read ahead; wanted at 2 only, it is a hit meanwhile."""
-    r = rig(form, 3, speculate="full")
+def test_a_promotion_is_read_ahead(rig: type[Rig], form: ToyForm) -> None:
+    """An expert resident at 2 and predicted at 4 has d4 read ahead; a request at 2 is a hit meanwhile."""
+    r = rig(form, 3, look_ahead="full")
     put(r.vram, form, X, 2)
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({X: 2}) as leases:
-        lease = next(leases)
+    with r.fetcher.request({X: 2}) as request:
+        [lease] = next(request)
         assert (lease.key, lease.level, contents(lease.blocks)) == (X, 2, expected(form, X, 2))
         go.set()
     r.landed(X)
@@ -294,56 +312,56 @@ def test_a_promotion_is_guessed_too(rig: type[Rig], form: ToyForm) -> None:
     assert r.reader.bytes == disk_bytes(2, 4)
 
 
-def test_when_nothing_may_be_guessed(rig: type[Rig]) -> None:
-    """Off, nothing is read; outside of a stream it is an error; so is settling within one."""
+def test_when_nothing_is_read_ahead(rig: type[Rig]) -> None:
+    """Mode off reads nothing; read_ahead outside of a request is an error, and release_pins within one."""
     r = rig(MERGED, 4)
     assert not r.fetcher.looks_ahead
-    r.guess({X: 4}, during={A: 4})
+    r.predict({X: 4}, during={A: 4})
     assert r.reader.reads == [A]
-    with pytest.raises(ValueError, match="no stream"):
-        r.fetcher.speculate({X: 4})
-    with r.fetcher.stream({A: 4}), pytest.raises(ValueError, match="a stream is open"):
-        r.fetcher.settle()
-    r.fetcher.mode = "full"
+    with pytest.raises(ValueError, match="an open request to read ahead in, got none"):
+        r.fetcher.read_ahead({X: 4})
+    with r.fetcher.request({A: 4}), pytest.raises(ValueError, match="no open request, got one"):
+        r.fetcher.release_pins()
+    r.fetcher.configure("full")
     assert r.fetcher.looks_ahead
-    r.guess({X: 4})
+    r.predict({X: 4})
     r.landed(X)
     assert r.reader.reads == [A, X]
 
 
 def test_an_unknown_mode_is_refused(rig: type[Rig]) -> None:
-    """At the start, without leaving threads behind, and later."""
+    """The constructor refuses it and leaves no threads; configure refuses it."""
     with pytest.raises(ValueError, match="'some'"):
-        Rig(MERGED, 1, speculate="some")
+        Rig(MERGED, 1, look_ahead="some")
     with pytest.raises(ValueError, match="'most'"):
-        rig(MERGED, 1).fetcher.mode = "most"
+        rig(MERGED, 1).fetcher.configure("most")
 
 
-def test_few_guesses_are_under_way_at_once(rig: type[Rig]) -> None:
-    """A long guess does not empty the cache at once: it goes on, best first, as its transfers arrive."""
-    r = rig(MERGED, 40, workers=1, speculate="full")
+def test_few_reads_ahead_are_under_way_at_once(rig: type[Rig]) -> None:
+    """A long prediction is read a few experts at a time, the likeliest first, as its transfers arrive."""
+    r = rig(MERGED, 40, workers=1, look_ahead="full")
     keys = [ExpertKey(1, e) for e in range(12)]
-    begun, go = r.reader.hold(keys[0])
-    with r.fetcher.stream({}):
-        r.fetcher.speculate(dict.fromkeys(keys, 4))
+    begun, go = r.reader.delay(keys[0])
+    with r.fetcher.request({}):
+        r.fetcher.read_ahead(dict.fromkeys(keys, 4))
         assert begun.wait(WAIT)
         assert r.fetcher.take_counts().speculated == 4
         go.set()
         while len(r.reader.reads) < len(keys):
-            r.landed(*r.fetcher._traffic.under_way)
-            r.fetcher.speculate({})
+            r.landed(*r.fetcher._transfers.under_way)
+            r.fetcher.read_ahead({})
     assert r.reader.reads == keys
     r.landed(*keys)
     assert r.fetch(dict.fromkeys(keys, 4)) == keys
 
 
-def test_dram_is_looked_at_first(rig: type[Rig]) -> None:
-    """A predicted expert that DRAM has comes up without the disk, and is in one tier only."""
-    r = rig(MERGED, 1, 2, speculate="full")
+def test_a_predicted_expert_comes_from_dram(rig: type[Rig]) -> None:
+    """A predicted expert that DRAM has moves up without a read, and is in one tier only."""
+    r = rig(MERGED, 1, 2, look_ahead="full")
     r.fetch({X: 4})
     r.fetch({A: 4})
     assert r.dram.resident() == {X: 4}
-    r.guess({X: 4})
+    r.predict({X: 4})
     r.landed(X)
     r.fetch({X: 4})
     assert (r.vram.resident(), r.dram.resident()) == ({X: 4}, {A: 4})
@@ -352,25 +370,49 @@ def test_dram_is_looked_at_first(rig: type[Rig]) -> None:
     assert (counts.dram_bytes, counts.dram_hits, counts.speculated_used) == (MERGED.bytes_at(4), 0, 1)
 
 
-def test_dram_is_no_hit_for_what_it_has_in_part(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess that brings level 2 from DRAM, overtaken by the demand for level 4: d4 is read, so DRAM has not hit."""
-    r = rig(SLICED, 1, 2, speculate="full")
+def test_a_part_from_dram_is_no_hit(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction brings level 2 from DRAM, and level 4 is requested: d4 is read, so that it is no DRAM hit."""
+    r = rig(SLICED, 1, 2, look_ahead="full")
     r.fetch({X: 2})
     r.fetch({A: 4})
     assert r.dram.resident() == {X: 2}
     r.fetcher.take_counts()
     begun, go, run = threading.Event(), threading.Event(), Transfer.run
 
-    def held(transfer: Transfer, *arguments: object) -> None:
+    def delayed(transfer: Transfer, *arguments: object) -> None:
         begun.set()
         assert go.wait(WAIT)
         run(transfer, *arguments)
 
-    monkeypatch.setattr(Transfer, "run", held)
-    r.guess({X: 2})
+    monkeypatch.setattr(Transfer, "run", delayed)
+    r.predict({X: 2})
     assert begun.wait(WAIT)
-    with r.fetcher.stream({X: 4}) as leases:
+    with r.fetcher.request({X: 4}) as request:
         go.set()
-        assert [lease.level for lease in leases] == [4]
+        assert [[lease.level for lease in leases] for leases in request] == [[4]]
     counts = r.fetcher.take_counts()
     assert (counts.ssd_bytes, counts.dram_hits, counts.vram_hits) == (disk_bytes(2, 4), 0, 0)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_predicting_lasts_until_the_next_request(rig: type[Rig], read: bool) -> None:
+    """A prediction waits for the next request, also where all of it is resident and nothing is read."""
+    r = rig(MERGED, 4, look_ahead="full")
+    if not read:
+        put(r.vram, MERGED, X, 4)
+    assert not r.fetcher.predicting
+    r.predict({X: 4})
+    assert r.fetcher.predicting
+    r.landed(X)
+    assert r.fetcher.predicting
+    r.fetch({X: 4})
+    assert not r.fetcher.predicting
+
+
+def test_release_pins_ends_a_prediction(rig: type[Rig]) -> None:
+    """Afterwards nothing waits and no expert is leased."""
+    r = rig(MERGED, 4, look_ahead="full")
+    r.predict({X: 4})
+    r.fetcher.release_pins()
+    assert not r.fetcher.predicting
+    r.whole()

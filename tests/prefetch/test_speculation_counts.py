@@ -1,13 +1,15 @@
-"""prefetch.speculation: what is counted of guesses, by layer, and what `auto` makes of it."""
+"""prefetch.speculation: counts of predictions by layer, and mode `auto`."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from fetch_rig import WAIT, Rig, rigs
 from toys import MERGED, disk_bytes
 
-from prefetch.base import LookaheadCounts, TransferCounts
-from prefetch.lookahead_gate import Judge
+from prefetch.counts import LookaheadCounts, TransferCounts
+from prefetch.lookahead_gate import LookaheadGate
 from storage.base import ExpertKey
 
 A = ExpertKey(0, 0)
@@ -18,28 +20,28 @@ P, Q = (ExpertKey(2, e) for e in range(2))
 rig = pytest.fixture(rigs)
 
 
-def test_half_of_a_read_is_hidden(rig: type[Rig]) -> None:
-    """Asked for 1 second into a read of 4: a quarter of its bytes and that second were hidden, of layer 1."""
-    r = rig(MERGED, 2, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4})
+def test_a_part_of_a_read_is_hidden(rig: type[Rig]) -> None:
+    """Requested 1 second into a read of 4: a quarter of its bytes and that second were hidden, of layer 1."""
+    r = rig(MERGED, 2, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4})
     assert begun.wait(WAIT)
     r.clock.now = 1.0
-    with r.fetcher.stream({X: 4}) as leases:
+    with r.fetcher.request({X: 4}) as request:
         r.clock.now = 4.0
         go.set()
-        assert next(leases).key == X
+        assert [lease.key for lease in next(request)] == [X]
     counts = r.fetcher.take_counts()
     assert counts.lookahead == {1: LookaheadCounts(1, 1, 1, disk_bytes(0, 4) // 4, 0, 1.0)}
     assert counts.hidden_s == 1.0
 
 
-def test_guesses_are_counted_by_layer(rig: type[Rig]) -> None:
-    """Recall is of the wanted, precision of the predicted; a layer nobody predicted is in neither."""
-    r = rig(MERGED, 12, speculate="full")
-    r.guess({W: 4, X: 4, Y: 4}, during={A: 4})
+def test_predictions_are_counted_by_layer(rig: type[Rig]) -> None:
+    """Recall is of the wanted experts, precision of the predicted; a layer without a prediction has neither."""
+    r = rig(MERGED, 12, look_ahead="full")
+    r.predict({W: 4, X: 4, Y: 4}, during={A: 4})
     r.landed(W, X, Y)
-    r.guess({P: 4}, during={X: 4, Y: 4, Z: 4, ExpertKey(1, 7): 4})
+    r.predict({P: 4}, during={X: 4, Y: 4, Z: 4, ExpertKey(1, 7): 4})
     r.fetch({P: 4, Q: 4})
     r.fetch({A: 4})
     counts = r.fetcher.take_counts()
@@ -49,38 +51,41 @@ def test_guesses_are_counted_by_layer(rig: type[Rig]) -> None:
     assert (LookaheadCounts().recall, LookaheadCounts().precision) == (None, None)
 
 
-def test_auto_turns_itself_off_and_comes_back(rig: type[Rig]) -> None:
-    """Two wrong layers end it, visibly; after three more it tries again, and stays on when it is right."""
-    r = rig(MERGED, 8, speculate="auto", judge=Judge(window=2, rest=3))
-    guesses = []
+def test_auto_turns_off_and_on(rig: type[Rig]) -> None:
+    """Two wrong layers turn it off; after three more it tries again, and stays on once predictions are right."""
+    r = rig(MERGED, 8, look_ahead="auto", gate=LookaheadGate(window=2, rest=3))
+    on = []
     for turn in range(12):
-        guesses.append(r.fetcher.looks_ahead)
-        guess, truth = ExpertKey(1, turn), ExpertKey(2, turn)
-        r.guess({guess: 4}, during={})
-        r.landed(guess)
-        r.fetch({guess if turn > 4 else truth: 4})
+        on.append(r.fetcher.looks_ahead)
+        predicted, other = ExpertKey(1, turn), ExpertKey(2, turn)
+        r.predict({predicted: 4})
+        r.landed(predicted)
+        r.fetch({predicted if turn > 4 else other: 4})
     counts = r.fetcher.take_counts()
-    # A turn is two layers, of which the second tells whether the guess was right. The first rest is over in the
-    # middle of turn 2, the second, twice as long, in the middle of turn 6.
-    assert guesses == [True, False, False, True, False, False, False] + [True] * 5
+    # A turn is two layers; the second decides whether the prediction was right. The first rest ends in the middle of
+    # turn 2, the second, twice as long, in the middle of turn 6.
+    assert on == [True, False, False, True, False, False, False] + [True] * 5
     assert (counts.auto_off, counts.auto_resting) == (2, 3 + 6)
 
 
-def test_counts_of_two_intervals_add_up() -> None:
-    """Every number, by layer and by level."""
+def test_counts_add_up() -> None:
+    """The sum of two counts adds every number, by layer and by level."""
     one = TransferCounts(
-        ssd_bytes=5, levels={4: 1}, speculated=2, lookahead={1: LookaheadCounts(4, 3, 2, 10, 20, 0.5)}
+        ssd_bytes=5,
+        levels=Counter({4: 1}),
+        speculated=2,
+        lookahead={1: LookaheadCounts(4, 3, 2, 10, 20, 0.5)},
     )
     two = TransferCounts(
         ssd_bytes=6,
-        levels={4: 2, 2: 1},
+        levels=Counter({4: 2, 2: 1}),
         auto_off=1,
         lookahead={1: LookaheadCounts(1, 1, 1, 1, 1, 0.25), 3: LookaheadCounts(wasted_bytes=7)},
     )
     both = one + two
     assert both == TransferCounts(
         ssd_bytes=11,
-        levels={4: 3, 2: 1},
+        levels=Counter({4: 3, 2: 1}),
         speculated=2,
         auto_off=1,
         lookahead={1: LookaheadCounts(5, 4, 3, 11, 21, 0.75), 3: LookaheadCounts(wasted_bytes=7)},

@@ -1,4 +1,4 @@
-"""prefetch.speculation: how guesses end that do not simply come true: an error, Ctrl-C, settling, closing."""
+"""prefetch.speculation: predictions that end by an error, Ctrl-C, release_pins or close."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ rig = pytest.fixture(rigs)
 
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("arrived", [False, True])
-def test_an_error_ahead_is_met_only_by_who_wants_it(
+def test_an_error_of_a_read_ahead_is_raised_on_demand(
     rig: type[Rig], monkeypatch: pytest.MonkeyPatch, arrived: bool, lasting: bool
 ) -> None:
-    """A failed guess is silent; wanted, its expert is read again, and that error is raised, or there is none."""
-    r = rig(SLICED, 4, speculate="full")
-    begun, go = r.reader.hold(X)
+    """A failed read ahead raises nothing; a requested expert is read again, and the error of that read is raised."""
+    r = rig(SLICED, 4, look_ahead="full")
+    begun, go = r.reader.delay(X)
     r.reader.errors[X] = broken(X)
-    r.guess({X: 4, Y: 4})
+    r.predict({X: 4, Y: 4})
     assert begun.wait(WAIT)
     r.landed(Y)
-    if not lasting:  # cured when the guess is found to have failed
+    if not lasting:  # the disk recovers once the read ahead has failed
         after(monkeypatch, r.vram, "abandon", r.reader.errors.clear)
     if arrived:
         go.set()
         r.landed(X)
-    with r.fetcher.stream({X: 4, Y: 4}) as leases:
-        assert next(leases).key == Y
+    with r.fetcher.request({X: 4, Y: 4}) as request:
+        assert [lease.key for lease in next(request)] == [Y]
         go.set()
         if lasting:
             with pytest.raises(ChecksumMismatch, match="expert 1"):
-                next(leases)
+                next(request)
         else:
-            assert next(leases).key == X
+            assert [lease.key for lease in next(request)] == [X]
     r.whole()
     assert r.reader.reads.count(X) == 2
 
 
-def test_an_unwanted_error_is_nobodys(rig: type[Rig]) -> None:
-    """A failed guess that is refuted leaves the tier as it was."""
-    r = rig(MERGED, 2, speculate="full")
+def test_an_error_of_a_wrong_prediction_is_not_raised(rig: type[Rig]) -> None:
+    """A failed read of an expert that is not requested changes nothing."""
+    r = rig(MERGED, 2, look_ahead="full")
     r.reader.errors[X] = broken(X)
-    r.guess({X: 4})
+    r.predict({X: 4})
     r.landed(X)
     assert r.fetch({W: 4}) == [W]
     assert r.vram.resident() == {W: 4}
 
 
-def test_ctrl_c_ends_the_guess_as_well(rig: type[Rig]) -> None:
-    """After an interrupt nothing is under way: what had begun has arrived, the rest never will."""
-    r = rig(MERGED, 6, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
+def test_ctrl_c_ends_the_prediction(rig: type[Rig]) -> None:
+    """After an interrupt nothing is under way: a read that had begun has arrived, the others never begin."""
+    r = rig(MERGED, 6, workers=1, look_ahead="full")
+    begun, go = r.reader.delay(X)
 
     def interrupted() -> None:
-        with r.fetcher.stream({A: 4}) as leases:
-            assert next(leases).key == A
-            r.fetcher.speculate({X: 4, Y: 4})
+        with r.fetcher.request({A: 4}) as request:
+            assert [lease.key for lease in next(request)] == [A]
+            r.fetcher.read_ahead({X: 4, Y: 4})
             assert begun.wait(WAIT)
             signal.raise_signal(signal.SIGINT)
             go.set()
-            next(leases)
+            next(request)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
@@ -81,12 +81,12 @@ def test_ctrl_c_ends_the_guess_as_well(rig: type[Rig]) -> None:
     assert (counts.speculated, counts.speculated_cancelled, counts.wasted_bytes) == (2, 1, disk_bytes(0, 4))
 
 
-def test_settle_leaves_nothing_under_way(rig: type[Rig]) -> None:
-    """Between two streams the tiers can be emptied: nothing arrives afterwards, and nothing is pinned."""
-    r = rig(MERGED, 4, workers=1, speculate="full")
+def test_release_pins_leaves_nothing_under_way(rig: type[Rig]) -> None:
+    """After it the tiers can be emptied: nothing arrives any more, and nothing is leased."""
+    r = rig(MERGED, 4, workers=1, look_ahead="full")
     put(r.vram, MERGED, Z, 4)
-    r.guess({Z: 4, X: 4, Y: 4})
-    r.fetcher.settle()
+    r.predict({Z: 4, X: 4, Y: 4})
+    r.fetcher.release_pins()
     r.whole()
     for key in r.vram.resident():
         r.vram.drop(key)
@@ -98,11 +98,11 @@ def test_settle_leaves_nothing_under_way(rig: type[Rig]) -> None:
     assert r.fetcher.take_counts().lookahead == {}
 
 
-def test_close_waits_for_the_guess(rig: type[Rig]) -> None:
-    """Reads ahead that have begun are waited for, the others never begin, and the tier can be closed."""
-    r = rig(MERGED, 4, workers=1, speculate="full")
-    begun, go = r.reader.hold(X)
-    r.guess({X: 4, Y: 4})
+def test_close_waits_for_reads_ahead(rig: type[Rig]) -> None:
+    """Reads ahead that have begun end before close does, the others never begin, and the tier can be closed."""
+    r = rig(MERGED, 4, workers=1, look_ahead="full")
+    begun, go = r.reader.delay(X)
+    r.predict({X: 4, Y: 4})
     assert begun.wait(WAIT)
     closing = threading.Thread(target=r.fetcher.close)
     closing.start()

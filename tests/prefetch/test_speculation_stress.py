@@ -1,4 +1,4 @@
-"""Demands and guesses in any order, in tiers of any size: right bytes, no deadlock, and every byte is accounted for."""
+"""Requests and predictions in any order, in tiers of any size: right bytes, no deadlock, every byte counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from fetch_rig import WAIT, CountingReader, Rig, broken
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefetch.transfer import Transfer
 from toys import MERGED, SLICED, ToyForm, contents, expected
 
-from prefetch.lookahead_gate import Judge
+from prefetch.lookahead_gate import LookaheadGate
+from prefetch.transfers import Transfer
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.e2e
 
 KEYS = st.builds(ExpertKey, st.integers(0, 2), st.integers(0, 3))
 LEVELS = st.dictionaries(KEYS, st.sampled_from([2, 4, 8]), max_size=5)
-PASS = st.tuples(
-    LEVELS, LEVELS, st.sampled_from(["all", "all", "one", "error", "raise", "settle"]), st.booleans()
+REQUEST = st.tuples(
+    LEVELS, LEVELS, st.sampled_from(["all", "all", "one", "error", "raise", "release"]), st.booleans()
 )
-"""(wanted, predicted, how the stream ends, whether reads go on before the engine waits for one)."""
+"""(wanted, predicted, how the request ends, whether reads go on before the engine waits for one)."""
 
 
 class PatientReader(CountingReader):
-    """While not `open`, reads wait; so guesses are under way for as long as the engine has no need to wait."""
+    """Reads wait for the event `open`; so reads ahead are under way until the engine waits for one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class PatientReader(CountingReader):
 
 
 class StressRig(Rig):
-    """Opens the reader when the engine waits, and counts what was read on demand."""
+    """Opens the reader when the engine waits, and adds up the bytes that were read on demand."""
 
     def __init__(
-        self, form: ToyForm, vram: int, dram: int | None, workers: int, mode: str, judge: Judge
+        self, form: ToyForm, vram: int, dram: int | None, workers: int, mode: str, gate: LookaheadGate
     ) -> None:
-        super().__init__(form, vram, dram, workers, mode, judge)
-        traffic = self.fetcher._traffic
-        self.reader = traffic._reader = PatientReader()
+        super().__init__(form, vram, dram, workers, mode, gate)
+        transfers = self.fetcher._transfers
+        self.reader = transfers._reader = PatientReader()
         self.demanded = 0
-        next_done, settle = traffic.next_done, traffic.settle
+        next_done, end = transfers.next_done, transfers.end
 
         def opening(among: Collection[Transfer]) -> Transfer:
             self.reader.open.set()
@@ -58,33 +58,33 @@ class StressRig(Rig):
         def counting(transfer: Transfer) -> object:
             if not transfer.ahead:
                 self.demanded += transfer.read or 0
-            return settle(transfer)
+            return end(transfer)
 
-        traffic.next_done, traffic.settle = opening, counting
+        transfers.next_done, transfers.end = opening, counting
 
-    def one_pass(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str) -> None:
-        """A stream with a guess after its first lease, ended in one of several ways."""
+    def one_request(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str) -> None:
+        """Requests experts, predicts within the first list, and ends the request as `end` says."""
         self.reader.errors = {key: broken(key) for key in [*wanted, *predicted][:1] if end == "error"}
         got = []
-        with suppress(ChecksumMismatch, RuntimeError), self.fetcher.stream(wanted) as leases:
+        with suppress(ChecksumMismatch, RuntimeError), self.fetcher.request(wanted) as request:
             if not wanted:
-                self.fetcher.speculate(predicted)
-            for lease in leases:
-                assert lease.level >= wanted[lease.key]
-                assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
+                self.fetcher.read_ahead(predicted)
+            for leases in request:
                 if not got:
-                    self.fetcher.speculate(predicted)
+                    self.fetcher.read_ahead(predicted)
+                for lease in leases:
+                    assert lease.level >= wanted[lease.key]
                     assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
-                got.append(lease.key)
+                    got.append(lease.key)
                 if end == "one":
                     break
                 if end == "raise":
                     raise RuntimeError
         self.reader.errors = {}
-        if end == "settle":
-            self.fetcher.settle()
+        if end == "release":
+            self.fetcher.release_pins()
             self.whole()
-        if end in ("all", "settle"):
+        if end in ("all", "release"):
             assert sorted(got) == sorted(wanted)
         for tier in (self.vram, self.dram) if self.dram else (self.vram,):
             tier.check_integrity()
@@ -98,23 +98,23 @@ class StressRig(Rig):
     dram=st.none() | st.integers(1, 4),
     workers=st.integers(1, 4),
     mode=st.sampled_from(["full", "full", "base", "auto"]),
-    passes=st.lists(PASS, max_size=12),
+    requests=st.lists(REQUEST, max_size=12),
 )
-def test_any_guesses_and_demands(
+def test_any_predictions_and_requests(
     form: ToyForm,
     vram: int,
     dram: int | None,
     workers: int,
     mode: str,
-    passes: list[tuple[dict[ExpertKey, int], dict[ExpertKey, int], str, bool]],
+    requests: list[tuple[dict[ExpertKey, int], dict[ExpertKey, int], str, bool]],
 ) -> None:
-    """Leases show the truth; at the end every byte read was demanded, hidden or wasted, and nothing is held."""
-    r = StressRig(form, vram, dram, workers, mode, Judge(window=3, rest=2))
+    """Leases have the right bytes; every byte read was demanded, hidden or wasted; no lease is left."""
+    r = StressRig(form, vram, dram, workers, mode, LookaheadGate(window=3, rest=2))
     try:
-        for wanted, predicted, end, flowing in passes:
+        for wanted, predicted, end, flowing in requests:
             (r.reader.open.set if flowing else r.reader.open.clear)()
-            r.one_pass(wanted, predicted, end)
-        r.fetcher.settle()
+            r.one_request(wanted, predicted, end)
+        r.fetcher.release_pins()
         r.whole()
         counts = r.fetcher.take_counts()
         assert counts.ssd_bytes == r.reader.bytes
@@ -123,10 +123,10 @@ def test_any_guesses_and_demands(
         assert counts.speculated_used + counts.speculated_cancelled <= counts.speculated
         for layer in counts.lookahead.values():
             assert layer.right <= min(layer.predicted, layer.wanted)
-        assert not r.fetcher._traffic.under_way
-        for key in (key for wanted, *_ in passes for key in wanted):
+        assert not r.fetcher._transfers.under_way
+        for key in (key for wanted, *_ in requests for key in wanted):
             r.fetch({key: 8})
-            r.fetcher.settle()
+            r.fetcher.release_pins()
     finally:
         r.reader.open.set()
         r.fetcher.close()

@@ -1,35 +1,31 @@
-"""Free room filled before anybody asks: in order, at the right levels, in nobody's way; and a chat that does it."""
+"""prefetch.warm: experts read into free blocks before their first request, and scans that evict their own experts."""
 
 from __future__ import annotations
 
-import io
-import os
-import signal
 import threading
-import time
-from contextlib import contextmanager, suppress
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from device_double import DoubleDevice
+from device_rig import DeviceRig
 from engine_rig import DECODED, PROMPT, engines_on, logits
-from fetch_rig import Rig, broken, rigs
-from terminals import Terminal
+from fetch_rig import WAIT, Rig, broken, rigs
 from toys import MERGED, SLICED, disk_bytes
 
-from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.idle_prefetch import idle_prefetch
-from edgemoe.chat.loop import _read_and_prefetch, run_chat
-from edgemoe.console.input import Turn
-from edgemoe.engine.generate import Sampling
-from prefetch.lookahead_gate import Judge
-from prefetch.warm import fill
+from prefetch import warm
+from prefetch.lookahead_gate import LookaheadGate
 from storage.base import ExpertKey
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
 
 rig = pytest.fixture(rigs)
+
+
+@pytest.fixture(autouse=True)
+def batches_of_two(monkeypatch) -> None:
+    """Has a batch read two toy experts at level 4."""
+    monkeypatch.setattr(warm, "BATCH_BYTES", 2 * SLICED.bytes_at(4))
 
 
 @pytest.fixture
@@ -38,166 +34,206 @@ def engines(tiny_store, monkeypatch):
     yield from engines_on(tiny_store, monkeypatch)
 
 
-def test_the_first_layers_come_as_far_as_there_is_room(rig: type[Rig]) -> None:
-    """Also across several streams; not one byte more is read, and the counters start anew."""
+def fill(r: Rig | DeviceRig, keys: Sequence[ExpertKey], *levels: int) -> None:
+    """Fills free blocks to the end."""
+    r.fetcher.fill(keys, levels or (4,), lambda: True)
+
+
+def test_the_first_keys_come_while_blocks_are_free(rig: type[Rig]) -> None:
+    """In several batches; no byte more is read, and the counters start anew."""
     r = rig(SLICED, 5)
-    fill(r.fetcher, r.vram, KEYS, [4], 2)
+    fill(r, KEYS)
     assert r.vram.resident() == dict.fromkeys(KEYS[:5], 4)
     assert r.reader.bytes == 5 * disk_bytes(0, 4)
     assert r.fetcher.take_counts().requests == 0
     r.whole()
 
 
-def test_room_that_the_highest_level_leaves_goes_to_the_next(rig: type[Rig]) -> None:
-    """Blocks of d4 for two experts only: the others come at 2."""
+def test_the_next_level_uses_blocks_that_the_highest_leaves(rig: type[Rig]) -> None:
+    """With blocks of d4 for two experts only, the others come at 2."""
     r = rig(SLICED, 4)
     r.vram._blocks.take("d4")  # as if the tier had fewer
     r.vram._blocks.take("d4")
-    fill(r.fetcher, r.vram, KEYS, [4, 2], 2)
+    fill(r, KEYS, 4, 2)
     assert r.vram.resident() == dict.fromkeys(KEYS[:2], 4) | dict.fromkeys(KEYS[2:4], 2)
 
 
-def test_nobody_is_evicted_or_read_again(rig: type[Rig]) -> None:
-    """What is resident stays, at whatever level; a full tier is left alone."""
+def test_no_expert_is_evicted_or_read_again(rig: type[Rig]) -> None:
+    """A resident expert stays, at any level, and nothing is read for a full tier."""
     r = rig(MERGED, 3)
     r.fetch({KEYS[5]: 8, KEYS[0]: 2})
-    fill(r.fetcher, r.vram, KEYS, [4], 2)
+    fill(r, KEYS)
     assert r.vram.resident() == {KEYS[5]: 8, KEYS[0]: 2, KEYS[1]: 4}
     read = r.reader.bytes
-    fill(r.fetcher, r.vram, KEYS, [4], 2)
+    fill(r, KEYS)
     assert r.reader.bytes == read
     r.whole()
 
 
-def test_a_prompt_takes_room_from_the_last_layers(rig: type[Rig]) -> None:
-    """And not from those that it has asked for, nor from an expert that was used before any of them came."""
+def test_a_prompt_evicts_experts_of_the_last_layers_first(rig: type[Rig]) -> None:
+    """Neither those that it requests, nor an expert that was used before the others came."""
     r = rig(SLICED, 4)
     r.fetch({KEYS[2]: 4})
-    fill(r.fetcher, r.vram, [KEYS[0], KEYS[3], KEYS[4]], [4], 2)
-    with r.fetcher.stream({KEYS[0]: 4, KEYS[1]: 4}, passing=True) as leases:
-        assert [lease.key for lease in leases] == [KEYS[0], KEYS[1]]
+    fill(r, [KEYS[0], KEYS[3], KEYS[4]])
+    assert r.fetch({KEYS[0]: 4, KEYS[1]: 4}, scan=True) == [KEYS[0], KEYS[1]]
     assert r.vram.resident().keys() == {KEYS[0], KEYS[1], KEYS[2], KEYS[3]}
 
 
-def test_layers_of_a_prompt_make_room_for_each_other(rig: type[Rig]) -> None:
-    """What had to be read goes first, the latest before the earlier, and what was found stays; until a token comes."""
+def test_layers_of_a_scan_evict_each_other(rig: type[Rig]) -> None:
+    """Experts that a scan read are evicted first, the latest before the earlier, until a request that is no scan."""
     r = rig(SLICED, 3)
     r.fetch({KEYS[4]: 4, KEYS[5]: 4})
-    for now, left in ((KEYS[0], {KEYS[0]}), (KEYS[1], {KEYS[1]}), (KEYS[2], {KEYS[2]})):
-        with r.fetcher.stream({now: 4}, passing=True) as leases:
-            assert [lease.key for lease in leases] == [now]
-        assert r.vram.resident().keys() == {KEYS[4], KEYS[5]} | left
-    with r.fetcher.stream({KEYS[3]: 4}) as leases:
-        assert [lease.key for lease in leases] == [KEYS[3]]
+    for key in KEYS[:3]:
+        scanned(r, key)
+        assert r.vram.resident().keys() == {KEYS[4], KEYS[5], key}
+    with r.fetcher.request({KEYS[3]: 4}) as request:
+        assert [[lease.key for lease in leases] for leases in request] == [[KEYS[3]]]
     assert r.vram.resident().keys() == {KEYS[5], KEYS[2], KEYS[3]}
     r.whole()
 
 
-def test_what_is_asked_for_again_stays(rig: type[Rig]) -> None:
-    """Within the same prompt: its second part found what the first had to read."""
+def scanned(r: Rig, *keys: ExpertKey) -> None:
+    """Requests experts at level 4 as part of a scan; touches no other expert."""
+    with r.fetcher.request(dict.fromkeys(keys, 4), scan=True) as request:
+        assert sorted(lease.key for leases in request for lease in leases) == list(keys)
+
+
+def test_an_expert_that_is_requested_again_stays(rig: type[Rig]) -> None:
+    """The second part of a prompt found an expert that the first part had read."""
     r = rig(SLICED, 3)
     for keys in (KEYS[:2], KEYS[1:2], KEYS[2:3], KEYS[3:4]):
-        with r.fetcher.stream(dict.fromkeys(keys, 4), passing=True) as leases:
-            assert [lease.key for lease in leases] == keys
+        scanned(r, *keys)
     assert r.vram.resident().keys() == {KEYS[0], KEYS[1], KEYS[3]}
 
 
-def test_a_guess_that_came_true_passes_too(rig: type[Rig]) -> None:
-    """It was read for the prompt like the others."""
-    r = rig(SLICED, 3, speculate="full")
+def test_a_scan_marks_its_predicted_experts_too(rig: type[Rig]) -> None:
+    """An expert that was read ahead for the scan is evicted before those that were resident."""
+    r = rig(SLICED, 3, look_ahead="full")
     r.fetch({KEYS[5]: 4})
-    with r.fetcher.stream({KEYS[0]: 4}, passing=True) as leases:
-        r.fetcher.speculate({KEYS[1]: 4})
-        assert [lease.key for lease in leases] == [KEYS[0]]
+    with r.fetcher.request({KEYS[0]: 4}, scan=True) as request:
+        r.fetcher.read_ahead({KEYS[1]: 4})
+        assert [[lease.key for lease in leases] for leases in request] == [[KEYS[0]]]
         r.landed(KEYS[1])
-    with r.fetcher.stream({KEYS[1]: 4}, passing=True) as leases:
-        assert [lease.key for lease in leases] == [KEYS[1]]
-    with r.fetcher.stream({KEYS[2]: 4}, passing=True) as leases:
-        assert [lease.key for lease in leases] == [KEYS[2]]
+    scanned(r, KEYS[1])
+    scanned(r, KEYS[2])
     assert r.vram.resident().keys() == {KEYS[5], KEYS[0], KEYS[2]}
 
 
-def test_it_ends_when_it_is_told(rig: type[Rig]) -> None:
-    """Within a stream: what is being read comes, nothing else is begun."""
+def test_go_on_ends_it_within_a_batch(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read under way arrives, and no other begins."""
     r = rig(SLICED, 6, workers=1)
-    begun, gate = r.reader.hold(KEYS[1])
-    told = []
+    monkeypatch.setattr(warm, "BATCH_BYTES", 6 * SLICED.bytes_at(4))
+    begun, gate = r.reader.delay(KEYS[1])
+    calls = []
 
-    def go_on():
-        if len(told) == 2:  # before the stream, before its first expert, and now
-            assert begun.wait(30)
-            threading.Timer(0.2, gate.set).start()
-            return False
-        told.append(True)
-        return True
+    def go_on() -> bool:
+        calls.append(True)
+        if len(calls) == 1:  # before the batch; the second call follows its first expert
+            return True
+        assert begun.wait(WAIT)
+        threading.Timer(0.2, gate.set).start()
+        return False
 
-    fill(r.fetcher, r.vram, KEYS, [4], 6, go_on)
+    r.fetcher.fill(KEYS, [4], go_on)
+    assert r.reader.reads == KEYS[:2]
     assert r.vram.resident().keys() == set(KEYS[:2])
     r.whole()
 
 
-def test_a_second_filling_leaves_the_first_ones_marks(rig: type[Rig]) -> None:
-    """An expert that was used outlives what either has brought."""
+def test_go_on_is_called_before_every_batch(rig: type[Rig]) -> None:
+    """False before the first batch reads nothing."""
+    r = rig(SLICED, 6)
+    r.fetcher.fill(KEYS, [4], lambda: False)
+    assert r.reader.reads == []
+
+
+def test_a_second_fill_keeps_the_marks_of_the_first(rig: type[Rig]) -> None:
+    """An expert that was used stays while experts of either fill can be evicted."""
     r = rig(SLICED, 5)
     r.fetch({KEYS[2]: 4})
-    for _ in range(2):
-        answers = iter([True, True, True])
-        fill(r.fetcher, r.vram, KEYS, [4], 2, lambda answers=answers: next(answers, False))
+    for keys in (KEYS[:2], KEYS[3:5]):
+        fill(r, keys)
     assert len(r.vram.resident()) == 5
-    assert len(r.vram._first) == 4
-    with r.fetcher.stream({KEYS[5]: 4}, passing=True) as leases:
-        assert [lease.key for lease in leases] == [KEYS[5]]
-    assert KEYS[2] in r.vram.resident()
+    for key in (KEYS[5], *(ExpertKey(2, expert) for expert in range(3))):
+        scanned(r, key)
+        assert KEYS[2] in r.vram.resident()
 
 
-def test_what_came_beside_a_damaged_one_goes_first_too(rig: type[Rig]) -> None:
-    """Nobody has asked for it either."""
+def test_experts_beside_a_damaged_one_are_marked_too(rig: type[Rig]) -> None:
+    """No request wants them yet either."""
     r = rig(SLICED, 6, workers=1)
     r.reader.errors[KEYS[1]] = broken(KEYS[1])
-    fill(r.fetcher, r.vram, KEYS, [4], 3)
+    fill(r, KEYS)
     assert r.vram.resident().keys() == r.vram._first.keys() != set()
 
 
-def test_what_would_stay_below_comes_up(engines) -> None:
-    """A split that was left over from a token is not asked while room is filled, and is there again afterwards."""
-    engine = engines(DoubleDevice(seed=1), None, 16)
-    engine.fill()
-    for key in list(engine.vram.resident()):
-        engine.vram.drop(key)
-
-    def split(levels):
-        return len(levels)
-
-    engine._source.split = split
-    engine.fill()
-    assert len(engine.vram.resident()) == engine.shape.experts
-    assert engine._source.split is split
-
-
-def test_an_expert_that_cannot_be_read_is_somebody_elses_error(rig: type[Rig]) -> None:
-    """It ends there without one; the tier is whole, and whoever asks for the expert is told."""
+def test_a_damaged_expert_ends_it_without_an_error(rig: type[Rig]) -> None:
+    """The tier is whole, and a request for the expert raises the error."""
     r = rig(SLICED, 6)
     r.reader.errors[KEYS[1]] = broken(KEYS[1])
-    fill(r.fetcher, r.vram, KEYS, [4], 2)
+    fill(r, KEYS)
     assert KEYS[1] not in r.vram.resident()
     r.whole()
     with pytest.raises(type(broken(KEYS[1]))):
         r.fetch({KEYS[1]: 4})
 
 
-def test_the_look_ahead_is_not_judged_by_it(rig: type[Rig]) -> None:
-    """Streams without guesses would have mode auto rest."""
-    r = rig(SLICED, 6, speculate="auto", judge=Judge(window=2))
-    fill(r.fetcher, r.vram, KEYS, [4], 2)
+def test_an_open_request_or_a_closed_source_refuses(rig: type[Rig]) -> None:
+    """Both are ValueErrors, and nothing is read."""
+    r = rig(SLICED, 2)
+    with r.fetcher.request({}), pytest.raises(ValueError, match="no open request, got one"):
+        fill(r, KEYS)
+    r.fetcher.close()
+    with pytest.raises(ValueError, match="closed"):
+        fill(r, KEYS)
+    assert r.reader.reads == []
+
+
+def test_the_gate_does_not_count_it(rig: type[Rig]) -> None:
+    """Its requests are without predictions, and mode auto is on afterwards."""
+    r = rig(SLICED, 6, look_ahead="auto", gate=LookaheadGate(window=2))
+    fill(r, KEYS)
     assert len(r.vram.resident()) == 6
-    assert r.fetcher.mode == "auto"
     assert r.fetcher.looks_ahead
+
+
+def test_a_prediction_ends_before_it(rig: type[Rig]) -> None:
+    """Its reads and leases end, so that the blocks can be filled."""
+    r = rig(SLICED, 6, look_ahead="full")
+    r.predict({KEYS[5]: 4})
+    fill(r, KEYS)
+    assert not r.fetcher.predicting
+    assert len(r.vram.resident()) == 6
+    r.whole()
+
+
+@pytest.fixture
+def device_rig() -> Iterator[DeviceRig]:
+    """A rig with all KEYS in DRAM and nothing in VRAM."""
+    r = DeviceRig(DoubleDevice(), 6, 6)
+    r.fetch(dict.fromkeys(KEYS, 4))
+    for key in KEYS:
+        r.vram.drop(key)
+    yield r
+    r.close()
+
+
+def test_no_expert_is_left_in_dram(device_rig: DeviceRig) -> None:
+    """The split is off during the fill, and in force again afterwards."""
+    r = device_rig
+    r.fetcher.configure("full", len)
+    fill(r, KEYS)
+    assert r.vram.resident() == dict.fromkeys(KEYS, 4)
+    for key in KEYS:
+        r.vram.drop(key)
+    r.fetch(dict.fromkeys(KEYS[:3], 4))
+    assert r.fetcher.take_counts().left_below == 3
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("experts", [None, 5])
-def test_an_engine_answers_the_same_with_fewer_reads(engines, experts, on_device) -> None:
-    """To the bit; where all fits, with none at all."""
+def test_an_engine_gives_the_same_logits_with_fewer_reads(engines, experts, on_device) -> None:
+    """To the bit; where every expert fits, without any read."""
 
     def device():
         return DoubleDevice(seed=1) if on_device else None
@@ -211,142 +247,26 @@ def test_an_engine_answers_the_same_with_fewer_reads(engines, experts, on_device
     assert after.ssd_bytes == 0 or experts
 
 
-def test_a_prompt_passes_and_a_token_does_not(engines, monkeypatch) -> None:
-    """21 tokens want nearly all of a layer; one wants two, and so do two that are appended."""
-    engine, passed = engines(None, 6), []
-    stream = engine._source.stream
+def test_a_prompt_scans_and_a_token_does_not(engines, monkeypatch) -> None:
+    """21 tokens want nearly all of a layer; one token wants two experts, two tokens at most four."""
+    engine, scans = engines(None, 6), []
+    request = engine._source.request
 
-    def seen(wanted, *, passing=False):
-        passed.append((len(wanted), passing))
-        return stream(wanted, passing=passing)
+    def seen(wanted, *, scan=False):
+        scans.append((len(wanted), scan))
+        return request(wanted, scan=scan)
 
-    monkeypatch.setattr(engine._source, "stream", seen)
+    monkeypatch.setattr(engine._source, "request", seen)
     sequence = engine.new_sequence()
     engine.prefill(sequence, PROMPT)
     engine.prefill(sequence, DECODED[:1])
     engine.prefill(sequence, DECODED[1:3])
-    assert {passing for _, passing in passed} == {False, True}
-    assert all(passing == (wanted > 4) for wanted, passing in passed)
+    assert {scan for _, scan in scans} == {False, True}
+    assert all(scan == (wanted > 4) for wanted, scan in scans)
 
 
-def test_loading_on_demand_fills_nothing(engines) -> None:
-    """A run without a cache stays one."""
+def test_an_engine_without_a_cache_fills_nothing(engines) -> None:
+    """A run that loads on demand keeps doing so."""
     engine = engines(None, cache=False)
     engine.fill()
-    assert engine.vram.resident() == {}
-
-
-def test_the_engine_fills_while_somebody_waits(engines) -> None:
-    """On a thread of its own, which has ended when the waiting has; then the engine is the waiter's again."""
-    engine = engines(None)
-    deadline = time.monotonic() + 60
-    with idle_prefetch(engine):
-        while len(engine.vram.resident()) < engine.shape.experts:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert "idle-prefetch" not in [thread.name for thread in threading.enumerate()]
-    engine.prefill(engine.new_sequence(), PROMPT)
-    assert engine.take_counts().ssd_bytes == 0
-
-
-def slowed(engine, begun: threading.Event, patch: pytest.MonkeyPatch) -> None:
-    """Has every read take 0.1 s more."""
-    reader = engine._source._traffic._reader
-    read = reader.read
-
-    def slow(*arguments):
-        begun.set()
-        time.sleep(0.1)
-        return read(*arguments)
-
-    patch.setattr(reader, "read", slow)
-
-
-def test_who_leaves_does_not_wait_for_all_of_it(engines, monkeypatch) -> None:
-    """An error ends the filling behind the reads that are under way."""
-    engine, begun = engines(None), threading.Event()
-    slowed(engine, begun, monkeypatch)
-    with suppress(ZeroDivisionError), idle_prefetch(engine):
-        assert begun.wait(60)
-        raise ZeroDivisionError
-    assert len(engine.vram.resident()) < engine.shape.experts
-    engine.vram.check_integrity()
-
-
-def test_ctrl_c_while_the_filling_ends(engines, monkeypatch) -> None:
-    """It is raised behind the end of the filling, whose read goes on for a while: the engine can be closed then."""
-    engine, begun, gate = engines(None), threading.Event(), threading.Event()
-    read = engine._source._traffic._reader.read
-
-    def held(*arguments):
-        begun.set()
-        assert gate.wait(60)
-        return read(*arguments)
-
-    def interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
-        gate.set()
-
-    def wait_and_leave():
-        with idle_prefetch(engine):
-            assert begun.wait(60)
-            threading.Thread(target=interrupt).start()
-
-    monkeypatch.setattr(engine._source._traffic._reader, "read", held)
-    with pytest.raises(KeyboardInterrupt):
-        wait_and_leave()
-    assert gate.is_set()
-    engine._source.settle()  # no stream is open
-    engine.vram.check_integrity()
-
-
-def test_a_turn_is_dropped_by_ctrl_c_behind_it(engines, monkeypatch, capsys) -> None:
-    """Read already, not yet asked: the chat goes on; at an empty prompt it ends."""
-    chat = SimpleNamespace(engine=engines(None), say=print)
-
-    @contextmanager
-    def interrupted(engine):
-        yield
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("edgemoe.chat.loop.idle_prefetch", interrupted)
-    assert _read_and_prefetch(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
-    assert "dropped" in capsys.readouterr().out
-
-    def empty():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _read_and_prefetch(chat, SimpleNamespace(read=empty))
-
-
-def test_what_goes_wrong_is_logged(engines, monkeypatch, caplog) -> None:
-    """And the waiting goes on."""
-    engine = engines(None)
-
-    def fail(go_on):
-        raise RuntimeError("a device refused a copy")
-
-    monkeypatch.setattr(engine, "fill", fail)
-    with idle_prefetch(engine):
-        pass
-    assert "refused a copy" in caplog.text
-
-
-@pytest.mark.e2e
-def test_a_chat_fills_at_a_terminal(tiny_store, tmp_path) -> None:
-    """What a person finds who took their time: every expert resident before the first question."""
-    with Terminal(tmp_path, "chat", "--model", tiny_store) as terminal:
-        terminal.ready()
-        deadline = time.monotonic() + 60
-        while "16 of at most 16 experts resident" not in terminal.enter("/mem"):
-            assert time.monotonic() < deadline
-
-
-def test_a_pipe_is_not_kept_waiting(engines, monkeypatch) -> None:
-    """A script's first line is there already: nothing is read for nobody."""
-    engine = engines(None)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    run_chat(engine, Conversation(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())), None, as_json=True)
     assert engine.vram.resident() == {}

@@ -1,4 +1,4 @@
-"""prefetch.workers: demand before guesses, and what has not begun can be taken back."""
+"""prefetch.workers: demands run before reads ahead, and an item that has not begun can be cancelled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT = 30
 
 
 class Line:
-    """Workers whose first item holds the only thread until told to go on; what ran is in `ran`, in order."""
+    """Workers of one thread, which the first item keeps busy until `go`; `ran` has the items in order."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -29,7 +29,7 @@ class Line:
             assert self.go.wait(WAIT)
 
     def end(self) -> list[str]:
-        """Lets the thread go on, and returns what ran after the first."""
+        """Lets the thread go on, and returns the items that ran after the first."""
         self.go.set()
         self.workers.close()
         return self.ran[1:]
@@ -42,14 +42,14 @@ def line() -> Iterator[Line]:
     made.end()
 
 
-def test_demand_overtakes(line: Line) -> None:
-    """Whatever was submitted ahead waits for every demand, and each class keeps its order."""
+def test_demands_overtake(line: Line) -> None:
+    """An item submitted ahead waits for every demand, and each class keeps its order."""
     for item, ahead in [("a1", True), ("d1", False), ("a2", True), ("d2", False)]:
         line.workers.submit(item, ahead=ahead)
     assert line.end() == ["d1", "d2", "a1", "a2"]
 
 
-def test_a_hastened_guess_is_a_demand(line: Line) -> None:
+def test_a_hastened_item_is_a_demand(line: Line) -> None:
     """It joins the end of the demands, and runs once."""
     line.workers.submit("a1", ahead=True)
     line.workers.submit("a2", ahead=True)
@@ -59,47 +59,47 @@ def test_a_hastened_guess_is_a_demand(line: Line) -> None:
     assert line.end() == ["d1", "a2", "d2", "a1"]
 
 
-def test_hastening_what_has_begun_does_nothing(line: Line) -> None:
+def test_hastening_an_item_that_has_begun_does_nothing(line: Line) -> None:
     """An item that a thread has taken is not queued again."""
     line.workers.hasten("first")
     assert line.end() == []
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_what_is_withdrawn_never_runs(line: Line, ahead: bool) -> None:
-    """Once, before it has begun, an item of either class can be taken back; the others run all the same."""
+def test_a_cancelled_item_never_runs(line: Line, ahead: bool) -> None:
+    """An item of either class can be cancelled once, before it has begun; the other items run."""
     line.workers.submit("x", ahead=ahead)
     line.workers.submit("y", ahead=ahead)
-    assert line.workers.withdraw("x")
-    assert not line.workers.withdraw("x")
-    assert not line.workers.withdraw("first")
+    assert line.workers.cancel("x")
+    assert not line.workers.cancel("x")
+    assert not line.workers.cancel("first")
     assert line.end() == ["y"]
 
 
-def test_nothing_is_taken_after_close(line: Line) -> None:
-    """A closed queue refuses items instead of losing them."""
+def test_closed_workers_refuse_items(line: Line) -> None:
+    """submit raises after close."""
     line.end()
     with pytest.raises(ValueError, match="closed"):
         line.workers.submit("late", ahead=True)
 
 
 def test_many_threads_run_every_item_once() -> None:
-    """What was not withdrawn runs, once, in whichever of four threads, however the withdrawals fall."""
+    """In four threads every item that was not cancelled runs, once."""
     ran: list[int] = []
     workers: Workers[int] = Workers(4, ran.append)
-    withdrawn = set()
+    cancelled = set()
     for item in range(2000):
         workers.submit(item, ahead=item % 3 == 0)
-        if item % 5 == 0 and workers.withdraw(item - item % 2):
-            withdrawn.add(item - item % 2)
+        if item % 5 == 0 and workers.cancel(item - item % 2):
+            cancelled.add(item - item % 2)
         if item % 7 == 0:
             workers.hasten(item)
     workers.close()
-    assert sorted(ran) == sorted(set(range(2000)) - withdrawn)
+    assert sorted(ran) == sorted(set(range(2000)) - cancelled)
 
 
-def test_more_threads_only_where_much_waits() -> None:
-    """A few items are left to those at work; one more than that and another thread begins; all run once in the end."""
+def test_scan_threads_run_while_many_items_wait() -> None:
+    """One thread runs while fewer than MANY items wait, another begins at MANY, and every item runs once."""
     ran: list[int] = []
     begun, declined, go = Semaphore(0), Semaphore(0), Event()
 
@@ -108,7 +108,7 @@ def test_more_threads_only_where_much_waits() -> None:
         begun.release()
         assert go.wait(WAIT)
 
-    workers: Workers[int] = Workers(1, run, bulk=3)
+    workers: Workers[int] = Workers(1, run, scan_count=3)
     take = workers._take
 
     def taken(*, done: int = 0) -> int | None:

@@ -8,35 +8,55 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from toys import ToyForm, ToyReader, check, contents, expected
 
+from cache.base import Lease
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
+from prefetch.base import Request
 from prefetch.fetcher import Fetcher
-from prefetch.lookahead_gate import Judge
+from prefetch.lookahead_gate import LookaheadGate
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch
 
 WAIT = 30
-"""Seconds after which a test that would hang fails instead."""
+"""Seconds after which a test fails that would hang otherwise."""
 
 
 def broken(key: ExpertKey) -> ChecksumMismatch:
-    return ChecksumMismatch(f"expert {key.expert} was wanted", "other bytes", "Convert the model again")
+    """The error of a read that finds other bytes than were written."""
+    return ChecksumMismatch(f"the bytes of expert {key.expert}", "other bytes", "convert the model again")
 
 
 def after(patch: pytest.MonkeyPatch, tier: PlaneTier, method: str, then: Callable[[], object]) -> None:
-    """Has the tier call `then` at the end of every call of one of its methods."""
+    """Calls `then` at the end of every call of one of the tier's methods."""
     original = getattr(tier, method)
 
-    def both(argument: object) -> object:
-        result = original(argument)
+    def both(*arguments: object) -> object:
+        result = original(*arguments)
         then()
         return result
 
     patch.setattr(tier, method, both)
 
 
+class Arrivals:
+    """One lease after another of a request, for tests whose subject is the order and not the lists."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._ready: list[Lease] = []
+
+    def __iter__(self) -> Arrivals:
+        return self
+
+    def __next__(self) -> Lease:
+        """The next lease of the current list, or the first one of the next list."""
+        if not self._ready:
+            self._ready = list(next(self._request))
+        return self._ready.pop(0)
+
+
 class CountingReader(ToyReader):
-    """A toy disk that knows how many bytes were read from it."""
+    """A toy disk that adds up the bytes that were read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +71,7 @@ class CountingReader(ToyReader):
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that a test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -61,7 +81,14 @@ class Clock:
 
 
 class Rig:
-    """A fetcher over tiers with room for so many experts at level 8; no DRAM tier where that is None."""
+    """A fetcher over tiers with blocks for a number of experts at level 8.
+
+    Args:
+        form: of both tiers.
+        vram: experts that the fast tier has blocks for.
+        dram: experts that the slow tier has blocks for; None: there is no slow tier.
+        workers, look_ahead, gate: as Fetcher.
+    """
 
     def __init__(
         self,
@@ -69,13 +96,10 @@ class Rig:
         vram: int,
         dram: int | None = None,
         workers: int = 2,
-        speculate: str = "off",
-        judge: Judge | None = None,
-        roomy: bool = False,
+        look_ahead: str = "off",
+        gate: LookaheadGate | None = None,
     ) -> None:
-        self.form = form
-        self.reader = CountingReader()
-        self.clock = Clock()
+        self.form, self.reader, self.clock = form, CountingReader(), Clock()
         self.vram = self._tier("vram", vram)
         self.dram = self._tier("dram", dram) if dram is not None else None
         self.fetcher = Fetcher(
@@ -84,9 +108,8 @@ class Rig:
             form,
             self.reader,
             workers=workers,
-            speculate=speculate,
-            judge=judge,
-            roomy=roomy,
+            look_ahead=look_ahead,
+            gate=gate,
             clock=self.clock,
         )
 
@@ -94,36 +117,38 @@ class Rig:
         capacity = {kind.name: experts for kind in self.form.kinds}
         return PlaneTier(self.form, capacity, LRU, device="cpu", name=name)
 
-    def fetch(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
-        """Streams `wanted`, checks every lease's level and bytes, and returns the order they came in."""
+    def fetch(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> list[ExpertKey]:
+        """Requests `wanted`, checks every lease's level and bytes, and returns the order in which they came."""
         order = []
-        with self.fetcher.stream(wanted) as leases:
-            for lease in leases:
-                assert lease.level >= wanted[lease.key]
-                assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
-                order.append(lease.key)
+        with self.fetcher.request(wanted, scan=scan) as request:
+            for leases in request:
+                for lease in leases:
+                    assert lease.level >= wanted[lease.key]
+                    assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
+                    order.append(lease.key)
         assert sorted(order) == sorted(wanted)
         self.whole()
         return order
 
-    def guess(
+    def predict(
         self, predicted: Mapping[ExpertKey, int], during: Mapping[ExpertKey, int] | None = None
     ) -> None:
-        """Streams `during`, nothing unless told, and predicts before its first lease."""
-        with self.fetcher.stream(during or {}) as leases:
-            self.fetcher.speculate(predicted)
-            for lease in leases:
-                assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
+        """Requests `during`, by default nothing, and predicts before its first lease."""
+        with self.fetcher.request(during or {}) as request:
+            self.fetcher.read_ahead(predicted)
+            for leases in request:
+                for lease in leases:
+                    assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
 
     def landed(self, *keys: ExpertKey) -> None:
-        """Waits until the workers have done with what is under way of some experts."""
-        traffic = self.fetcher._traffic
+        """Waits until the workers have ended the transfers under way of some experts."""
+        transfers = self.fetcher._transfers
         for key in keys:
-            if key in traffic.under_way:
-                traffic.next_done((traffic.under_way[key],))
+            if key in transfers.under_way:
+                transfers.next_done((transfers.under_way[key],))
 
     def whole(self) -> None:
-        """No block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
+        """Asserts that no block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
         residents = self.vram.resident()
         check(self.vram, self.form, residents)
         assert not self.vram._leases
@@ -136,7 +161,7 @@ class Rig:
 
 
 def rigs() -> Iterator[type[Rig]]:
-    """For a fixture: Rig, with every fetcher closed in the end and its threads seen to be gone."""
+    """For a fixture: Rig, whose fetchers are closed after the test and whose threads have ended then."""
     made: list[Rig] = []
 
     class Closing(Rig):

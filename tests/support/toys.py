@@ -1,4 +1,4 @@
-"""Forms of two and three block kinds whose bytes say what they are, for tests of tiers and transfers."""
+"""Forms of two and three block kinds, whose blocks name their own content, for tests of tiers and transfers."""
 
 from __future__ import annotations
 
@@ -21,42 +21,47 @@ from storage.base import (
 )
 
 PLANE_BYTES = {Plane.BASE: 1000, Plane.D4: 200, Plane.D8: 30}
-"""What the toy disk says it read for a plane."""
+"""Plane -> bytes that ToyReader returns for a read of it."""
 
 
-def disk_bytes(held: int, level: int) -> int:
-    """Bytes the toy disk reads for the planes that an expert at `held` lacks at `level`."""
-    return sum(PLANE_BYTES[Plane(i)] for i in range(PLANES_OF_LEVEL[held], PLANES_OF_LEVEL[level]))
+def disk_bytes(before: int, level: int) -> int:
+    """Bytes that ToyReader returns for the planes between two levels; `before` 0: for all planes up to `level`."""
+    return sum(PLANE_BYTES[Plane(i)] for i in range(PLANES_OF_LEVEL[before], PLANES_OF_LEVEL[level]))
 
 
 class ToyForm(ResidentForm):
-    """A block's bytes name its expert, its kind and the level its contents are of."""
+    """A form in which a block's bytes name its expert, its kind and its level.
+
+    Args:
+        kinds: of blocks, the lowest first.
+        merged: whether a block p4 has other bytes at level 4 than at 2, as a CPU's form has.
+    """
 
     def __init__(self, kinds: Sequence[BlockKind], merged: bool) -> None:
         self.kinds = tuple(kinds)
         self.merged = merged
 
     def content(self, key: ExpertKey, kind: str, level: int) -> bytes:
-        """What the block of a kind holds of an expert that is complete at `level`."""
+        """The bytes of an expert's block of a kind, where the expert is complete at `level`."""
         size = next(k.size for k in self.kinds if k.name == kind)
         of = min(level, 4) if self.merged and kind == "p4" else 0
         text = f"layer {key.layer} expert {key.expert} {kind} {of};".encode()
         return (text * (size // len(text) + 1))[:size]
 
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        new = [k.name for k in self.kinds_at(level) if k.level > held]
-        if self.merged and held == 2 < level:
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        new = [k.name for k in self.kinds_at(level) if k.level > resident]
+        if self.merged and resident == 2 < level:
             new.insert(0, "p4")
         return tuple(new)
 
     def fill(self, reader, key: ExpertKey, level: int, into: Blocks, source: Source | None) -> int:
-        held = source.level if source else 0
+        resident = source.level if source else 0
         for kind, block in source.blocks.items() if source else ():
-            assert bytes(block) == self.content(key, kind, held)
-        changed = self.rewritten(held, level)
+            assert bytes(block) == self.content(key, kind, resident)
+        changed = self.rewritten(resident, level)
         read = 0
-        if held < level:
-            first, last = Plane(PLANES_OF_LEVEL[held]), Plane(PLANES_OF_LEVEL[level] - 1)
+        if resident < level:
+            first, last = Plane(PLANES_OF_LEVEL[resident]), Plane(PLANES_OF_LEVEL[level] - 1)
             read = reader.read(key, first, last, [])
         for kind, block in into.items():
             write(block, self.content(key, kind, level) if kind in changed else bytes(source.blocks[kind]))
@@ -73,23 +78,28 @@ SLICED = ToyForm(
 
 
 class ToyReader(PlaneReader):
-    """A disk that fails, and that makes reads wait, where it is told to."""
+    """A disk without bytes, whose reads a test delays or makes fail.
+
+    Attributes:
+        reads: the expert of every read, in the order in which the reads began.
+        errors: expert -> the error that its reads raise.
+    """
 
     def __init__(self) -> None:
         self.reads: list[ExpertKey] = []
         self.errors: dict[ExpertKey, Exception] = {}
         self.gates: dict[ExpertKey, Event] = {}
-        self.begun: dict[ExpertKey, Event] = {}
+        self._begun: dict[ExpertKey, Event] = {}
 
-    def hold(self, key: ExpertKey) -> tuple[Event, Event]:
-        """(set once the read of `key` has begun, to be set before it ends)."""
-        self.begun[key], self.gates[key] = Event(), Event()
-        return self.begun[key], self.gates[key]
+    def delay(self, key: ExpertKey) -> tuple[Event, Event]:
+        """Delays reads of `key`. Returns (an event that a read sets as it begins, one that lets the reads end)."""
+        self._begun[key], self.gates[key] = Event(), Event()
+        return self._begun[key], self.gates[key]
 
     def read(self, key, first, last, into):
         self.reads.append(key)
         if key in self.gates:
-            self.begun[key].set()
+            self._begun[key].set()
             assert self.gates[key].wait(timeout=30)
         if key in self.errors:
             raise self.errors[key]
@@ -100,10 +110,12 @@ class ToyReader(PlaneReader):
 
 
 def write(block: memoryview | torch.Tensor, content: bytes) -> None:
+    """Overwrites a block in RAM or in a double's memory."""
     np.asarray(block)[:] = np.frombuffer(content, np.uint8)
 
 
 def contents(blocks: Blocks) -> dict[str, bytes]:
+    """Copies the bytes of every block."""
     return {kind: np.asarray(block).tobytes() for kind, block in blocks.items()}
 
 
@@ -113,7 +125,7 @@ def expected(form: ToyForm, key: ExpertKey, level: int) -> dict[str, bytes]:
 
 
 def put(tier: Tier, form: ToyForm, key: ExpertKey, level: int) -> None:
-    """Makes an expert resident, and the most recently used."""
+    """Makes an expert resident at `level`, as the most recently used one."""
     reservation = tier.reserve(key, level)
     assert reservation is not None
     for kind, block in reservation.into.items():
@@ -122,7 +134,7 @@ def put(tier: Tier, form: ToyForm, key: ExpertKey, level: int) -> None:
 
 
 def check(tier: Tier, form: ToyForm, residents: Mapping[ExpertKey, int]) -> None:
-    """Asserts that exactly `residents` are in the tier, whole and with their own bytes."""
+    """Asserts that the tier has exactly `residents`, each at its level and with its own bytes."""
     tier.check_integrity()
     assert tier.resident() == residents
     for key, level in residents.items():

@@ -1,4 +1,4 @@
-"""A fetcher over a fast tier on a device, and layers that leave nothing in it where it was."""
+"""A fetcher over a fast tier on a device, and a random load under which all of its blocks are reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cache.base import Tier
 from cache.device_arena import OnDevice, Pinned
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
-from prefetch.device_path import StagedRoute, Staging
+from prefetch.device_path import DevicePath, Staging
 from prefetch.fetcher import Fetcher
 from storage.base import ExpertKey
 
@@ -21,7 +21,7 @@ MOST_READS = 2_000
 
 
 class EndlessReader(ToyReader):
-    """Fails once so much was read that somebody must be asking for the same again and again."""
+    """Fails after MOST_READS reads: a request reads the same experts again and again."""
 
     def read(self, key, first, last, into):
         assert len(self.reads) < MOST_READS, "read for ever"
@@ -29,9 +29,12 @@ class EndlessReader(ToyReader):
 
 
 class DeviceRig:
-    """A fetcher whose fast tier lies on a device; room for so many experts at level 8 in each tier.
+    """A fetcher whose fast tier lies on a device.
 
-    `device` is a double, or another device with its `launch`.
+    Args:
+        device: a double, or another device with a method `launch`.
+        vram, dram: experts at level 8 that each tier has blocks for; dram None: there is no slow tier.
+        arenas: the fast tier's memory.
     """
 
     def __init__(
@@ -46,9 +49,9 @@ class DeviceRig:
         self.vram = self._tier("vram", vram, arenas(device), device.name)
         self.dram = self._tier("dram", dram, Pinned(device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
-        self.route = StagedRoute(self.vram, self.dram, SLICED, device, self.staging)
+        self.path = DevicePath(self.vram, self.dram, SLICED, device, self.staging)
         self.fetcher = Fetcher(
-            self.vram, self.dram, SLICED, self.reader, route=self.route, workers=2, speculate="full"
+            self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2, look_ahead="full"
         )
 
     def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:
@@ -56,20 +59,20 @@ class DeviceRig:
         return PlaneTier(SLICED, capacity, LRU, device=place, name=name, arenas=arenas)
 
     def fetch(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int] | None = None) -> None:
-        """Streams `wanted`, and launches a kernel on every expert that must see the expert's own bytes."""
+        """Requests `wanted` and predicts; a kernel on every lease must read the expert's own bytes."""
         came = []
-        with self.fetcher.stream(wanted) as leases:
-            self.fetcher.speculate(predicted or {})
-            for lease in leases:
-                for one in [lease, *leases.ready()]:
-                    assert one.level >= wanted[one.key]
-                    read = contents if one.device == "cpu" else self.device.launch
-                    assert read(one.blocks) == expected(SLICED, one.key, one.level)
-                    came.append(one.key)
+        with self.fetcher.request(wanted) as request:
+            self.fetcher.read_ahead(predicted or {})
+            for leases in request:
+                for lease in leases:
+                    assert lease.level >= wanted[lease.key]
+                    read = contents if lease.device == "cpu" else self.device.launch
+                    assert read(lease.blocks) == expected(SLICED, lease.key, lease.level)
+                    came.append(lease.key)
         assert sorted(came) == sorted(wanted)
 
     def close(self) -> None:
-        """Ends it, and asserts that nothing was lost, overwritten, left pinned or left under way."""
+        """Closes the fetcher and the tiers; asserts that nothing is lost, overwritten, pinned or under way."""
         self.fetcher.close()
         self.device.end()
         for tier in (self.vram, self.dram):
@@ -81,26 +84,26 @@ class DeviceRig:
         assert self.device.pinned == {}
 
 
-def turmoil(rig: DeviceRig, seed: int, passes: int = 40) -> None:
-    """Layers that want experts at all levels, guess at others, and now and then lose everything."""
+def turmoil(rig: DeviceRig, seed: int, requests: int = 40) -> None:
+    """Requests random experts at random levels, predicts others, and empties the tiers now and then."""
     chance = Random(seed)
 
     def some(layer: int, most: int) -> dict[ExpertKey, int]:
         experts = chance.sample(range(EXPERTS), chance.randint(1, most))
         return {ExpertKey(layer, expert): chance.choice((2, 4, 8)) for expert in experts}
 
-    for turn in range(passes):
+    for turn in range(requests):
         layer = turn % LAYERS
         rig.fetch(some(layer, 4), some(1 - layer, 3))
         if chance.random() < 0.1:
-            rig.fetcher.settle()
+            rig.fetcher.release_pins()
             for tier in (rig.vram, rig.dram):
                 for key in tier.resident() if tier else ():
                     tier.drop(key)
 
 
 def crowd(tier: Tier, level: int) -> int:
-    """Fills a tier in RAM with others, as long as there is room, and gives it back; returns how many there were."""
+    """Overwrites every block of a tier in RAM that can be had, and frees it; returns the number of experts."""
     taken = []
     while reservation := tier.reserve(ExpertKey(9, len(taken)), level):
         taken.append(reservation)

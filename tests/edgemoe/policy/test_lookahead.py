@@ -1,4 +1,4 @@
-"""prefetch.predictor: the experts of DyMoE's equations 6 to 8, in order."""
+"""edgemoe.policy.lookahead: the experts of DyMoE's equations 6 to 8, in order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefetch.predictor import predict
 from torch.nn import functional as F
+
+from edgemoe.policy.lookahead import predict
 
 
 def case(tokens: int, experts: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +46,7 @@ def test_prefill_orders_by_frequency(tokens: int, experts: int, data: st.DataObj
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 9), st.data(), st.integers(0, 999))
 def test_decode_orders_by_score(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
-    """The top k of every sequence's token, by an expert's best score over the tokens (eq. 8)."""
+    """The top k experts of every sequence's token, by the best score of any token (eq. 8)."""
     k = data.draw(st.integers(1, experts))
     hidden, gate = case(tokens, experts, seed)
     best: dict[int, float] = {}
@@ -56,7 +57,7 @@ def test_decode_orders_by_score(tokens: int, experts: int, data: st.DataObject, 
 
 
 def test_an_example_by_hand() -> None:
-    """Three tokens choose 2 of 4: expert 1 thrice, 3 twice, 0 once, 2 never. In decode the best score leads."""
+    """Three tokens choose 2 of 4 experts: 1 thrice, 3 twice, 0 once, 2 never; in decode the best score leads."""
     gate = torch.eye(4)
     hidden = torch.tensor([[0.0, 2, 0, 1], [0, 1, 0, 2], [9, 3, 0, 0]])
     assert predict(F.linear(hidden, gate), 2, decode=False) == [1, 3, 0]
@@ -64,7 +65,7 @@ def test_an_example_by_hand() -> None:
 
 
 def test_frequency_outweighs_any_score() -> None:
-    """An expert chosen by two tokens precedes one chosen by a single token, whatever the scores."""
+    """An expert chosen by two tokens precedes one chosen by a single token, at any scores."""
     hidden = torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 0.1]])
     assert predict(F.linear(hidden, torch.eye(2)), 1, decode=False) == [1, 0]
 

@@ -1,0 +1,134 @@
+"""edgemoe.chat.idle_prefetch: experts are read while a chat waits for input, and the wait for its end is short."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+from engine_rig import PROMPT, engines_on
+from terminals import Terminal
+
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.idle_prefetch import idle_prefetch
+from edgemoe.chat.loop import _read_and_prefetch, run_chat
+from edgemoe.console.input import Turn
+from edgemoe.engine.generate import Sampling
+
+
+@pytest.fixture
+def engine(tiny_store, monkeypatch):
+    """An engine in RAM with blocks for every expert, none of them resident."""
+    for opened in engines_on(tiny_store, monkeypatch):
+        yield opened(None)
+
+
+def test_the_engine_fills_while_the_block_runs(engine) -> None:
+    """A thread reads every expert and has ended after the block; then the engine can be used again."""
+    deadline = time.monotonic() + 60
+    with idle_prefetch(engine):
+        while len(engine.vram.resident()) < engine.shape.experts:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert "idle-prefetch" not in [thread.name for thread in threading.enumerate()]
+    engine.prefill(engine.new_sequence(), PROMPT)
+    assert engine.take_counts().ssd_bytes == 0
+
+
+def test_leaving_does_not_wait_for_all_experts(engine, monkeypatch) -> None:
+    """An error within the block ends the prefetch after the reads that are under way."""
+    begun, read = threading.Event(), engine._source._transfers._reader.read
+
+    def slow(*arguments):
+        begun.set()
+        time.sleep(0.1)
+        return read(*arguments)
+
+    monkeypatch.setattr(engine._source._transfers._reader, "read", slow)
+    with suppress(ZeroDivisionError), idle_prefetch(engine):
+        assert begun.wait(60)
+        raise ZeroDivisionError
+    assert len(engine.vram.resident()) < engine.shape.experts
+    engine.vram.check_integrity()
+
+
+def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
+    """KeyboardInterrupt is raised after the last read has ended: the engine can be closed then."""
+    begun, gate = threading.Event(), threading.Event()
+    read = engine._source._transfers._reader.read
+
+    def delayed(*arguments):
+        begun.set()
+        assert gate.wait(60)
+        return read(*arguments)
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        gate.set()
+
+    def wait_and_leave():
+        with idle_prefetch(engine):
+            assert begun.wait(60)
+            threading.Thread(target=interrupt).start()
+
+    monkeypatch.setattr(engine._source._transfers._reader, "read", delayed)
+    with pytest.raises(KeyboardInterrupt):
+        wait_and_leave()
+    assert gate.is_set()
+    engine._source.release_pins()  # raises if a request is open
+    engine.vram.check_integrity()
+
+
+def test_ctrl_c_after_a_turn_drops_it(engine, monkeypatch, capsys) -> None:
+    """A turn that was read and not yet answered is dropped, and the chat goes on; an empty prompt ends it."""
+    chat = SimpleNamespace(engine=engine, say=print)
+
+    @contextmanager
+    def interrupted(engine):
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgemoe.chat.loop.idle_prefetch", interrupted)
+    assert _read_and_prefetch(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
+    assert "dropped" in capsys.readouterr().out
+
+    def empty():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _read_and_prefetch(chat, SimpleNamespace(read=empty))
+
+
+def test_an_error_is_logged(engine, monkeypatch, caplog) -> None:
+    """The block and the chat go on."""
+
+    def fail(go_on):
+        raise RuntimeError("a device refused a copy")
+
+    monkeypatch.setattr(engine, "fill", fail)
+    with idle_prefetch(engine):
+        pass
+    assert "refused a copy" in caplog.text
+
+
+@pytest.mark.e2e
+def test_a_chat_prefetches_at_a_terminal(tiny_store, tmp_path) -> None:
+    """Every expert becomes resident before the first question."""
+    with Terminal(tmp_path, "chat", "--model", tiny_store) as terminal:
+        terminal.ready()
+        deadline = time.monotonic() + 60
+        while "16 of at most 16 experts resident" not in terminal.enter("/mem"):
+            assert time.monotonic() < deadline
+
+
+def test_a_pipe_is_read_without_prefetch(engine, monkeypatch) -> None:
+    """The lines of a script are there already, and nothing is read for an empty one."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    run_chat(engine, Conversation(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())), None, as_json=True)
+    assert engine.vram.resident() == {}
