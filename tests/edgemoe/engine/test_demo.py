@@ -1,4 +1,4 @@
-"""The model that comes with edgemoe: what it is, and that it answers on a machine that has never seen it."""
+"""The model that comes with edgemoe: its size, and its answers on a machine with an empty cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_small_and_a_mixture_of_experts():
 
 
 def test_chat_without_a_model_answers_offline(tmp_path):
-    """From an empty cache and with no network to ask: converted, then the right answer."""
+    """From an empty cache and without a network, the model is converted and answers right."""
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
@@ -59,7 +59,7 @@ def store(tmp_path_factory) -> StoreModel:
 
 @pytest.mark.parametrize("levels", [(8,), (4, 2)])
 def test_it_knows_its_tasks_under_a_tight_limit(store, levels):
-    """A few held-out tasks of every kind, with a quarter of the experts resident: most are answered right."""
+    """With a quarter of the experts resident, most of a few held-out tasks of every kind are answered right."""
     settings = RunSettings(levels=levels, retention=0.75 if len(levels) > 1 else 1.0)
     least = store.plan(vram_limit=None, settings=settings, context=256).minimum_vram_bytes
     limit = least + store.shape.experts // 4 * store.form.bytes_at(levels[0])

@@ -22,11 +22,11 @@ from edgemoe.policy.settings import RunSettings
 PROMPT = torch.randint(3, 300, (4,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-def logits(directory: Path, way: Compute, *, experts: int | None) -> torch.Tensor:
-    """A prompt's last logits and those of a decoded token, [2, vocab]; experts at 4 bits, in RAM."""
+def logits(directory: Path, kernel: Compute, *, experts: int | None) -> torch.Tensor:
+    """Logits after a prompt and after a decoded token, [2, vocab]; experts at 4 bits, in RAM."""
     store, settings = StoreModel.open(directory), RunSettings.uniform(4)
     stored = store.compute.layout
-    store = replace(store, form=way.form(store.manifest.geometry, stored, way.layout), compute=way)
+    store = replace(store, form=kernel.form(store.manifest.geometry, stored, kernel.layout), compute=kernel)
     limit = None
     if experts is not None:
         least = store.plan(vram_limit=None, settings=settings, context=16).minimum_vram_bytes
@@ -40,12 +40,14 @@ def logits(directory: Path, way: Compute, *, experts: int | None) -> torch.Tenso
 
 @pytest.mark.triton
 @pytest.mark.skipif(not triton_experts.INTERPRETED, reason="experts in RAM are for the interpreter")
-def test_a_model_is_the_same_on_either_way_and_under_any_limit(tiny_store, monkeypatch):
+def test_triton_equals_torch_and_no_bit_depends_on_limits(tiny_store, monkeypatch):
     """Triton's logits are those of torch's operators to bf16's rounding, and the same bits from the smallest cache."""
     rounds_as_a_gpu(monkeypatch)
     found = set()
-    name = triton_experts.gating_of
-    monkeypatch.setattr(triton_experts, "gating_of", lambda gate: found.add(name(gate)) or name(gate))
+    launch_shape = triton_experts.launch_shape
+    monkeypatch.setattr(
+        triton_experts, "launch_shape", lambda *given: found.add(given[2]) or launch_shape(*given)
+    )
     tritons, planes = kernels_for("cuda")
     resident = logits(tiny_store, tritons, experts=None)
     want = logits(tiny_store, planes, experts=None)
