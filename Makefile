@@ -1,30 +1,34 @@
-# On a machine with Python 3.11 or newer, git and make, every target here installs what it needs into .venv.
+# Every target installs what it needs into .venv. The machine needs Python 3.11 or newer, git and make.
 #
 #   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]   talk to the demo model, a checkpoint or a store
-#   make test [ARGS="-k planes"]                    run the tests
-#   make check                                      format, lint, types, imports and tests
-#   make install                                    only .venv and the edgemoe command in it
+#   make test [ARGS="-k planes"]                    run all tests
+#   make test-fast [ARGS="-x"]                      run the tests that need no other process, whole model or GPU
+#   make check                                      format, lint, types, imports and all tests
+#   make install                                    make only .venv with the edgemoe command
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# Twice quiet: errors only.
+# --quiet twice: pip prints errors only.
 PIP := $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 
-# Installed where no NVIDIA driver answers: the version that the CPU kernels are tested with. With a driver,
-# torch is left to edgemoe's own dependencies, which bring its CUDA libraries.
+# The version that the CPU kernels are tested with, installed on machines without an NVIDIA driver. With a driver, torch
+# comes with edgemoe's dependencies, which bring the CUDA libraries.
 TORCH := torch==2.13.0
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: chat test check install
+.PHONY: chat test test-fast check install
 
 chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(PYTHON) -m pytest $(ARGS)
+
+test-fast: $(VENV)/.installed-dev
+	$(PYTHON) -m pytest -m "not e2e and not gpu" $(ARGS)
 
 check: $(VENV)/.installed-dev
 	@tools/check
@@ -43,8 +47,8 @@ $(VENV)/.installed-dev: pyproject.toml Makefile $(KERNELS)
 	$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 
-# An interpreter may be a shim that answers nothing, so each candidate is asked rather than looked for.
-# A .venv whose interpreter has gone is made anew.
+# Every candidate is started, not only looked up: an interpreter on the path may be a shim that starts none.
+# A .venv whose interpreter no longer starts is replaced.
 define create-venv
 @$(PYTHON) -c '' 2>/dev/null && exit 0; \
 for python in $(CANDIDATES); do \
@@ -53,18 +57,18 @@ for python in $(CANDIDATES); do \
         $$python -m venv --clear $(VENV); exit; \
     fi; \
 done; \
-echo "Python 3.11 or newer was wanted, under one of the names: $(CANDIDATES). Found:" >&2; \
+echo "make: expected Python 3.11 or newer under one of the names $(CANDIDATES), got:" >&2; \
 for python in $(CANDIDATES); do \
     echo "  $$python: $$($$python --version 2>/dev/null || echo none)" >&2; \
 done; \
-echo "Install Python 3.11 or newer so that one of these names starts it, then run make again." >&2; \
+echo "Install Python 3.11 or newer under one of these names, then run make again." >&2; \
 exit 2
 endef
 
 define install-torch
-@echo "Installing into $(VENV); the first time this downloads some hundred megabytes"; \
+@echo "Installing into $(VENV); the first time this downloads several hundred megabytes"; \
 if [ -e /proc/driver/nvidia/version ] || nvidia-smi >/dev/null 2>&1; then \
-    echo "An NVIDIA driver is here: torch with CUDA comes with edgemoe's dependencies"; \
+    echo "Found an NVIDIA driver: torch with CUDA comes with edgemoe's dependencies"; \
 else \
     $(PIP) install $(TORCH); \
 fi

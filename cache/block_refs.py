@@ -34,6 +34,10 @@ class SharedBlocks:
         made = arenas({kind: capacity[name] for name, kind in known.items() if capacity.get(name)})
         self._arenas = {name: arena for name, arena in made.items() if arena.capacity}
         self._references = {name: [0] * arena.capacity for name, arena in self._arenas.items()}
+        self._views = {
+            name: [arena.view(index) for index in range(arena.capacity)]
+            for name, arena in self._arenas.items()
+        }
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -70,7 +74,10 @@ class SharedBlocks:
 
     def views(self, indices: Indices) -> Blocks:
         """The blocks' writable bytes."""
-        return {kind: self._arenas[kind].view(index) for kind, index in indices.items()}
+        blocks: Blocks = {}
+        for kind, index in indices.items():
+            blocks[kind] = self._views[kind][index]
+        return blocks
 
     def check_integrity(self, expected: Counter[tuple[str, int]]) -> None:
         """Raises AssertionError unless each (kind, index) has `expected` references and all other blocks are free."""
@@ -82,5 +89,6 @@ class SharedBlocks:
 
     def close(self) -> None:
         """Returns the memory to the system. Idempotent. Raises BufferError while a block's buffer is exported."""
+        self._views.clear()
         for arena in self._arenas.values():
             arena.close()

@@ -1,10 +1,9 @@
 """A tier of planes: experts as versions made of reference-counted blocks.
 
-A *version* is one complete state of an expert: a level and a block of each kind the level needs. It never
-changes. Promotion and demotion put another version in its place; blocks that both have are shared. A block
-returns to its arena when no version and no reservation refers to it any more, and a version lives as long
-as it is resident or pinned. So whoever computes from a lease sees the same bytes until its release,
-whatever happens to the expert meanwhile.
+A *version* is one complete state of an expert: a level and a block of each kind that the level needs. It never changes.
+Promotion and demotion put another version in its place, which shares the common blocks. A block returns to its arena
+with the last version or reservation that refers to it, and a version lives as long as it is resident or pinned. So a
+lease shows the same bytes until its release, through any promotion, demotion or eviction of its expert.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from storage.device import Event
 
 @dataclass(eq=False, slots=True)
 class _Version:
-    """`pins` counts its leases, and the reservations that it is a victim of."""
+    """A version; `pins` counts its leases, and the reservations whose victim it is."""
 
     key: ExpertKey
     level: int
@@ -37,7 +36,7 @@ class _Version:
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """What a reservation refers to until it ends."""
+    """A reservation and the blocks and versions that it refers to until it ends."""
 
     reservation: Reservation
     indices: Indices
@@ -45,23 +44,23 @@ class _Pending:
 
 
 class PlaneTier(Tier):
-    """See Tier. One lock; every method holds it for some microseconds, `reserve` for its search as well.
+    """Implements Tier with one lock, which every method takes for some microseconds, `reserve` for its search as well.
 
-    Eviction is by kind, and every kind has a policy of its own, told of the experts that have a block of it:
-    where a reservation needs a block of which none is free, the first candidate whose block nobody else
-    refers to loses it, and with it every plane above; or, under a policy of whole experts, everything.
+    Eviction is by kind of block, and every kind has a policy of its own, which sees the experts that have such a block.
+    Where a reservation needs a block and none is free, the first candidate whose block has no other reference loses it
+    and every plane above it; under a policy of whole experts it loses everything.
 
     Args:
-        form: how an expert lies here. A tier that experts move to must have the same.
-        capacity: block kind's name -> blocks; a kind that is absent has none.
-        policy: makes one that orders residents for eviction; called once for each kind of block.
-        device: where the blocks lie, for the leases.
+        form: of experts in this tier, and in any tier that they move to.
+        capacity: block kind's name -> blocks; an absent kind has none.
+        policy: makes a policy; called once for each kind of block.
+        device: the memory that the blocks lie in, for leases.
         name: of the tier, for messages.
-        arenas: makes the memory there.
+        arenas: allocates the memory.
 
     Raises:
         ValueError: a capacity for a kind that the form does not have, or a negative one.
-        OSError, torch.OutOfMemoryError: the memory is not to be had.
+        OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
     """
 
     def __init__(
@@ -84,13 +83,19 @@ class PlaneTier(Tier):
             for level in LEVELS
             for kind in self._names[level]
         }
+        self._rewritten = {
+            (before, level): form.rewritten(before, level)
+            for level in LEVELS
+            for before in LEVELS
+            if before < level
+        }
         kinds = self._blocks.kinds
         self._policies = {kind: policy() for kind in kinds}
         self._whole = any(policy.whole for policy in self._policies.values())
         self._victims_kinds = kinds[::-1] if self._whole else kinds
         self._resident: dict[ExpertKey, _Version] = {}
         self._first: dict[ExpertKey, None] = {}
-        """Residents that are evicted before all others, the last of them first."""
+        """Residents marked for eviction before all others, the last of them first."""
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
         self._observers: list[Observer] = []
@@ -169,14 +174,16 @@ class PlaneTier(Tier):
             self._release(leases)
 
     def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
-        """See Tier."""
+        """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased."""
         with self._lock:
             held = self._resident.get(key)
             before = held.level if held else 0
             if key in self._pending or level not in self._names or level <= before:
                 reserved = " and reserved" if key in self._pending else ""
-                raise ValueError(f"{self.name}: {key} at {level} wanted, it is at {before}{reserved}")
-            needed = self._form.rewritten(before, level)
+                raise ValueError(
+                    f"{self.name}: expected a level above {before}{reserved} for {key}, got {level}"
+                )
+            needed = self._rewritten[before, level]
             plan = self._plan(key, needed)
             if plan is None:
                 return None
@@ -185,19 +192,19 @@ class PlaneTier(Tier):
                 version.pins += 1
                 self._demote(version, left)
             self._blocks.refer(indices)
-            indices |= {kind: self._blocks.take(kind) for kind in needed if kind not in indices}
-            reservation = Reservation(
-                key,
-                level,
-                self._blocks.views(indices),
-                self._lease(held) if held else None,
-                tuple(Victim(version.key, version.level, version.blocks) for version in losers),
-            )
+            for kind in needed:
+                if kind not in indices:
+                    indices[kind] = self._blocks.take(kind)
+            victims = []
+            for version in losers:
+                victims.append(Victim(version.key, version.level, version.blocks))
+            lease = self._lease(held) if held else None
+            reservation = Reservation(key, level, self._blocks.views(indices), lease, tuple(victims))
             self._pending[key] = _Pending(reservation, indices, list(losers))
             return reservation
 
     def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
-        """See Tier."""
+        """Makes the filled blocks visible in one step and leases them to the caller."""
         with self._lock:
             pending = self._end(reservation)
             key, level, held = reservation.key, reservation.level, reservation.held
@@ -209,39 +216,38 @@ class PlaneTier(Tier):
             self._replace(key, version)
             for kind in indices:
                 self._policies[kind].arrived(key)
-            self._let_go(pending)
+            self._drop_references(pending)
             return self._lease(version)
 
     def abandon(self, reservation: Reservation) -> None:
-        """See Tier."""
+        """Frees the reserved blocks."""
         with self._lock:
-            self._let_go(self._end(reservation))
+            self._drop_references(self._end(reservation))
 
     def drop(self, key: ExpertKey, level: int = 0) -> None:
-        """See Tier."""
+        """Demotes the expert to `level`; 0 evicts it."""
         with self._lock:
             version = self._resident.get(key)
             if version and level < version.level:
                 self._demote(version, self._form.demoted(version.level, level))
 
     def close(self) -> None:
-        """Forgets every expert and gives the memory back. Idempotent.
+        """Evicts every expert and frees the memory. Idempotent.
 
         Raises:
             ValueError: experts are leased or reserved.
-            BufferError: somebody still looks at a block.
+            BufferError: a buffer of a block is still exported.
         """
         with self._lock:
             if self._leases or self._pending:
-                raise ValueError(
-                    f"{self.name}: {len(self._leases)} leases, {len(self._pending)} reservations"
-                )
+                counts = f"{len(self._leases)} leases and {len(self._pending)} reservations"
+                raise ValueError(f"{self.name}: expected none leased or reserved, got {counts}")
             for key in list(self._resident):
                 self._replace(key, None)
             self._blocks.close()
 
     def check_integrity(self) -> None:
-        """See Tier."""
+        """Raises AssertionError if an invariant of the tier does not hold."""
         with self._lock:
             pins = Counter(self._leases.values())
             pins.update(version for pending in self._pending.values() for version in pending.victims)
@@ -257,17 +263,18 @@ class PlaneTier(Tier):
             assert self._first.keys() <= self._resident.keys()
             assert all(key == version.key for key, version in self._resident.items())
 
-    # What follows is called with the lock held.
+    # The methods below are called with the lock held.
 
     def _plan(self, key: ExpertKey, needed: Collection[str]) -> tuple[dict[_Version, int], Indices] | None:
-        """Who has to make room for one block of each needed kind. Changes nothing.
+        """Chooses the victims that free one block of each needed kind. Changes nothing.
 
-        A reservation needs one block of a kind and an eviction only ever frees more, so the kinds are
-        independent: this finds room exactly where there is some. Kinds in the order in which a victim's
-        loss of one frees others: the ones above it, or, where whole experts go, the ones below as well.
+        A reservation needs one block of a kind and an eviction only frees more, so kinds are independent and a choice
+        is found wherever one exists. Kinds come in the order in which a victim's loss of one frees others: those above
+        it, and under a policy of whole experts those below it as well.
 
         Returns:
-            version -> the level left of it; and what of the needed comes free by it. None: no room.
+            victim -> the level left of it, and the needed blocks that this frees; None: too many are leased or
+            reserved.
         """
         losers: dict[_Version, int] = {}
         yielded: Indices = {}
@@ -286,7 +293,7 @@ class PlaneTier(Tier):
         return losers, yielded
 
     def _first_to_lose(self, kind: str, key: ExpertKey) -> _Version | None:
-        """The first candidate, other than `key`, whose block of a kind comes free when it loses it."""
+        """The first candidate, other than `key`, whose block of a kind has no other reference."""
         for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
             version = self._resident[candidate]
             index = version.indices.get(kind)
@@ -297,7 +304,7 @@ class PlaneTier(Tier):
         return None
 
     def _demote(self, version: _Version, level: int) -> None:
-        """Leaves resident of `version` what `level` needs."""
+        """Keeps the planes of `version` that `level` needs."""
         if level == version.level:
             return
         if level == 0:
@@ -309,7 +316,7 @@ class PlaneTier(Tier):
         self._replace(version.key, _Version(version.key, level, indices, views, version.arriving))
 
     def _replace(self, key: ExpertKey, version: _Version | None) -> None:
-        """Makes `version`, whose blocks are referred to already, the resident one; None: none is."""
+        """Makes `version`, whose blocks have their references, the resident one; None: none is resident."""
         old = self._resident.pop(key, None)
         if version:
             self._resident[key] = version
@@ -336,7 +343,12 @@ class PlaneTier(Tier):
             self._first.pop(key, None)
         versions = self._resident
         for kind, policy in self._policies.items():
-            policy.used([key for key in keys if kind in versions[key].indices])
+            some = []
+            for key in keys:
+                if kind in versions[key].indices:
+                    some.append(key)
+            if some:
+                policy.used(some)
 
     def _lease(self, version: _Version) -> Lease:
         version.pins += 1
@@ -356,11 +368,11 @@ class PlaneTier(Tier):
     def _end(self, reservation: Reservation) -> _Pending:
         pending = self._pending.get(reservation.key)
         if pending is None or pending.reservation is not reservation:
-            raise ValueError(f"{self.name}: no such reservation of {reservation.key}")
+            raise ValueError(f"{self.name}: expected a reservation that has not ended, on {reservation.key}")
         return self._pending.pop(reservation.key)
 
-    def _let_go(self, pending: _Pending) -> None:
-        """Drops every reference that a reservation had."""
+    def _drop_references(self, pending: _Pending) -> None:
+        """Drops every reference of a reservation."""
         self._blocks.forget(pending.indices)
         for version in pending.victims:
             self._unpin(version)
@@ -369,7 +381,7 @@ class PlaneTier(Tier):
 
 
 def _level_without(form: ResidentForm, level: int, kind: str) -> int:
-    """The highest level below `level` that an expert gets to by giving up `kind` and what lies above."""
+    """The highest level below `level` that needs neither `kind` nor a kind above it."""
     for low in LEVELS:
         if (
             low < level

@@ -1,7 +1,7 @@
 """edgemoe runs Mixture-of-Experts language models whose experts do not fit in memory.
 
-The program's other three packages, `prefetch`, `cache` and `storage`, lie beside this one under names that
-anyone may have used as well. Importing edgemoe therefore first makes sure that they are its own.
+The program's other three packages, `prefetch`, `cache` and `storage`, lie beside this one, under names that other
+projects may use too. Importing edgemoe therefore first checks that Python would import its own.
 """
 
 from importlib.util import find_spec
@@ -13,10 +13,10 @@ _SIBLINGS = ("prefetch", "cache", "storage")
 
 
 def _check_siblings() -> None:
-    """Compares where Python would import each sibling from with where it must lie; imports none of them.
+    """Checks the place from which Python would import each sibling; imports none of them.
 
     Raises:
-        ImportError: a sibling is missing, or something else of its name comes first on the import path.
+        ImportError: a sibling is missing, or another package of its name comes first on the import path.
     """
     for name in _SIBLINGS:
         expected = Path(__file__).resolve().parent.parent / name
@@ -26,8 +26,8 @@ def _check_siblings() -> None:
             found = ", ".join(places) or "nothing"
             raise ImportError(
                 f"edgemoe needs its own package {name!r} at {expected}: Python finds {found} instead. "
-                f"Rename or remove what is found, or take its directory off PYTHONPATH and start elsewhere; "
-                f"if nothing is found, install edgemoe again"
+                "rename or remove the package found, or take its directory off PYTHONPATH and start elsewhere; "
+                "if it finds nothing, install edgemoe again"
             )
 
 

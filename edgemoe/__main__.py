@@ -1,4 +1,4 @@
-"""`python -m edgemoe`: the same as the command `edgemoe`."""
+"""`python -m edgemoe` runs the command line."""
 
 from edgemoe.cli import main
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
 
 
 @dataclass
@@ -52,9 +52,9 @@ class TransferCounts:
     """What moved since the counters were last taken. Bytes and experts.
 
     >>> counts = TransferCounts()
-    >>> counts.add_requests([8, 4, 4])
-    >>> counts.requests, counts.levels
-    (3, {8: 1, 4: 2})
+    >>> counts.levels.update([8, 4, 4])
+    >>> counts.requests
+    3
 
     Every expert read ahead ends as used, cancelled, wasted or failed; until then it counts in `speculated` only.
     """
@@ -71,10 +71,8 @@ class TransferCounts:
     """Experts that needed no disk read, but came from the DRAM tier, or were left there."""
     left_below: int = 0
     """Of these, experts left in DRAM, to be computed by the CPU."""
-    requests: int = 0
-    """Experts requested; level 0 is never requested."""
-    levels: dict[int, int] = field(default_factory=dict)
-    """Requested level -> experts."""
+    levels: Counter[int] = field(default_factory=Counter)
+    """Requested level -> experts; level 0 is never requested."""
     speculated: int = 0
     """Experts for which a transfer was queued ahead."""
     speculated_used: int = 0
@@ -87,6 +85,11 @@ class TransferCounts:
     """Layers that ran while mode `auto` had it turned off."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> counts of its predictions."""
+
+    @property
+    def requests(self) -> int:
+        """Experts requested."""
+        return self.levels.total()
 
     @property
     def hidden_bytes(self) -> int:
@@ -103,12 +106,6 @@ class TransferCounts:
         """LookaheadCounts.hidden_s, over all layers."""
         return sum(counts.hidden_s for counts in self.lookahead.values())
 
-    def add_requests(self, levels: Sequence[int]) -> None:
-        """Counts experts requested at these levels."""
-        self.requests += len(levels)
-        for level in levels:
-            self.levels[level] = self.levels.get(level, 0) + 1
-
     def of_layer(self, layer: int) -> LookaheadCounts:
         """The counts of a layer's predictions, to be added to."""
         return self.lookahead.setdefault(layer, LookaheadCounts())
@@ -122,13 +119,10 @@ class TransferCounts:
         }
         return TransferCounts(
             **numbers,
-            levels=_summed(self.levels, other.levels, 0),
-            lookahead=_summed(self.lookahead, other.lookahead, LookaheadCounts()),
+            levels=self.levels + other.levels,
+            lookahead={
+                layer: self.lookahead.get(layer, LookaheadCounts())
+                + other.lookahead.get(layer, LookaheadCounts())
+                for layer in self.lookahead | other.lookahead
+            },
         )
-
-
-_Count = TypeVar("_Count", int, LookaheadCounts)
-
-
-def _summed(mine: dict[int, _Count], theirs: dict[int, _Count], nothing: _Count) -> dict[int, _Count]:
-    return {key: mine.get(key, nothing) + theirs.get(key, nothing) for key in mine | theirs}

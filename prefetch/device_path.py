@@ -95,6 +95,8 @@ class DevicePath(TransferPath):
         ValueError: a form that changes blocks when it raises an expert, instead of adding to them.
     """
 
+    asynchronous = True
+
     def __init__(
         self, vram: Tier, dram: Tier | None, form: ResidentForm, device: Device, staging: Staging
     ) -> None:

@@ -78,7 +78,7 @@ class LayerRequest(Request):
         if not self._scan:
             self._vram.clear_evict_first()
         counts = self._transfers.counts
-        counts.add_requests(list(self._wanted.values()))
+        counts.levels.update(self._wanted.values())
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)
@@ -119,8 +119,7 @@ class LayerRequest(Request):
         while self._missing:
             if not self._start_first():
                 return
-        if self._speculation.on or self._speculation.pending:
-            self._speculation.pump()
+        self._speculation.pump()
 
     def finish(self) -> None:
         """Ends every lease, and every transfer; transfers that have not begun never do. Idempotent."""
@@ -189,7 +188,8 @@ class LayerRequest(Request):
             now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
             (leases if now else still).append(lease)
         self._hits, self._arrived, self._current = [], still, leases
-        self._transfers.path.hand_out(leases)
+        if self._transfers.path.asynchronous:
+            self._transfers.path.hand_out(leases)
         return leases
 
     def _collect(self) -> None:
@@ -215,7 +215,6 @@ class LayerRequest(Request):
         if lease:
             self._vram.release(lease)
         self._missing.append(key)
-        self.advance()
 
     def _end(self, transfer: Transfer) -> Lease | None:
         return self._speculation.end_transfer(transfer) if transfer.ahead else self._transfers.end(transfer)
@@ -225,7 +224,8 @@ class LayerRequest(Request):
 
     def _release_current(self) -> None:
         if self._current:
-            self._transfers.path.computed()
+            if self._transfers.path.asynchronous:
+                self._transfers.path.computed()
             self._vram.release(*self._current)
             self._current = []
         if self._current_in_dram:

@@ -30,11 +30,8 @@ class LookaheadGate:
         self._hidden = self._wasted = 0
         self._next_rest = rest
         self._left = 0
-
-    @property
-    def on(self) -> bool:
+        self.on = True
         """Whether to read ahead now."""
-        return not self._left
 
     def layer(self, hidden: int, wasted: int, layers: int = 1) -> None:
         """Takes what the predictions of a layer came to, in bytes; both 0 where there was nothing to read.
@@ -45,6 +42,7 @@ class LookaheadGate:
         """
         if self._left:
             layers, self._left = max(layers - self._left, 0), max(self._left - layers, 0)
+            self.on = not self._left
         for _ in range(layers):
             self._recent.append((hidden, wasted))
             self._hidden += hidden
@@ -56,7 +54,7 @@ class LookaheadGate:
         """Drops the oldest layer of a full window, or begins a rest; whether it rests."""
         idle = not self._hidden and not self._wasted
         if idle or self._wasted * self._price > self._hidden:
-            self._left = self._rest if idle else self._next_rest
+            self._left, self.on = self._rest if idle else self._next_rest, False
             self._next_rest = self._rest if idle else min(2 * self._next_rest, self._longest)
             self._recent.clear()
             self._hidden = self._wasted = 0

@@ -87,6 +87,8 @@ class Speculation:
 
     def pump(self) -> None:
         """Starts predicted transfers while blocks are free. Called when no demand lacks blocks."""
+        if not self._flying and not self._candidates:
+            return
         # A transfer whose expert is requested is ended by its request.
         for transfer in list(self._flying.values()):
             if transfer.done and transfer.requested is None:

@@ -53,7 +53,14 @@ class Load(ABC):
 
 
 class TransferPath(ABC):
-    """Makes loads. Used by the engine's thread."""
+    """Makes loads. Used by the engine's thread.
+
+    Attributes:
+        asynchronous: whether copies and kernels go on after the calls that start them: then requests call `hand_out`
+            and `computed`.
+    """
+
+    asynchronous = False
 
     @abstractmethod
     def load(self, key: ExpertKey, level: int) -> Load | None:
@@ -64,10 +71,10 @@ class TransferPath(ABC):
         """
 
     def hand_out(self, leases: Iterable[Lease]) -> None:  # noqa: B027 - in RAM there is nothing to wait for
-        """Makes experts of the fastest tier safe to compute from: a device's kernels wait for their copies."""
+        """Makes leased experts safe to compute from: kernels launched from now on wait for their copies."""
 
     def computed(self) -> None:  # noqa: B027 - in RAM a computation has ended when its call returns
-        """Called after the kernels of leases handed out were launched, before these leases are released."""
+        """Called after the kernels of the leases were launched, before the leases are released."""
 
     def close(self) -> None:  # noqa: B027 - in RAM nothing is left under way
         """Waits for copies under way. After the last load has ended."""

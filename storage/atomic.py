@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, after a kill or a power cut at any moment."""
+"""Atomic writes: after a kill or a power cut at any moment, a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from storage.errors import DoesNotFit, WriteFailed
 from storage.unbuffered import use_cache
 
 PARTIAL = ".partial"
-"""What the name of a file still being written ends in."""
+"""Suffix of a file that is being written."""
 
 
 @contextmanager
 def partial_file(path: Path, size: int) -> Iterator[Path]:
-    """Where to write a new file that takes `path`'s place when the block ends without an error.
+    """Yields the path of a new file, which replaces `path` when the block ends without an error.
 
-    The block leaves a file there, synced and closed. The name, too, has reached the disk before this returns. On an
-    error the new file is removed and `path` is as it was.
+    The block writes, syncs and closes the new file. The directory is synced before this returns. After an error the
+    new file is removed and `path` is unchanged.
 
     Args:
-        path: its directory must exist.
-        size: bytes that will be written; asked of the filesystem first.
+        path: of the file; its directory exists.
+        size: bytes to be written, which must be free.
 
     Raises:
-        DoesNotFit: the disk has less than `size` bytes free, filled up meanwhile, or takes no file this large.
-        WriteFailed: the operating system refused something else, here or inside the block.
+        DoesNotFit: the disk has fewer than `size` bytes free, fills up, or allows no file of this size.
+        WriteFailed: the operating system refused any other call, here or inside the block.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -39,7 +39,7 @@ def partial_file(path: Path, size: int) -> Iterator[Path]:
         partial.replace(path)
         sync_directory(path.parent)
     except BaseException as error:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # the first error is the one to report
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise refused(path, size, error) from error
@@ -48,7 +48,7 @@ def partial_file(path: Path, size: int) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path, size: int) -> Iterator[int]:
-    """A descriptor of a partial_file, synced and closed when the block ends. Arguments and errors are the same."""
+    """Yields a descriptor of a partial_file, synced and closed at the end. Arguments and errors are its own."""
     with partial_file(path, size) as partial:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -62,13 +62,13 @@ def require_free(path: Path, size: int) -> None:
     """Raises DoesNotFit if fewer than `size` bytes are free on the disk of `path`'s directory."""
     free = shutil.disk_usage(path.parent).free
     if free < size:
-        raise _disk_full(path, size, f"the disk has {free} bytes free")
+        raise _disk_full(path, size, f"{free} bytes free")
 
 
 def write_all(fd: int, data: memoryview | bytes) -> None:
-    """Writes all of `data`, contiguous bytes, whatever number of calls the operating system takes for it.
+    """Writes all of `data`, contiguous bytes, with as many calls as the operating system needs.
 
-    What cannot go past the page cache, of a descriptor that does, goes through it from then on.
+    After the first write that O_DIRECT refuses, the descriptor writes through the page cache.
     """
     view = memoryview(data)
     direct = True
@@ -83,7 +83,7 @@ def write_all(fd: int, data: memoryview | bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory as durable as its files."""
+    """Syncs the names in a directory to disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -92,24 +92,24 @@ def sync_directory(directory: Path) -> None:
 
 
 def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
-    """The place in the tree of an error met while the `size` bytes of `path` were written."""
+    """Converts an OSError from writing the `size` bytes of `path` into an error of the tree."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _disk_full(path, size, f"the disk filled up while writing ({error.strerror})")
+        return _disk_full(path, size, f"a disk that filled up while writing ({error.strerror})")
     if error.errno == errno.EFBIG:
         return _disk_full(
-            path, size, f"the disk or a limit on this process takes no file that large ({error.strerror})"
+            path, size, f"a disk or a process limit that allows no file of this size ({error.strerror})"
         )
     return WriteFailed(
-        f"{size} bytes were wanted on disk for {path}",
+        f"to write {size} bytes to {path}",
         str(error.strerror),
-        "Check the disk; an unfinished conversion goes on where it stopped",
+        "check the disk, then run the command again; an unfinished conversion resumes",
     )
 
 
 def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
     return DoesNotFit(
-        f"{size} bytes were wanted on disk for {path}",
+        f"{size} free bytes on disk for {path}",
         found,
-        "Free some space there, or choose another disk; an unfinished conversion goes on where it stopped",
+        "free some space there, or choose another disk; an unfinished conversion resumes",
         minimum=size,
     )

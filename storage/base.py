@@ -1,8 +1,8 @@
-"""Contracts of storage: what an expert is called, what its planes are, and how they are read.
+"""Contracts of storage: the name of an expert, its planes on disk, and its blocks in memory.
 
-A *record* is one expert's planes, one after another, on disk. A *level* is the number of bits an
-expert is used at; every level is a prefix of the planes, so any level is one contiguous read from
-the record's start. Nothing here knows of tokens, routers or caches.
+A *record* is one expert on disk: its planes, one after another. A *level* is the number of bits per weight that an
+expert is used at. Every level needs a prefix of the planes, so a level is one contiguous read from the record's
+start. This package does not depend on tokens, routers or caches.
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 BLOCK = 4096
-"""Bytes that every plane and every read is aligned to: O_DIRECT's largest common block."""
+"""Bytes: alignment of every plane and every read, the largest block size that O_DIRECT requires."""
 
 
 class ExpertKey(NamedTuple):
-    """Names one expert. Sorts in disk order."""
+    """Names one expert of a model. Immutable and hashable; keys sort in the order of their records on disk.
+
+    >>> sorted([ExpertKey(1, 0), ExpertKey(0, 5)])
+    [ExpertKey(layer=0, expert=5), ExpertKey(layer=1, expert=0)]
+    """
 
     layer: int
     expert: int
 
 
 class Plane(IntEnum):
-    """One slice of an expert's bits, in record order."""
+    """One slice of the bits of an expert's codes, in record order.
+
+    >>> [plane.label for plane in list(Plane)[: PLANES_OF_LEVEL[4]]]
+    ['base', 'd4']
+    """
 
     BASE = 0
     """Top 2 bits of every code, and the group parameters."""
@@ -37,21 +45,25 @@ class Plane(IntEnum):
     @property
     def label(self) -> str:
         """The plane's name in store.json: base, d4 or d8."""
-        return _LABELS[self]
+        return self.name.lower()
 
 
-_LABELS = tuple(plane.name.lower() for plane in Plane)
-
+LABELS = tuple(plane.label for plane in Plane)
+"""Plane -> its label."""
 
 LEVELS = (8, 4, 2, 0)
-"""Every level, high to low. Level 0 is an expert that is skipped."""
+"""Every level, high to low. An expert at level 0 is skipped."""
 
 PLANES_OF_LEVEL: dict[int, int] = {0: 0, 2: 1, 4: 2, 8: 3}
-"""level -> how many planes, counted from BASE, it needs."""
+"""level -> number of planes that it needs, counted from BASE."""
 
 
 class ByteRange(NamedTuple):
-    """A half-open range of bytes inside a record or file."""
+    """A half-open range of bytes inside a record or file. Ranges sort by their offset.
+
+    >>> ByteRange(offset=4096, length=8192).end
+    12288
+    """
 
     offset: int
     length: int
@@ -64,12 +76,16 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockKind:
-    """A kind of fixed-size block that a resident expert is made of.
+    """A kind of fixed-size block that a resident expert consists of. Immutable.
 
     Args:
         name: unique within a form.
         size: bytes, a multiple of BLOCK.
         level: the lowest level that needs a block of this kind.
+
+    >>> kinds = (BlockKind("base", 8192, level=2), BlockKind("d4", 4096, level=4))
+    >>> [kind.name for kind in kinds if kind.level <= 2]
+    ['base']
     """
 
     name: str
@@ -78,97 +94,133 @@ class BlockKind:
 
 
 Blocks = dict[str, Any]
-"""Block kind's name -> that block's writable bytes: in RAM a memoryview, block-aligned, so that a reader may fill it
+"""Block kind's name -> the writable bytes of one block: in RAM a memoryview, BLOCK-aligned, so that a reader fills it
 directly; in a device's memory a tensor, uint8 [size]."""
 
 
 class PlaneReader(ABC):
-    """Reads planes of records from disk, verified.
+    """Reads planes of records from disk and verifies their checksums.
 
-    Thread-safe: workers share one reader. Holds open file descriptors until close(); a file that is
-    replaced by another under the same name meanwhile goes on being read as it was.
+    Threads: any number of threads call `read` at the same time on one reader. `close` is called once all of them have
+    returned. Ownership: the reader owns its file descriptors until `close`; the caller owns the buffers. A record file
+    that is replaced under its name after opening is still read as it was when it was opened.
     """
 
     @abstractmethod
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
         """Fills `into`, one buffer after another, with the planes first..last of a record.
 
-        The buffers' lengths must add up to the planes' lengths, each buffer BLOCK-aligned in address
-        and length. Every plane's checksum is verified before this returns; on an error the buffers'
-        contents are undefined.
+        The checksum of every plane is verified before this returns. After an error the contents of the buffers are
+        undefined.
+
+        Args:
+            key: the expert.
+            first: first plane to read.
+            last: last plane to read, inclusive.
+            into: writable buffers, BLOCK-aligned in address and length; their lengths add up to the planes' lengths.
 
         Returns:
-            bytes read from disk.
+            Bytes read from disk.
 
         Raises:
-            TruncatedFile, ChecksumMismatch, ReadFailed: naming layer, expert, plane, path and offset.
+            TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes every descriptor. Idempotent. Reads after it raise ValueError."""
+        """Closes every descriptor. Idempotent. A later `read` raises ValueError."""
 
 
 class ResidentForm(ABC):
-    """How an expert lies in a memory tier: which blocks it has, and how planes become blocks.
+    """The blocks that an expert consists of in a memory tier, and the conversion of planes into blocks.
 
-    One form per layout. Stateless and thread-safe; the caller owns every block it passes.
+    There is one form per memory layout. Threads: a form has no state, so any thread uses it at any time. Ownership:
+    the caller allocates, pins and frees every block; a form keeps no reference to a block after a call.
+
+    >>> from storage.forms import PlaneForm
+    >>> from storage.layout import LAYOUTS
+    >>> from storage.record import MatrixSpec, RecordGeometry
+    >>> matrices = (MatrixSpec.of("gate_up", 128, 64), MatrixSpec.of("down", 64, 64))
+    >>> form = PlaneForm(RecordGeometry(matrices, max_level=8), LAYOUTS["cuda"], LAYOUTS["cuda"])
+    >>> form.rewritten(2, 8)
+    ('d4', 'd8')
+    >>> [form.bytes_at(level) for level in (2, 4, 8)]
+    [8192, 12288, 20480]
     """
 
     kinds: tuple[BlockKind, ...]
-    """In order of their level, lowest first."""
+    """Every kind of block, lowest level first."""
 
     @abstractmethod
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        """Names of the kinds that raising an expert from `held` (0 if absent) to `level` needs new blocks for.
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """Names of the kinds that need a new block when an expert is promoted.
 
-        A kind that is already held and named here is replaced, never changed in place: whoever computes
-        from the old block goes on doing so.
+        A kind that the resident expert has already is replaced, never changed in place: a kernel that computes from
+        the old block is not disturbed.
+
+        Args:
+            resident: the expert's present level, 0 if it is absent.
+            level: the level to reach.
         """
 
     @abstractmethod
     def fill(
         self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
     ) -> int:
-        """Fills the blocks `into` so that, with `source`'s blocks, the expert is complete at `level`.
+        """Fills new blocks so that, together with the source's blocks, the expert is complete at `level`.
 
-        `into` holds a block for each kind of rewritten(source.held or 0, level), plus any of source's
-        that the caller wants copied (from another tier). Reads from disk only the planes that source
-        lacks. Blocks of `source` are not changed.
+        Only planes that the source lacks are read from disk. Blocks of the source are not changed.
+
+        Args:
+            reader: of the expert's store.
+            key: the expert.
+            level: the level to reach.
+            into: a block for each kind of rewritten(source level, level), and for each kind of the source that is to
+                be copied, as in a move between tiers.
+            source: blocks of the expert that are already in memory; None if there are none.
 
         Returns:
-            bytes read from disk.
+            Bytes read from disk.
 
         Raises:
-            as PlaneReader.read.
+            TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
         """
 
     def kinds_at(self, level: int) -> tuple[BlockKind, ...]:
-        """The kinds that an expert resident at `level` occupies."""
+        """Kinds of the blocks that an expert at `level` occupies."""
         return tuple(kind for kind in self.kinds if level and kind.level <= level)
 
     def bytes_at(self, level: int) -> int:
-        """Bytes that an expert resident at `level` occupies."""
+        """Bytes that an expert at `level` occupies."""
         return sum(kind.size for kind in self.kinds_at(level))
 
-    def demoted(self, held: int, level: int) -> int:
-        """The lowest level, `level` or above, that an expert at `held` gets to by giving up whole blocks.
+    def demoted(self, resident: int, level: int) -> int:
+        """The lowest level, `level` or above, that a resident expert reaches by freeing whole blocks.
 
-        Above `level` where a block would have to change as well: one that raising the expert again would
-        rewrite has other bytes at the lower level. At most `held`.
+        The result is above `level` where a remaining block would have other bytes at the lower level. It is at most
+        `resident`.
         """
 
         def is_prefix(low: int) -> bool:
-            changed = self.rewritten(low, held)
+            changed = self.rewritten(low, resident)
             return all(kind.name not in changed for kind in self.kinds_at(low))
 
-        return min((low for low in LEVELS if level <= low < held and is_prefix(low)), default=held)
+        return min((low for low in LEVELS if level <= low < resident and is_prefix(low)), default=resident)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Planes that are already in memory: what a promotion or a move between tiers starts from."""
+    """Blocks of an expert that are in memory: the start of a promotion or of a move between tiers.
 
-    held: int
-    """The level they make."""
+    The caller keeps the blocks pinned for as long as the source is used.
+
+    >>> Source(2, {"base": memoryview(bytearray(8192))}).level
+    2
+
+    Args:
+        level: the level that the blocks make.
+        blocks: by kind.
+    """
+
+    level: int
     blocks: Blocks

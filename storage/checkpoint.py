@@ -1,6 +1,6 @@
-"""A Hugging Face checkpoint, read with distrust.
+"""A Hugging Face checkpoint as an untrusted source.
 
-Nothing in it is executed, nothing outside it is opened, and nothing is allocated on the word of its config.
+Its code is never executed, files outside of it are never opened, and config values are bounded before any allocation.
 Files are never mapped; a read takes the memory of one tensor.
 """
 
@@ -21,10 +21,10 @@ from storage.errors import MissingTensor, ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import FourBit, Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
-from storage.untrusted import inside, read_json, refuse_remote_code, shortened
+from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, inside, read_json, refuse_remote_code, shortened
 
 Places = tuple[tuple[str, Path, int], ...]
-"""(name, file, bytes before it in the file) of every stored tensor, sorted by name."""
+"""(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
 
 Config = Mapping[str, Any]
 """A model's config.json after bounded_config."""
@@ -41,7 +41,7 @@ COMPANIONS = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""Files beside the weights that a model needs to be run."""
+"""Files besides the weights that a model needs to run."""
 
 EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "moe_k")
@@ -62,29 +62,27 @@ OPTIONAL_BOUNDS = {
     "max_position_embeddings": 1 << 30,
     "decoder_sparse_step": 1024,
 }
-"""Config key -> largest value believed; the smallest is 1. Several times what any model known has."""
+"""Config key -> largest value accepted; the smallest is 1. Several times the values of all known models."""
 
 _SAMPLE = 1 << 16
 """Bytes hashed at each end of a file's data, besides its header."""
 
 
 def bounded_config(config: object) -> dict[str, Any]:
-    """Returns a copy of the config once every value that sizes something is within bounds.
+    """Returns a copy of the config after a check that every size in it is within bounds.
 
-    `auto_map`, the code that a checkpoint brings, is left out: a model of a type that transformers has is run
-    by transformers' own code, and any other is refused for its type.
+    The copy has no `auto_map`, the checkpoint's own code: transformers' code runs the model types that it supports,
+    and other types are refused.
 
     Args:
         config: config.json as parsed.
 
     Raises:
-        ModelRefused: naming the key and the value.
+        ModelRefused: with the key and the value.
     """
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelRefused(
-            "a config.json with a model_type was wanted",
-            f"got {shortened(config)}",
-            "Use a checkpoint made for transformers",
+            "a config.json with a model_type", shortened(config), "use a checkpoint made for transformers"
         )
     for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
         value = config.get(key)
@@ -92,31 +90,27 @@ def bounded_config(config: object) -> dict[str, Any]:
             continue
         if type(value) is not int or not 1 <= value <= bound:
             raise ModelRefused(
-                f"a whole number from 1 to {bound} was wanted for {key} in config.json",
-                f"it is {shortened(value)}",
-                "Check where this checkpoint is from",
+                f"a whole number from 1 to {bound} for {key} in config.json", shortened(value), CHECK_ORIGIN
             )
     top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
     top_k = config.get(top_k_key) or 1
     for key in EXPERT_COUNT_KEYS:
         if top_k > (config.get(key) or top_k):
             raise ModelRefused(
-                f"{top_k_key} of at most {key} = {config[key]} was wanted in config.json",
-                f"it is {top_k}",
-                "Check where this checkpoint is from",
+                f"{top_k_key} of at most {key} = {config[key]} in config.json", str(top_k), CHECK_ORIGIN
             )
     return {key: value for key, value in config.items() if key != "auto_map"}
 
 
 class Checkpoint:
-    """Tensors of a checkpoint by transformers' names, whatever they are stored as. Holds no descriptor; thread-safe.
+    """The tensors of a checkpoint by transformers' names, in any format; created by `open`.
 
-    Made by `open`.
+    Thread-safe; keeps no file open.
 
     Attributes:
-        directory: the checkpoint's.
-        config: config.json, bounded.
-        format: what its weights are stored as, as in FORMATS.
+        directory: of the checkpoint.
+        config: config.json after bounded_config.
+        format: name of the weights' format in FORMATS.
     """
 
     def __init__(
@@ -127,24 +121,22 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """Reads config.json, the index if there is one, and every header; no weights. Or a GGUF file's header.
+        """Reads config.json, the index, if there is one, and every header, or the header of a GGUF file; no weights.
 
         Args:
-            directory: the checkpoint's; or a GGUF file, or the directory of one and no other weights.
+            directory: of the checkpoint; or a GGUF file, or a directory whose only weights are one GGUF file.
 
         Raises:
-            ModelRefused: no safetensors weights (pickle is never opened), a file outside the directory,
-                remote code, a config value out of bounds, JSON that is none, a format that is not known.
-            MissingTensor: the index names a tensor or a file that is not there; a quantized matrix lacks a part.
-            BadHeader, TruncatedFile: a file of weights whose header lies about it.
+            ModelRefused: no safetensors weights (pickles are never opened), a file outside the directory, remote
+                code, a config value out of bounds, invalid JSON, an unknown format.
+            MissingTensor: a tensor or file of the index, or a part of a quantized matrix, is missing.
+            BadHeader, TruncatedFile: a header contradicts its file.
         """
         if (path := find_gguf(directory)) is not None:
             return GgufCheckpoint(path)
         if not (directory / "config.json").exists():
             raise ModelRefused(
-                f"a checkpoint was wanted at {directory}",
-                "there is no config.json",
-                "Give a model's own directory",
+                f"a checkpoint in {directory}", "no config.json", "give the directory of a model"
             )
         config = bounded_config(read_json(directory, "config.json"))
         if (directory / "tokenizer_config.json").exists():
@@ -153,11 +145,11 @@ class Checkpoint:
         return cls(directory, config, *open_weights(config, tensors), tuple(tensors.places()))
 
     def names(self) -> set[str]:
-        """Every tensor's name."""
+        """Names of all tensors."""
         return set(self._weights)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises MissingTensor for an unknown name, as every method that takes one does."""
+        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
         return self._find(name).shape
 
     def nbytes(self, name: str) -> int:
@@ -165,53 +157,53 @@ class Checkpoint:
         return self._find(name).nbytes
 
     def stored(self, names: Iterable[str]) -> set[str]:
-        """Names, in the files, of all that these tensors are made of."""
+        """Names of the stored tensors that these tensors consist of."""
         return {part for name in names for part in self._find(name).parts}
 
     def dtype(self, name: str) -> torch.dtype:
-        """bfloat16, float16 or float32, as `read` gives it.
+        """dtype of the result of `read`: bfloat16, float16 or float32.
 
         Raises:
-            ModelRefused: it is stored as a type that config.json does not explain.
+            ModelRefused: config.json does not explain the stored type.
         """
         return self._find(name).dtype
 
     def group(self, name: str) -> int | None:
-        """Consecutive inputs that share the parameters of the tensor's own 4-bit codes; None if it has none."""
+        """Consecutive inputs that share the parameters of the tensor's 4-bit codes; None if it has no such codes."""
         return self._find(name).group
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor in floating point, in memory of its own.
+        """Reads the whole tensor in floating point.
 
         Raises:
-            ModelRefused: as dtype.
-            TruncatedFile: the file has become shorter.
+            ModelRefused: config.json does not explain the stored type.
+            TruncatedFile: the file has become shorter since `open`.
             DamagedData: parts of a quantized matrix contradict each other.
         """
         return self._find(name).read()
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """tensor[index], without reading the rest: one expert of a fused tensor [E, N, K] as [N, K].
+        """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
 
         Raises:
             IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile, DamagedData: as read.
+            ModelRefused, TruncatedFile, DamagedData: for the reasons of `read`.
         """
         return self._find(name).read_slice(index)
 
     def codes(self, name: str) -> FourBit:
-        """A matrix's own 4-bit codes. Only where `group` is not None.
+        """Reads a matrix's 4-bit codes. Only for tensors whose `group` is not None.
 
         Raises:
-            TruncatedFile, DamagedData: as read.
+            TruncatedFile, DamagedData: for the reasons of `read`.
         """
         return self._find(name).codes()
 
     def companions(self) -> list[Path]:
-        """The files of COMPANIONS that are there.
+        """Paths of the COMPANIONS that exist.
 
         Raises:
-            ModelRefused: one is a link out of the directory.
+            ModelRefused: a companion is a link out of the directory.
         """
         return self._own_companions()
 
@@ -219,9 +211,9 @@ class Checkpoint:
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
     def fingerprint(self) -> str:
-        """32 hex digits: a hash of the companions, and of the size, header and both ends of all weight files.
+        """Computes 32 hex digits: a hash of the companions, and of the size, header and both ends of all weight files.
 
-        Takes milliseconds however large the checkpoint is, and does not depend on where the directory lies.
+        Takes milliseconds for any checkpoint size, and does not depend on the directory's path.
         """
         digest = xxhash.xxh3_128()
         first: dict[Path, int] = {}
@@ -242,21 +234,22 @@ class Checkpoint:
     def _find(self, name: str) -> Weight:
         if name not in self._weights:
             raise MissingTensor(
-                f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
+                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
             )
         return self._weights[name]
 
 
 class GgufCheckpoint(Checkpoint):
-    """A model in one GGUF file, which also holds its config, tokenizer and chat template.
+    """A model in one GGUF file, with its config, tokenizer and chat template.
 
     Raises:
-        ModelRefused: an architecture that is not known, a config value out of bounds.
-        BadHeader, TruncatedFile, MissingTensor: a header that lies, or lacks what the architecture needs.
+        ModelRefused: an unknown architecture, or a config value out of bounds.
+        BadHeader, TruncatedFile: a header that contradicts the file.
+        MissingTensor: a tensor or field of the architecture is missing.
     """
 
     def __init__(self, path: Path) -> None:
-        # Here and not above: most checkpoints are no GGUF, and need nothing of that package.
+        # Imported here: only GGUF files need the gguf package.
         from storage.formats.gguf_model import GgufModel
 
         self._model = GgufModel(path)
@@ -266,10 +259,10 @@ class GgufCheckpoint(Checkpoint):
         )
 
     def companions(self) -> list[Path]:
-        """config.json, the tokenizer's files and the chat template, unpacked to live as long as this does.
+        """Unpacks config.json, the tokenizer's files and the chat template, and removes them with this object.
 
         Raises:
-            ModelRefused: transformers does not know the tokenizer.
+            ModelRefused: transformers does not support the tokenizer.
         """
         from storage.formats.gguf_tokenizer import unpack_tokenizer
 
@@ -284,10 +277,10 @@ class GgufCheckpoint(Checkpoint):
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that is the only weights of the directory; None if there is no such file.
+    """Returns `path` if it is a GGUF file, or the one GGUF file of a directory without other weights; otherwise None.
 
     Raises:
-        ModelRefused: the directory has several.
+        ModelRefused: the directory has several GGUF files.
     """
     if path.is_file():
         return path if path.suffix == ".gguf" else None
@@ -296,8 +289,8 @@ def find_gguf(path: Path) -> Path | None:
     found = sorted(path.glob("*.gguf"))
     if len(found) > 1:
         raise ModelRefused(
-            f"one GGUF file was wanted in {path}",
-            f"there are {len(found)}, first {found[0].name}",
-            "Give the path of one; merge one that is split with llama-gguf-split",
+            f"one GGUF file in {path}",
+            f"{len(found)}, first {found[0].name}",
+            "give the path of one file; merge the parts of a split model with llama-gguf-split",
         )
     return inside(path, found[0].name) if found else None

@@ -1,4 +1,4 @@
-"""From a checkpoint to a store: a few experts in memory at a time, on every core, resumable layer by layer."""
+"""Conversion of a checkpoint to a store: on every core, few experts in memory at a time, resumable per layer."""
 
 from __future__ import annotations
 
@@ -26,36 +26,31 @@ from storage.source_error import SourceError
 from storage.writer import StoreWriter
 
 _MEMORY = 1_500_000_000
-"""Bytes that all experts being read, encoded or waiting to be written may take; one is always begun."""
+"""Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
 
 _REQUEST = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
-"""Refusals that are the user's to mend, not the disk's."""
+"""Error numbers that the user's request causes, not the disk."""
 
 
 class Arrivals(Protocol):
-    """Weights that are not all there at once: each layer's are fetched before it is converted."""
+    """Source weights that arrive during the conversion: each layer's weights are fetched before it is converted."""
 
     @property
-    def room(self) -> int:
-        """Bytes of disk that they take at most at a time, besides what is there."""
+    def peak_bytes(self) -> int:
+        """Bytes of disk that arriving weights need at most at a time, besides the weights that are present."""
 
     def require(self, layer: int | None) -> None:
         """Makes every weight of a layer readable; None: every weight that was not released.
 
         Raises:
-            EdgemoeError: they cannot be had.
+            EdgemoeError: a weight cannot be fetched.
         """
 
     def release(self, layer: int, keep: Collection[str]) -> None:
-        """The layer's experts are in the store. Of its tensors only those named in `keep` will be read again."""
+        """Marks a layer's experts as stored: of its tensors only those named in `keep` are read again."""
 
 
 def convert(
@@ -70,32 +65,31 @@ def convert(
     threads: int | None = None,
     arrivals: Arrivals | None = None,
 ) -> Manifest:
-    """Converts a checkpoint, or what an earlier, interrupted call has left of it.
+    """Converts a checkpoint, or resumes an interrupted conversion.
 
-    A finished store of the same source and options is left as it is. The store's bytes do not depend on the
-    number of threads. Peak memory: the largest dense tensor and what it becomes, or two experts a thread, which
-    take no more than 1.5 GB or one expert. Whatever can be checked without reading weights is, before anything
-    is written.
+    A finished store of the same source and options is not changed. The store's bytes do not depend on the number of
+    threads. All checks that need no weights come before the first write. Peak memory: the largest dense tensor with its
+    stored form, or two experts per thread, up to 1.5 GB or one expert.
 
     Args:
-        source: the checkpoint's directory.
-        destination: the store's; made if need be.
+        source: directory of the checkpoint.
+        destination: directory of the store, created if necessary.
         family: of the source's config.
-        max_level: 8 or 4, the highest level stored; None: 4 if every expert has 4-bit codes, otherwise 8.
+        max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
         layout: of the records.
-        dense_bits: 16 or 8, of the matrices that are no expert's.
-        progress: called with bytes of source weights done and in all, from this thread.
-        threads: that read and encode experts; by default two for each core this process may use, so that one
+        dense_bits: 16 or 8 bits per weight of the matrices outside of experts.
+        progress: called with bytes of source weights done and in all, from the calling thread.
+        threads: number of threads that read and encode experts; by default two per core of this process, so that one
             computes while the other waits for the disk.
-        arrivals: told which weights are needed, and which no more; by default all are there.
+        arrivals: fetches weights before they are needed; by default all weights are present.
 
     Raises:
-        ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source; see Checkpoint.open, ExpertWeights.
-        DamagedData: a weight is not finite, or the source has changed meanwhile.
-        UserError: the destination holds something else, or may not be written.
-        StoreBusy: another process is using the destination.
+        ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source cannot be converted.
+        DamagedData: a weight is not finite, or the source changed during the conversion.
+        UserError: the destination holds other files, or cannot be written by this user.
+        StoreBusy: another process uses the destination.
         DoesNotFit: the disk is too small.
-        ReadFailed, WriteFailed: the operating system kept refusing.
+        ReadFailed, WriteFailed: the operating system refused a call, retries included.
     """
     with _source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
@@ -104,11 +98,7 @@ def convert(
     with (
         _destination_errors(destination),
         StoreWriter(
-            destination,
-            geometry=job.geometry,
-            layout=layout,
-            source=job.fingerprint,
-            dense_bits=dense_bits,
+            destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
         ) as writer,
     ):
         job.write(writer, threads or 2 * cores(), arrivals)
@@ -117,22 +107,22 @@ def convert(
 
 
 def _require_unchanged(source: Path, fingerprint: str) -> None:
-    """Raises DamagedData if a checkpoint is not what it was: parts of two would be in the store."""
+    """Raises DamagedData if a checkpoint has changed: the store would mix two checkpoints."""
     with _source_errors(source):
         now = Checkpoint.open(source).fingerprint()
     if now != fingerprint:
         raise DamagedData(
-            f"{source} was wanted as it was when its conversion began",
-            "its files have changed since",
-            "Remove the destination, and convert again while nothing writes to the checkpoint",
+            f"{source} unchanged during its conversion",
+            "changed files",
+            "remove the destination, and convert again while no process writes to the checkpoint",
         )
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
-    """Bytes of weights in the store that `convert` would make of a checkpoint. Reads none.
+    """Computes the bytes of weights in the store that `convert` would write, without reading weights.
 
     Raises:
-        ModelRefused, MissingTensor: as convert.
+        ModelRefused, MissingTensor: the source cannot be converted.
     """
     experts = ExpertWeights(source, family)
     dense = DenseWeights(source, experts.names, family, dense_bits)
@@ -141,30 +131,27 @@ def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | Non
 
 @contextmanager
 def _source_errors(source: Path) -> Iterator[None]:
-    """Gives an error of the operating system while a checkpoint's small files are read its place in the tree."""
+    """Converts an OSError from reads of a checkpoint's small files into ReadFailed."""
     try:
         yield
     except OSError as error:
-        wanted = f"the checkpoint {source} was wanted"
-        raise ReadFailed(wanted, str(error), "Check the disk, then try again") from error
+        raise ReadFailed(f"the checkpoint {source}", str(error), "check the disk, then try again") from error
 
 
 @contextmanager
 def _destination_errors(destination: Path) -> Iterator[None]:
-    """The same for what StoreWriter asks of the operating system outside of its files."""
+    """Converts an OSError from StoreWriter's calls on directories into an error of the tree."""
     try:
         yield
     except OSError as error:
-        wanted, found = f"a store was wanted in {destination}", str(error)
+        wanted, found = f"a store in {destination}", str(error)
         if error.errno in _REQUEST:
-            raise UserError(wanted, found, "Choose a directory that you may write to") from error
-        raise WriteFailed(
-            wanted, found, "Check the disk; then convert again, it goes on where it stopped"
-        ) from error
+            raise UserError(wanted, found, "choose a directory that you may write to") from error
+        raise WriteFailed(wanted, found, "check the disk, then convert again to resume") from error
 
 
 class _Conversion:
-    """One checkpoint on its way to one store, and how far it is."""
+    """The conversion of one checkpoint to one store, with its progress."""
 
     def __init__(
         self,
@@ -184,12 +171,12 @@ class _Conversion:
         self._done, self._progress = 0, progress
 
     def made(self, store: Manifest) -> bool:
-        """Whether a finished store is what this would make."""
+        """Whether a finished store is the result of this conversion."""
         found = (store.source, store.geometry, store.layout, store.dense_bits)
         return found == (self.fingerprint, self.geometry, self._layout.name, self._dense_bits)
 
     def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
-        """Writes everything but the manifest."""
+        """Writes every file except the manifest."""
         self._write_experts(writer, threads, arrivals)
         if arrivals:
             arrivals.require(None)
@@ -198,17 +185,17 @@ class _Conversion:
             writer.copy(path)
 
     def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
-        """Writes every layer that is not finished yet, if the disk has room for all that is to come."""
+        """Writes every unfinished layer, after a check that the rest of the store fits on the disk."""
         experts, finished = self._experts, writer.finished_layers()
         missing = [layer for layer in experts.layers if layer not in finished]
         for layer in finished:
             self._add(experts.layer_bytes(layer))
             self._release(layer, arrivals)
         to_come = len(missing) * experts.count * self.geometry.record_bytes + self._dense.nbytes
-        writer.require_free(to_come + (arrivals.room if arrivals else 0))
+        writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         limit = min(2 * threads, max(_MEMORY // self._expert_memory(), 1))
         with _one_core_each(threads) as pool:
-            # What arrives layer by layer has one layer on disk at a time; else the next begins before one is written.
+            # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
             for layers in [[layer] for layer in missing] if arrivals else [missing]:
                 if arrivals:
                     arrivals.require(layers[0])
@@ -219,7 +206,7 @@ class _Conversion:
                         self._release(layer, arrivals)
 
     def _expert_memory(self) -> int:
-        """Bytes that an expert takes at most between its checkpoint and its store: weights, codes and a record."""
+        """Most bytes that an expert takes between checkpoint and store: weights, codes and a record."""
         experts = self._experts
         return experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
 
@@ -230,7 +217,7 @@ class _Conversion:
     def _records(
         self, layers: Sequence[int], pool: ThreadPoolExecutor, limit: int
     ) -> Generator[tuple[Bytes, SourceError]]:
-        """All records of these layers in order, of which threads of the pool have begun `limit`."""
+        """Yields the records of these layers in order, while the pool works on up to `limit` of them."""
         begun: deque[Future[tuple[Bytes, SourceError]]] = deque()
         try:
             for layer, expert in product(layers, range(self._experts.count)):
@@ -246,19 +233,19 @@ class _Conversion:
     def _counted(
         self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError
     ) -> Iterator[Bytes]:
-        """The next layer's worth of records. Adds to `error`, and to what is done once a record was taken."""
+        """Yields the records of one layer; adds to `error`, and to the progress after a record is taken."""
         count = self._experts.count
-        share = self._experts.layer_bytes(layer) // count
+        expert_bytes = self._experts.layer_bytes(layer) // count
         for record, of_record in islice(records, count):
             error.add(of_record)
             yield record
-            self._add(share)
+            self._add(expert_bytes)
 
     def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
         weights, quantized = deque(self._experts.read(layer, expert)), []
         error = SourceError()
         for spec in self.geometry.matrices:
-            weight = weights.popleft()  # given up before the next is quantized: some experts have gigabytes
+            weight = weights.popleft()  # freed before the next is quantized: some experts have gigabytes
             made = quantize_matrix(weight, spec)
             if expert in (0, self._experts.count // 2):
                 error.add(SourceError(*squared_error(weight, made, spec, self.geometry.max_level)))
@@ -285,7 +272,7 @@ def cores() -> int:
 
 @contextmanager
 def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool whose threads compute on one core each; torch would give each of them all cores."""
+    """Yields a pool whose threads compute on one core each; by default torch gives every thread all cores."""
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
     try:

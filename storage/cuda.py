@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 
-from storage.device import Device, Event, Recorder
+from storage.device import Device, Event
 from storage.driver import process_bytes
 
 _CODE_BYTES = 256 << 20
-"""What kernels of CUDA's libraries and of ours may take once they are loaded; not measured yet."""
+"""Bytes reserved for the code of CUDA's and edgemoe's kernels, which is loaded on first use; an estimate."""
 
-_CONTEXT_MOST = 1 << 30
-"""What a context is taken for at most, where the driver does not tell it from what other processes have."""
+_MAX_CONTEXT = 1 << 30
+"""Bytes: upper bound of a context, where the driver does not report the memory of this process alone."""
 
 _PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for every context of the process."""
+"""cudaHostRegisterPortable: page-locked for every context of the process."""
 
 _log = logging.getLogger("edgemoe")
 
@@ -31,57 +31,19 @@ class _CudaEvent(Event):
         self.event.record(stream)
 
     def done(self) -> bool:
-        """See Event."""
+        """Queries the CUDA event without waiting."""
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """See Event."""
+        """Blocks the calling thread until the CUDA event is done."""
         self.event.synchronize()
 
 
-class _CudaRecorder(Recorder):
-    """CUDA graphs, all in one pool of memory. Has not run on a GPU yet."""
-
-    def __init__(self, place: torch.device) -> None:
-        self._place = place
-        # The default stream cannot be captured.
-        self._stream, self._pool = torch.cuda.Stream(place), torch.cuda.graph_pool_handle()
-        self._open: torch.cuda.CUDAGraph | None = None
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """See Recorder."""
-        before = torch.cuda.current_stream(self._place)
-        self._stream.wait_stream(before)
-        try:
-            with torch.cuda.stream(self._stream):
-                try:
-                    yield
-                finally:
-                    if self._open is not None:
-                        with suppress(RuntimeError):  # of an error within it a capture tells once more
-                            self.end()
-        finally:
-            before.wait_stream(self._stream)
-
-    def begin(self) -> None:
-        """See Recorder. Threads that read and copy meanwhile are no part of it."""
-        self._open = torch.cuda.CUDAGraph()
-        self._open.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-
-    def end(self) -> Callable[[], None]:
-        """See Recorder."""
-        graph, self._open = self._open, None
-        assert graph
-        graph.capture_end()
-        return graph.replay
-
-
 class CudaDevice(Device):
-    """See Device. Copies have a stream of their own; compute is the calling thread's current stream.
+    """An NVIDIA GPU. Copies run on a stream of their own, compute on the calling thread's current stream.
 
     Args:
-        index: of the GPU, as torch counts.
+        index: torch's number of the GPU.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -89,15 +51,15 @@ class CudaDevice(Device):
         self._copies = torch.cuda.Stream(self.place)
         own = self._own()
         self.counts_own = own is not None
-        # Asked once, before kernels are loaded, so that every plan of a process says the same.
+        # Read once, before kernels are loaded, so that every plan of a process uses the same figure.
         self._driver = self._context(own) + _CODE_BYTES
 
     def allocate(self, size: int) -> torch.Tensor:
-        """See Device."""
+        """Allocates uint8 [size] with torch's caching allocator."""
         return torch.empty(size, dtype=torch.uint8, device=self.place)
 
     def pin(self, memory: memoryview) -> bool:
-        """See Device. In place: torch's own pinned memory would be rounded up to a power of two."""
+        """Page-locks memory where it lies: torch's pinned allocator would round its size up to a power of two."""
         cudart = torch.cuda.cudart()
         refused = int(cudart.cudaHostRegister(_address(memory), len(memory), _PORTABLE))
         if refused:
@@ -105,11 +67,11 @@ class CudaDevice(Device):
         return not refused
 
     def unpin(self, memory: memoryview) -> None:
-        """See Device."""
+        """Undoes one cudaHostRegister."""
         torch.cuda.cudart().cudaHostUnregister(_address(memory))
 
     def copy(self, pairs: Sequence[tuple[memoryview, torch.Tensor]], after: Event | None) -> Event:
-        """See Device. In one stream, so that even all copies are in the order of the calls."""
+        """Enqueues a batch on the one stream of copies, so that all copies run in the order of the calls."""
         try:
             with torch.cuda.stream(self._copies):
                 if after is not None:
@@ -122,58 +84,54 @@ class CudaDevice(Device):
             raise
 
     def await_copies(self, events: Iterable[Event]) -> None:
-        """See Device."""
+        """Makes the current stream wait for the events."""
         stream = torch.cuda.current_stream(self.place)
         for event in events:
             stream.wait_event(_of_cuda(event))
 
     def computed(self) -> Event:
-        """See Device."""
+        """Records an event on the current stream."""
         return _CudaEvent(torch.cuda.current_stream(self.place))
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See Device. Into pinned memory of torch's allocator, which keeps such small pieces for the next time."""
+        """Copies into torch's pinned memory, whose allocator caches such small blocks, and waits once."""
         there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         for target, tensor in zip(there, tensors, strict=True):
             target.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(self.place).synchronize()
         return there
 
-    def recorder(self) -> Recorder:
-        """See Device."""
-        return _CudaRecorder(self.place)
-
     def free_unused(self) -> None:
-        """See Device."""
+        """Empties the cache of torch's allocator."""
         torch.cuda.empty_cache()
 
     def cap(self, size: int) -> None:
-        """See Device. torch's allocator refuses what would exceed it."""
+        """Caps torch's allocator, which refuses allocations past the limit."""
         self.free_unused()
         torch.cuda.reset_peak_memory_stats(self.place)
         total = torch.cuda.mem_get_info(self.place)[1]
         torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), self.place)
 
     def driver_bytes(self) -> int:
-        """See Device: the context, and room for code that is loaded when it is first needed."""
+        """Bytes of the context and of the code that is loaded on first use."""
         return self._driver
 
-    def room(self) -> int:
-        """See Device. Where the driver does not tell what is the process's own, only what it allocated counts."""
+    def available_bytes(self) -> int:
+        """Free bytes plus this process's own; only its allocations where the driver does not report its own."""
         own = self._own()
         free = int(torch.cuda.mem_get_info(self.place)[0])
         return free + (torch.cuda.memory_reserved(self.place) if own is None else own)
 
     def peak(self) -> int:
-        """See Device. The driver tells what is now; the allocator knows its own most, and the rest never shrinks."""
+        """The allocator's peak plus the driver's present count of all other memory, which never shrinks."""
         own = self._own()
         beside = self._driver if own is None else own - torch.cuda.memory_reserved(self.place)
         return beside + torch.cuda.max_memory_reserved(self.place)
 
     def _context(self, own: int | None) -> int:
-        """Bytes of the device that the process has now beside its allocator's.
+        """Bytes of the device that the process occupies now besides its allocator's.
 
-        Where the driver does not tell, that is what all processes have, as far as it can be a context.
+        Where the driver does not report them, this is the memory of all processes, up to _MAX_CONTEXT.
         """
         reserved = torch.cuda.memory_reserved(self.place)
         if own is not None:
@@ -184,7 +142,7 @@ class CudaDevice(Device):
             self.place,
         )
         free, total = torch.cuda.mem_get_info(self.place)
-        return min(int(total - free) - reserved, _CONTEXT_MOST)
+        return min(int(total - free) - reserved, _MAX_CONTEXT)
 
     def _own(self) -> int | None:
         return process_bytes(torch.cuda.get_device_properties(self.place).uuid)
@@ -200,6 +158,6 @@ def _address(memory: memoryview) -> int:
 
 
 def _forget_error(place: torch.device) -> None:
-    """Clears the calling thread's last CUDA error: torch looks at it after every launch, whosever it is."""
+    """Clears the calling thread's last CUDA error, which torch would otherwise raise after its next launch."""
     with suppress(RuntimeError):
         torch.zeros(1, device=place)

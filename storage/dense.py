@@ -1,4 +1,4 @@
-"""Dense weights as a store keeps them: everything that is no expert's, in bf16 or at 8 bits.
+"""Dense weights of a store: all weights outside of experts, in bf16 or at 8 bits.
 
 At 8 bits every output row of a matrix has one symmetric scale:
 
@@ -16,15 +16,16 @@ from storage.errors import DamagedData, ModelRefused
 from storage.expert_weights import ExpertNames, all_finite
 from storage.header import tensor_bytes
 from storage.planes import round_up_bf16
+from storage.untrusted import DOWNLOAD_AGAIN
 
 Spec = tuple[str, tuple[int, ...]]
-"""A tensor's dtype, as safetensors names it, and its shape."""
+"""safetensors' dtype and the shape of a tensor."""
 
 SCALE_SUFFIX = "_scale"
-"""A tensor `name` of codes has its scales in `name` + this."""
+"""The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
 _SLICE = 1 << 22
-"""Weights converted to float32 at a time, so that an embedding needs no second copy of itself in float32."""
+"""Weights converted to float32 at a time, which avoids a float32 copy of a whole embedding."""
 
 
 def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,8 +35,8 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weight: floating point [N, K], finite, not empty. Not changed.
 
     Returns:
-        codes int8 [N, K], in -127 .. 127; scales bf16 [N], never smaller than the row's largest weight / 127.
-        A row of zeros has scale 0.
+        Codes int8 [N, K], -127 .. 127, and scales bf16 [N], at least the row's largest weight / 127. A row of zeros
+        has scale 0.
     """
     rows, cols = weight.shape
     codes = torch.empty(rows, cols, dtype=torch.int8)
@@ -51,25 +52,24 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The float32 [N, K] weights that int8 codes [N, K] and bf16 scales [N] stand for."""
+    """Computes the float32 [N, K] weights of int8 codes [N, K] and bf16 scales [N]."""
     return codes.float() * scales.float().unsqueeze(1)
 
 
 class DenseWeights:
-    """The dense weights of a checkpoint in the form a store has them. Thread-safe.
+    """The dense weights of a checkpoint as a store holds them. Thread-safe.
 
-    Every one becomes bf16, as transformers makes it when a model is loaded in bf16, except the few that the
-    family keeps in float32. At 8 bits, matrices `*.weight` other than routers become codes and scales; routers
-    choose experts, and cost next to nothing.
+    Weights become bf16, as in transformers when a model is loaded in bf16, except for the few that the family keeps in
+    float32. At 8 bits, matrices `*.weight` become codes and scales, except routers, which choose experts and are small.
 
     Args:
         checkpoint: the source.
         experts: names of the tensors that hold expert weights.
-        family: knows routers by name.
-        bits: 16 or 8.
+        family: of the checkpoint; it names routers, float32 tensors and unused tensors.
+        bits: 16 or 8 per weight of a matrix.
 
     Raises:
-        ModelRefused: a tensor is not floating point, or has the name that another's scales would get.
+        ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
@@ -91,13 +91,13 @@ class DenseWeights:
             checkpoint.dtype(name)
             if name in self._eight_bit and name + SCALE_SUFFIX in there:
                 raise ModelRefused(
-                    f"the name {name}{SCALE_SUFFIX} was wanted for the scales of {name} at 8 bits",
-                    f"{checkpoint.directory} has a tensor of that name",
-                    "Convert with dense weights at 16 bits",
+                    f"the name {name}{SCALE_SUFFIX} free for the scales of {name} at 8 bits",
+                    f"a tensor of that name in {checkpoint.directory}",
+                    "convert with dense weights at 16 bits",
                 )
 
     def specs(self) -> dict[str, Spec]:
-        """Every tensor to be stored, in the order of tensors()."""
+        """Name -> spec of every tensor to store, in the order of tensors()."""
         out: dict[str, Spec] = {}
         for name in self.names:
             shape = self._checkpoint.shape(name)
@@ -110,24 +110,24 @@ class DenseWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them in a store."""
+        """Bytes of all dense weights in a store."""
         return sum(tensor_bytes(*spec) for spec in self.specs().values())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and tensor, one at a time.
+        """Yields name and tensor, one at a time.
 
         Raises:
-            DamagedData: a weight is NaN, infinite, or too large for bf16; names the tensor.
-            TruncatedFile: as Checkpoint.read.
+            DamagedData: a weight is NaN, infinite, or too large for bf16; with the tensor's name.
+            TruncatedFile: from Checkpoint.read.
         """
         for name in self.names:
             dtype = torch.float32 if name in self._full else torch.bfloat16
             weight = self._checkpoint.read(name).to(dtype)
             if not all_finite(weight):
                 raise DamagedData(
-                    f"finite weights were wanted in {name}",
-                    f"{self._checkpoint.directory} has NaN, infinity or more than bf16 can hold there",
-                    "Download the checkpoint again",
+                    f"finite weights in {name} of {self._checkpoint.directory}",
+                    "NaN, infinity or a value too large for bf16",
+                    DOWNLOAD_AGAIN,
                 )
             if name in self._eight_bit:
                 codes, scales = quantize_rows(weight)

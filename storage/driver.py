@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of this process, through NVML: what nvidia-smi shows."""
+"""Memory of this process by the count of NVIDIA's driver, through NVML, as nvidia-smi shows it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 @cache
 def _nvml() -> Any | None:
-    """The library, started; None where it, or its Python package, is missing."""
+    """The initialised library; None where it, or its Python package, is missing."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # a package or a driver that is not there, or not to be spoken to
+    except Exception:  # a missing package, or a missing or incompatible driver
         return None
     return pynvml
 
 
 def process_bytes(uuid: object) -> int | None:
-    """Bytes of a GPU's memory that this process has, its context included.
+    """Bytes of a GPU's memory that this process occupies, with its context.
 
     Args:
-        uuid: of the GPU, as torch names it.
+        uuid: torch's UUID of the GPU.
 
     Returns:
-        None where the driver does not say: without the package nvidia-ml-py, on Windows, in some containers.
+        None where the driver does not report them: without the package nvidia-ml-py, on Windows, in some containers.
     """
     nvml = _nvml()
     if nvml is None:

@@ -1,7 +1,6 @@
 """Expert weights to record bytes and back: quantize, pack in a layout, slice into planes.
 
-`decode` is the plain reference for everything that reads a record: kernels, forms and other layouts are
-tested against it.
+`decode` is the plain reference for every reader of a record: kernels, forms and other layouts are tested against it.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from storage.record import MatrixSpec, RecordGeometry
 from storage.unbuffered import aligned
 
 _PIECE = 1 << 15
-"""Sixteenths of the weights quantized at a time: what they become in float32 stays in a CPU's cache."""
+"""A sixteenth of the weights quantized at a time: their float32 copies stay in a CPU's cache."""
 
 Quantized = tuple[torch.Tensor, torch.Tensor]
 """(codes uint8 [padded_rows, padded_cols], parameters bf16 [padded_cols / group, padded_rows, 2])."""
 
 
 def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
-    """Pads a [rows, cols] matrix to its spec, and quantizes it if it has no codes of its own, some rows at a time."""
+    """Pads a [rows, cols] matrix to its spec, and quantizes it, some rows at a time, if it has no 4-bit codes."""
     if isinstance(weight, FourBit):
         return _keep_codes(weight, spec)
     rows, cols = spec.padded_rows, spec.padded_cols
     codes = torch.empty(rows, cols, dtype=torch.uint8)
     parameters = torch.empty(cols // spec.group, rows, 2, dtype=torch.bfloat16)
-    # A multiple of 16, so that the rows added to the last piece are never all it has.
+    # A multiple of 16, so that the last piece has at least one row of the source.
     step = max(_PIECE // cols, 1) * 16
     for start in range(0, rows, step):
         end = min(start + step, rows)
@@ -44,19 +43,19 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
 
 
 def _keep_codes(matrix: FourBit, spec: MatrixSpec) -> Quantized:
-    """The source's codes as code >> 4, exactly; of its parameters the nearest in bf16."""
+    """Keeps the source's codes exactly, as code >> 4, and rounds its parameters to bf16."""
     assert matrix.group == spec.group, (matrix.group, spec)
-    below = spec.padded_rows - spec.rows
-    codes = F.pad(matrix.codes << 4, (0, spec.padded_cols - spec.cols, 0, below))
+    added = spec.padded_rows - spec.rows
+    codes = F.pad(matrix.codes << 4, (0, spec.padded_cols - spec.cols, 0, added))
     parameters = torch.stack((matrix.scale, matrix.centre), -1).transpose(0, 1)
-    return codes, F.pad(parameters, (0, 0, 0, below)).to(torch.bfloat16).contiguous()
+    return codes, F.pad(parameters, (0, 0, 0, added)).to(torch.bfloat16).contiguous()
 
 
 def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level: int) -> tuple[float, float]:
-    """Compares what a record at `level` stands for with its source, some rows at a time.
+    """Compares the weights of a quantized matrix at `level` with its source, some rows at a time.
 
     Returns:
-        sums of the squared differences, and of the source's squares; in float64.
+        Sums, in float64, of the squared differences and of the source's squares.
     """
     codes, parameters = quantized
     squared = total = 0.0
@@ -71,14 +70,13 @@ def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level:
 
 
 def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quantized]) -> Bytes:
-    """An expert's record, uint8 [record_bytes] and BLOCK-aligned, from its quantized matrices in geometry's order."""
+    """Builds a record, uint8 [record_bytes], BLOCK-aligned, from quantized matrices in the geometry's order."""
     record = aligned(geometry.record_bytes)
     record.fill(0)
     p4 = np.zeros(geometry.codes_bytes, np.uint8)
     p0 = record[geometry.planes[2].offset :] if geometry.max_level == 8 else np.zeros(0, np.uint8)
-    for (spec, parameter_at, codes_at), (codes, parameters) in zip(
-        geometry.matrix_offsets(), matrices, strict=True
-    ):
+    places = geometry.matrix_offsets()
+    for (spec, parameter_at, codes_at), (codes, parameters) in zip(places, matrices, strict=True):
         raw = parameters.contiguous().view(torch.uint8).reshape(-1).numpy()
         record[parameter_at : parameter_at + spec.parameter_bytes] = raw
         spans = layout.spans(codes_at, spec.nibble_bytes, geometry.codes_bytes)
@@ -100,18 +98,18 @@ def _put(array: Bytes, spans: Sequence[slice], packed: torch.Tensor) -> None:
 
 
 def encode(geometry: RecordGeometry, layout: Layout, weights: Sequence[Matrix]) -> Bytes:
-    """The record of an expert from its matrices [rows, cols], in geometry's order."""
+    """Builds the record of an expert from its matrices [rows, cols], in the geometry's order."""
     quantized = [quantize_matrix(w, spec) for w, spec in zip(weights, geometry.matrices, strict=True)]
     return assemble(geometry, layout, quantized)
 
 
 def unpack_codes(record: Bytes, geometry: RecordGeometry, layout: Layout, level: int) -> list[Quantized]:
-    """The codes and parameters a record's prefix holds; bits below `level` are zero.
+    """Extracts the codes and parameters of every matrix from a record's prefix; bits past `level` are zero.
 
     Args:
         record: at least prefix_bytes(level) bytes of a record.
-        geometry: of the store the record is from.
-        layout: that the record is packed in.
+        geometry: of the record's store.
+        layout: of the record.
         level: 8, 4 or 2.
     """
     at, half = geometry.parameter_bytes, geometry.codes_bytes // 2
@@ -141,7 +139,7 @@ def unpack_codes(record: Bytes, geometry: RecordGeometry, layout: Layout, level:
 
 
 def decode(record: Bytes, geometry: RecordGeometry, layout: Layout, level: int) -> list[torch.Tensor]:
-    """The float32 [rows, cols] matrices that a record stands for at `level`. The reference; slow."""
+    """Computes the float32 [rows, cols] matrices of a record at `level`. Slow; the reference of tests."""
     matrices = unpack_codes(record, geometry, layout, level)
     return [
         dequantize(codes, parameters, level)[: spec.rows, : spec.cols]

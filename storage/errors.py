@@ -1,23 +1,22 @@
 """Every error edgemoe raises on purpose.
 
     EdgemoeError                    exit 1
-    ├── UserError                   exit 2   the command, the model or the prompt cannot be served as asked
+    ├── UserError                   exit 2   this command, model or prompt cannot be served
     │   ├── ModelRefused                     unsupported family, pickle weights, remote code, hostile config
     │   ├── ContextExceeded                  prompt longer than the context
     │   └── StoreBusy                        another process is writing this store
     ├── DoesNotFit                  exit 3   a memory limit or a disk is too small; carries the minimum
-    └── DamagedData                 exit 4   what is on disk is not what was written
-        ├── BadHeader                        a safetensors header that lies about its file
-        ├── BadManifest                      a store.json that cannot be believed
+    └── DamagedData                 exit 4   bytes on disk differ from the bytes that were written
+        ├── BadHeader                        a header that contradicts its file
+        ├── BadManifest                      a store.json that is invalid or contradicts itself
         ├── MissingTensor                    a checkpoint or store without a tensor its config needs
         ├── TruncatedFile                    a file shorter than its manifest says
         ├── ChecksumMismatch                 a plane whose bytes changed
-        ├── ReadFailed                       the device kept refusing a read
-        ├── WriteFailed                      the device refused a write
+        ├── ReadFailed                       the operating system refused a read, retries included
+        ├── WriteFailed                      the operating system refused a write
         └── NotFinite                        NaN or infinity in the logits
 
-Every message has three parts: what was wanted, what was found there, what to do about it.
-Ctrl-C is Python's own KeyboardInterrupt, exit 130.
+Every message reads `expected X, got Y: do Z`. Ctrl-C is Python's own KeyboardInterrupt, exit 130.
 """
 
 from __future__ import annotations
@@ -27,32 +26,33 @@ class EdgemoeError(Exception):
     """Base of the tree.
 
     Args:
-        wanted: what edgemoe tried to do, with names and numbers.
-        found: what was there instead, with path, offset and numbers.
-        advice: what the user can do about it; an imperative sentence.
+        wanted: a noun phrase with names and numbers, such as "a size such as 12GB".
+        found: a noun phrase with path, offset and numbers, such as "'12 G'".
+        action: an imperative for the user without a final dot, such as "write 12GB".
+
+    >>> print(UserError("a size such as 12GB", "'12 G'", "write 12GB"))
+    expected a size such as 12GB, got '12 G': write 12GB
     """
 
     exit_code = 1
 
-    def __init__(self, wanted: str, found: str, advice: str) -> None:
-        super().__init__(f"{wanted}: {found}. {advice}")
-        self.wanted = wanted
-        self.found = found
-        self.advice = advice
+    def __init__(self, wanted: str, found: str, action: str) -> None:
+        super().__init__(f"expected {wanted}, got {found}: {action}")
+        self.wanted, self.found, self.action = wanted, found, action
 
 
 class UserError(EdgemoeError):
-    """The request itself cannot be served."""
+    """The request itself cannot be served: its command line, its model or its prompt."""
 
     exit_code = 2
 
 
 class ModelRefused(UserError):
-    """The model directory is unsupported, or asks for something unsafe."""
+    """The model directory is unsupported or unsafe to open."""
 
 
 class ContextExceeded(UserError):
-    """The prompt has more tokens than the context holds."""
+    """The prompt has more tokens than the context has places."""
 
 
 class StoreBusy(UserError):
@@ -63,32 +63,32 @@ class DoesNotFit(EdgemoeError):
     """A limit (bytes of memory or disk) is too small.
 
     Args:
-        minimum: the smallest number of bytes that would do.
+        minimum: smallest sufficient number of bytes.
     """
 
     exit_code = 3
 
-    def __init__(self, wanted: str, found: str, advice: str, *, minimum: int) -> None:
-        super().__init__(wanted, found, advice)
+    def __init__(self, wanted: str, found: str, action: str, *, minimum: int) -> None:
+        super().__init__(wanted, found, action)
         self.minimum = minimum
 
 
 class DamagedData(EdgemoeError):
-    """Bytes on disk are not what was written."""
+    """Bytes on disk differ from the bytes that were written."""
 
     exit_code = 4
 
 
 class BadHeader(DamagedData):
-    """A safetensors header that lies about its file."""
+    """A safetensors or GGUF header that contradicts its file."""
 
 
 class BadManifest(DamagedData):
-    """A store.json that cannot be believed."""
+    """A store.json whose values are invalid or contradict each other."""
 
 
 class MissingTensor(DamagedData):
-    """A tensor that the model's config needs is not there."""
+    """A file or tensor that the model's config or manifest names is missing."""
 
 
 class TruncatedFile(DamagedData):
@@ -100,11 +100,11 @@ class ChecksumMismatch(DamagedData):
 
 
 class ReadFailed(DamagedData):
-    """The operating system kept refusing a read."""
+    """The operating system refused a read, retries included."""
 
 
 class WriteFailed(DamagedData):
-    """The operating system refused a write; what was whole before still is."""
+    """The operating system refused a write; files that were complete before stay complete."""
 
 
 class NotFinite(DamagedData):

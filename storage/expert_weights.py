@@ -1,4 +1,4 @@
-"""An expert's matrices, wherever a checkpoint keeps them: a tensor each, or fused over a layer's experts."""
+"""An expert's matrices from a checkpoint, stored as separate tensors or fused over a layer's experts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from storage.checkpoint import Checkpoint, Config
 from storage.errors import DamagedData, MissingTensor, ModelRefused
 from storage.formats.base import FourBit, Matrix
 from storage.record import MatrixSpec, RecordGeometry
+from storage.untrusted import DOWNLOAD_AGAIN
 
 
 class ExpertNames(Protocol):
-    """What a model family calls its experts, and how many there are. Pure functions of their arguments."""
+    """Number and tensor names of a model family's experts. Pure functions of their arguments."""
 
     def moe_layers(self, config: Config) -> Sequence[int]:
-        """The layers that have experts, ascending."""
+        """Layers with experts, ascending."""
 
     def experts(self, config: Config) -> int:
-        """Experts in each of them."""
+        """Experts of every layer with experts."""
 
     def intermediate(self, config: Config) -> int:
         """An expert's inner size I."""
@@ -30,12 +31,11 @@ class ExpertNames(Protocol):
         """Whether fused tensors are [E, H, 2I] and [E, I, H]."""
 
     def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """One expert's tensors: gate [I, H], up [I, H], down [H, I]; None: they only come fused."""
+        """Names of an expert's gate [I, H], up [I, H] and down [H, I]; None if the family has only fused tensors."""
 
     def fused(self, layer: int) -> Sequence[tuple[str, str]]:
-        """All experts' tensors: gate and up [E, 2I, H] in the rows' order of the model's gating; down [E, H, I].
-
-        A pair of names for each naming in use; a checkpoint has one of them.
+        """Pairs of names, one for each naming in use: gate and up [E, 2I, H], rows in the order of the model's gating,
+        and down [E, H, I]. A checkpoint has one of the pairs.
         """
 
     def is_expert(self, name: str) -> bool:
@@ -48,21 +48,21 @@ class ExpertNames(Protocol):
         """Whether a dense tensor of this name stays float32, as the model computes with it."""
 
     def is_unused(self, name: str, config: Config) -> bool:
-        """Whether a tensor of this name is no part of the model: a layer for multi-token prediction, say."""
+        """Whether a tensor of this name is outside of the model, such as a layer for multi-token prediction."""
 
 
 class ExpertWeights:
     """All experts of a checkpoint. Thread-safe.
 
     Attributes:
-        layers: that have experts, ascending.
-        count: experts in each of them.
-        names: every tensor that holds expert weights.
+        layers: with experts, ascending.
+        count: experts of every layer in `layers`.
+        names: of all tensors that hold expert weights.
 
     Raises:
-        MissingTensor: an expert's tensor is not there, or not of the config's shape. No weight was read yet.
-        ModelRefused: the config has no layer with experts, the checkpoint has experts that the config has
-            not, or they are not floating point.
+        MissingTensor: an expert's tensor is missing or has another shape than the config. No weights are read.
+        ModelRefused: the config has no layer with experts, the checkpoint has more experts than the config, or they
+            are not floating point.
     """
 
     def __init__(self, checkpoint: Checkpoint, family: ExpertNames) -> None:
@@ -81,28 +81,28 @@ class ExpertWeights:
         }
         if not self.layers:
             raise ModelRefused(
-                f"a mixture of experts was wanted in {checkpoint.directory}",
-                "config.json leaves no layer with experts",
-                "Run a dense model with another program",
+                f"a mixture of experts in {checkpoint.directory}",
+                "a config.json with no layer with experts",
+                "run a dense model with another program",
             )
         self._check_names()
         self._groups = self._common_groups()
 
     def geometry(self, max_level: int | None) -> RecordGeometry:
-        """The record of each expert.
+        """Computes the geometry of every expert's record.
 
         Args:
-            max_level: 8 or 4, the highest level stored; None: all that the source has.
+            max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
 
         Raises:
-            ModelRefused: level 8 of experts that have 4 bits.
+            ModelRefused: level 8 for experts with 4-bit codes.
         """
         group_up, group_down = self._groups or (None, None)
         if self._groups and max_level == 8:
             raise ModelRefused(
-                "a highest level of 8 was wanted",
-                f"the experts of {self._checkpoint.directory} have 4-bit codes, which level 4 keeps as they are",
-                "Leave --max-level out",
+                "experts with more than 4 bits for level 8",
+                f"experts with 4-bit codes in {self._checkpoint.directory}, which level 4 keeps exactly",
+                "leave --max-level out",
             )
         gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden, group_up)
         down = MatrixSpec.of("down", self._hidden, self._inner, group_down)
@@ -113,20 +113,20 @@ class ExpertWeights:
         return sum(self._checkpoint.nbytes(name) for name, _ in self._wanted(layer))
 
     def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
-        """gate_up [2I, H] (gate first) and down [H, I]: in the checkpoint's dtype, or its 4-bit codes if all have.
+        """Reads gate_up [2I, H], gate first, and down [H, I]: 4-bit codes if all experts have them, otherwise floats.
 
         Raises:
-            DamagedData: a weight is NaN or infinite; names layer, expert and matrix.
-            ModelRefused, TruncatedFile: as Checkpoint.read.
+            DamagedData: a weight is NaN or infinite; with layer, expert and matrix.
+            ModelRefused, TruncatedFile: from Checkpoint.read.
         """
         matrices = self._read(layer, expert)
         for matrix, weight in zip(("gate_up", "down"), matrices, strict=True):
             parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
             if not all(all_finite(part) for part in parts):
                 raise DamagedData(
-                    f"finite weights were wanted in layer {layer}, expert {expert}, matrix {matrix}",
-                    f"{self._checkpoint.directory} has NaN or infinity there",
-                    "Download the checkpoint again",
+                    f"finite weights in layer {layer}, expert {expert}, matrix {matrix}",
+                    f"NaN or infinity in {self._checkpoint.directory}",
+                    DOWNLOAD_AGAIN,
                 )
         return matrices
 
@@ -140,11 +140,11 @@ class ExpertWeights:
             return gate_up, down
         gate, up, down_name = self._separate(layer, expert)
         if self._groups:
-            return source.codes(gate).below(source.codes(up)), source.codes(down_name)
+            return source.codes(gate).append(source.codes(up)), source.codes(down_name)
         return torch.cat((source.read(gate), source.read(up))), source.read(down_name)
 
     def _common_groups(self) -> tuple[int, int] | None:
-        """Groups of gate_up and down, if every expert has exact 4-bit codes and all have the same groups."""
+        """Groups of gate_up and down; None unless every expert has exact 4-bit codes in the same groups."""
         if self._fused:
             return None
         groups: set[tuple[int | None, int | None]] = set()
@@ -158,7 +158,7 @@ class ExpertWeights:
         return None if gate_up is None or down is None else (gate_up, down)
 
     def _wanted(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor that holds a layer's experts."""
+        """Yields name and shape of every tensor that holds a layer's experts."""
         hidden, inner = self._hidden, self._inner
         if layer in self._fused:
             gate_up, down = self._fused[layer]
@@ -176,36 +176,32 @@ class ExpertWeights:
         names = self._family.separate(layer, expert)
         if names is None:
             wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
-            raise MissingTensor(
-                f"{wanted} was wanted in {self._checkpoint.directory}",
-                "it is not there",
-                "Download the checkpoint again",
-            )
+            raise MissingTensor(f"{wanted} in {self._checkpoint.directory}", "no such tensor", DOWNLOAD_AGAIN)
         return names
 
     def _check_names(self) -> None:
         unclaimed = set(self.names)
         for layer in self.layers:
             for name, shape in self._wanted(layer):
-                found = self._checkpoint.shape(name) if name in self.names else "not there"
+                found = self._checkpoint.shape(name) if name in self.names else None
                 if found != shape:
                     raise MissingTensor(
-                        f"tensor {name} of shape {shape} was wanted in {self._checkpoint.directory}",
-                        f"it is {found}",
-                        "Download the checkpoint again",
+                        f"tensor {name} of shape {shape} in {self._checkpoint.directory}",
+                        f"shape {found}" if found else "no such tensor",
+                        DOWNLOAD_AGAIN,
                     )
                 self._checkpoint.dtype(name)
                 unclaimed.discard(name)
         if unclaimed:
             raise ModelRefused(
-                f"{self.count} experts in each of {len(self.layers)} layers were wanted by config.json",
-                f"{len(unclaimed)} more tensors hold expert weights, first {min(unclaimed)}",
-                "Check that config.json belongs to this checkpoint",
+                f"{self.count} experts in each of {len(self.layers)} layers, as config.json says",
+                f"{len(unclaimed)} more tensors with expert weights, first {min(unclaimed)}",
+                "check that config.json belongs to this checkpoint",
             )
 
 
 def all_finite(weight: torch.Tensor) -> bool:
-    """Whether a floating-point tensor is free of NaN and infinity. Needs no memory of the tensor's size."""
+    """Whether a floating-point tensor has no NaN and no infinity. Allocates no tensor of that size."""
     if not weight.numel():
         return True
     low, high = torch.aminmax(weight)

@@ -1,19 +1,19 @@
-"""How an expert lies in a memory tier, for a kernel that reads planes and for one that does not.
+"""The blocks of an expert in a memory tier, for kernels that read planes and for kernels that read nibbles.
 
-PlaneForm, for edgemoe's own kernel: a block per plane, exactly as on disk.
+PlaneForm, for edgemoe's own kernel: one block per plane, with the bytes of the disk.
 
     block base  group parameters | top 2 bits of every code      levels 2, 4 and 8
     block d4    the next 2 bits                                  levels 4 and 8
     block d8    the last 4 bits                                  level 8
 
-MergedForm, for torch's 4-bit kernel: p4 merged once on arrival, p0 beside it at level 8.
+MergedForm, for torch's 4-bit kernel: p4, merged once on arrival, and p0 at level 8.
 
     block p4    group parameters | merged nibbles code >> 4      levels 2, 4 and 8
     block p0    nibbles code & 15, as d8 is on disk              level 8
 
-A record's prefix at level 4 is exactly as long as a p4 block, so it is scattered straight into the block and
-merged where it lies. Level 2 occupies a whole p4 block too (its low two bits at the mid-point): there it
-saves reads, not memory.
+A record's prefix at level 4 is exactly as long as a p4 block, so it is read directly into the block and merged in
+place. In MergedForm level 2 occupies a whole p4 block too, with the low two bits at the mid-point: it saves reads, not
+memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from storage.base import (
+    LABELS,
     PLANES_OF_LEVEL,
     BlockKind,
     Blocks,
@@ -40,13 +41,13 @@ P0 = "p0"
 
 
 class PlaneForm(ResidentForm):
-    """A block per plane: nothing is changed on arrival, and half the bits take half the memory.
+    """One block per plane: planes keep their bytes, and half the bits take half the memory.
 
     Args:
         geometry: of the store.
-        stored: the layout that the store's records are packed in.
-        used: the layout that the kernel wants. Where the two differ, every plane is re-laid out as it
-            arrives, which costs more than reading it.
+        stored: layout of the store's records.
+        used: layout that the kernel reads. Where the two differ, every plane is packed again on arrival, which takes
+            longer than the read.
     """
 
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
@@ -58,22 +59,22 @@ class PlaneForm(ResidentForm):
             for plane, span in zip(Plane, geometry.planes, strict=False)
         )
 
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        """See ResidentForm. What is held never changes."""
-        return tuple(kind.name for kind in self.kinds if held < kind.level <= level)
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """Names of the planes between the two levels; planes that are resident never change."""
+        return tuple(kind.name for kind in self.kinds if resident < kind.level <= level)
 
     def fill(
         self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
     ) -> int:
-        """See ResidentForm. One read call for all planes that are in no memory."""
-        held = source.held if source else 0
+        """Copies the planes of the source that have a block in `into`, and reads all others with one call."""
+        resident = source.level if source else 0
         for kind in self.kinds:
             if source and kind.name in into and kind.name in source.blocks:
                 np.copyto(_bytes(into[kind.name]), _bytes(source.blocks[kind.name]))
-        planes = list(Plane)[PLANES_OF_LEVEL[held] : PLANES_OF_LEVEL[level]]
+        planes = list(Plane)[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]
         if not planes:
             return 0
-        read = reader.read(key, planes[0], planes[-1], [into[plane.label] for plane in planes])
+        read = reader.read(key, planes[0], planes[-1], [into[LABELS[plane]] for plane in planes])
         if self._order:
             for plane in planes:
                 codes = _bytes(into[plane.label])[self._parameters if plane is Plane.BASE else 0 :]
@@ -82,13 +83,13 @@ class PlaneForm(ResidentForm):
 
 
 class MergedForm(ResidentForm):
-    """p4 and p0, for torch's kernel.
+    """Blocks p4 and p0, for torch's kernel.
 
     Args:
         geometry: of the store.
-        stored: the layout that the store's records are packed in.
-        used: the layout that this machine's kernel wants. Where the two differ, every expert is
-            re-laid out as it arrives, which costs some ten times its merge.
+        stored: layout of the store's records.
+        used: layout that this machine's kernel reads. Where the two differ, every expert is packed again on arrival,
+            which takes about ten times as long as its merge.
     """
 
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
@@ -99,23 +100,23 @@ class MergedForm(ResidentForm):
         if geometry.max_level == 8:
             self.kinds += (BlockKind(P0, codes, level=8),)
 
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        """See ResidentForm. Only 0 -> any and 2 -> any need a new p4."""
-        return (() if held >= min(level, 4) else (P4,)) + ((P0,) if level == 8 > held else ())
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """Names of the new blocks: p4 for a promotion from below level 4, p0 for a promotion to level 8."""
+        return (() if resident >= min(level, 4) else (P4,)) + ((P0,) if level == 8 > resident else ())
 
     def fill(
         self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
     ) -> int:
-        """See ResidentForm. One read call for an expert that is nowhere in memory."""
-        held = source.held if source else 0
-        needs_p4 = P4 in into and held < min(level, 4)
-        needs_p0 = P0 in into and held < 8
+        """Copies complete blocks of the source, and reads the rest; an absent expert with one call."""
+        resident = source.level if source else 0
+        needs_p4 = P4 in into and resident < min(level, 4)
+        needs_p0 = P0 in into and resident < 8
         if source:
             for name in (P4, P0):
                 if name in into and name in source.blocks and not (name == P4 and needs_p4):
                     np.copyto(_bytes(into[name]), _bytes(source.blocks[name]))
         read = 0
-        if needs_p4 and not held:
+        if needs_p4 and not resident:
             read = self._read_whole(reader, key, level, into)
         else:
             if needs_p4:
@@ -123,7 +124,7 @@ class MergedForm(ResidentForm):
                 read += self._promote(reader, key, into[P4], source.blocks[P4])
             if needs_p0:
                 read += reader.read(key, Plane.D8, Plane.D8, [into[P0]])
-                self._re_lay(into[P0])
+                self._pack_again(into[P0])
         return read
 
     def _read_whole(self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks) -> int:
@@ -133,52 +134,52 @@ class MergedForm(ResidentForm):
             read = reader.read(key, Plane.BASE, Plane.BASE, [p4[:at], p4[at + self._half :]])
             midpoint(codes)
         else:
-            # base and d4 change places on their way in: that is how merge wants them.
+            # base and d4 change places: merge reads d4 | base.
             buffers = [p4[:at], p4[at + self._half :], p4[at : at + self._half]]
             if level == 8:
                 buffers.append(into[P0])
             read = reader.read(key, Plane.BASE, Plane.D8 if level == 8 else Plane.D4, buffers)
             merge(codes)
             if level == 8:
-                self._re_lay(into[P0])
-        self._re_lay(p4[self._parameters :])
+                self._pack_again(into[P0])
+        self._pack_again(p4[self._parameters :])
         return read
 
     def _promote(self, reader: PlaneReader, key: ExpertKey, p4: memoryview, old: memoryview) -> int:
-        """Level 2's p4 to level 4's: reads d4 only."""
+        """Fills level 4's p4 from level 2's and d4, the only plane that is read."""
         at = self._parameters
         read = reader.read(key, Plane.D4, Plane.D4, [p4[at : at + self._half]])
-        new, held = _bytes(p4), _bytes(old)
-        new[:at] = held[:at]
-        codes = held[at:]
+        new, before = _bytes(p4), _bytes(old)
+        new[:at] = before[:at]
+        codes = before[at:]
         if self._order:
             codes = self._order.back(codes)
         base_of(codes, new[at + self._half :])
         merge(new[at:])
-        self._re_lay(p4[at:])
+        self._pack_again(p4[at:])
         return read
 
-    def _re_lay(self, codes: memoryview) -> None:
+    def _pack_again(self, codes: memoryview) -> None:
         if self._order:
             self._order.change(_bytes(codes))
 
 
 class _Order:
-    """Brings an expert's codes from one layout to another."""
+    """Packs an expert's codes from the stored layout into the used one."""
 
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
         self._geometry, self._stored, self._used = geometry, stored, used
 
     def change(self, nibbles: Bytes) -> None:
-        """A nibble array [codes_bytes], in place."""
+        """Packs a nibble array [codes_bytes] again, in place."""
         nibbles[:] = self._permuted(nibbles, self._stored, self._used)
 
     def back(self, nibbles: Bytes) -> Bytes:
-        """The stored order of a nibble array in the used one."""
+        """Returns a nibble array of the used layout in the stored layout."""
         return self._permuted(nibbles, self._used, self._stored)
 
     def change_plane(self, plane: Bytes) -> None:
-        """A two-bit plane [codes_bytes / 2], in place: moved as the upper bits of nibbles."""
+        """Packs a two-bit plane [codes_bytes / 2] again, in place, as the upper bits of nibbles."""
         nibbles = np.empty(2 * plane.size, np.uint8)
         nibbles[plane.size :] = plane
         midpoint(nibbles)

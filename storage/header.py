@@ -1,7 +1,7 @@
-"""Headers of safetensors files, read with distrust and written so that data starts on a block.
+"""Headers of safetensors files: checked when read, and padded when written so that data starts on a block.
 
-The safetensors library accepts duplicate keys, and other readers accept more; here a header either says
-exactly which tensor every byte of its file belongs to, or is refused.
+The safetensors library accepts duplicate keys, and other readers accept more. Here a header is refused unless it
+assigns every byte of its file to exactly one tensor.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from storage.base import BLOCK, ByteRange
-from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import BadHeader, TruncatedFile
+from storage.retry import read_errors
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 100_000_000
-"""Bytes of JSON, as the safetensors library has it."""
+"""Bytes of JSON: the limit of the safetensors library."""
 
 DTYPE_BITS = {
-    **dict.fromkeys(("F4",), 4),
+    "F4": 4,
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""safetensors' name of an element type -> bits an element takes."""
+"""safetensors' name of an element type -> bits of one element."""
 
+_ACTION = "download or convert the file again"
 _MAX_DIMENSIONS = 64
 _MAX_SIZE = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies.
+    """Type, shape and place of a tensor.
 
     Args:
         dtype: safetensors' name, a key of DTYPE_BITS.
@@ -51,7 +53,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of itself.
+    """The contents of a safetensors header.
 
     Args:
         tensors: by name, in the order of the file's JSON.
@@ -65,29 +67,25 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Reads and checks a file's header, and none of its data.
+    """Reads and checks a file's header, without its data.
 
     Raises:
-        BadHeader: naming the file and what is wrong in it.
-        TruncatedFile: the file ends before the header's own length, or before the last tensor.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system refuses to read it.
+        BadHeader: with the file and the wrong value.
+        TruncatedFile: the file ends inside the header or before the last tensor.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refuses a read.
     """
     try:
-        with path.open("rb") as file:
+        with read_errors(f"a safetensors file {path}", _ACTION), path.open("rb") as file:
             return _read(file, path)
-    except FileNotFoundError as error:
-        raise MissingTensor(f"tensors were wanted from {path}", "there is no such file", _ADVICE) from error
-    except RecursionError as error:  # JSON that just parses may still be too deep to be named in a message
-        raise _bad(path, "it is JSON nested too deeply") from error
-    except OSError as error:
-        raise ReadFailed(f"the header of {path} was wanted", str(error.strerror), _ADVICE) from error
+    except RecursionError as error:  # JSON that parses may still be too deep for repr
+        raise _bad(path, "JSON nested too deeply") from error
 
 
 def header_bytes(
     tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], align_data_to: int = BLOCK
 ) -> bytes:
-    """The header of a file in which these tensors lie one after another, in this order.
+    """Builds the header of a file that holds these tensors one after another, in this order.
 
     Args:
         tensors: name -> (dtype, a key of DTYPE_BITS; shape).
@@ -106,15 +104,15 @@ def header_bytes(
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor takes. `dtype` is a key of DTYPE_BITS."""
+    """Bytes of a tensor. `dtype` is a key of DTYPE_BITS."""
     return prod(shape) * DTYPE_BITS[dtype] // 8
 
 
 def strict_json(raw: bytes) -> object:
-    """Parses UTF-8 JSON in which no object has a key twice.
+    """Parses UTF-8 JSON in which every key of an object is unique.
 
     Raises:
-        ValueError: saying what is wrong; nothing else, whatever the bytes.
+        ValueError: with the fault; no other error, whatever the bytes are.
     """
     try:
         parsed: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
@@ -127,16 +125,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     out: dict[str, object] = {}
     for key, value in pairs:
         if key in out:
-            raise ValueError(f"key {shortened(key)} is there twice")
+            raise ValueError(f"key {shortened(key)} twice")
         out[key] = value
     return out
 
 
-_ADVICE = "Download or convert the file again"
-
-
 def _bad(path: Path, found: str) -> BadHeader:
-    return BadHeader(f"a safetensors header was wanted in {path}", found, _ADVICE)
+    return BadHeader(f"a valid safetensors header in {path}", found, _ACTION)
 
 
 def _read(file: BinaryIO, path: Path) -> Header:
@@ -144,25 +139,21 @@ def _read(file: BinaryIO, path: Path) -> Header:
     file.seek(0)
     prefix = file.read(8)
     if len(prefix) < 8:
-        raise TruncatedFile(
-            f"a safetensors header was wanted in {path}", f"the file has {size} bytes", _ADVICE
-        )
+        raise TruncatedFile(f"a safetensors header in {path}", f"a file of {size} bytes", _ACTION)
     length = int.from_bytes(prefix, "little")
     if length > min(HEADER_LIMIT, size - 8):
         raise _bad(
-            path, f"it claims {length} bytes of header, the file has {size} and {HEADER_LIMIT} are allowed"
+            path, f"{length} bytes of header in a file of {size} bytes, where {HEADER_LIMIT} are allowed"
         )
     raw = file.read(length)
     if len(raw) < length:
-        raise TruncatedFile(
-            f"{length} bytes of header were wanted in {path}", f"{len(raw)} are there", _ADVICE
-        )
+        raise TruncatedFile(f"{length} bytes of header in {path}", f"{len(raw)} bytes", _ACTION)
     try:
         content = strict_json(raw)
     except ValueError as error:
-        raise _bad(path, f"it is not JSON as safetensors has it: {shortened(str(error))}") from error
+        raise _bad(path, f"JSON that safetensors does not allow ({shortened(str(error))})") from error
     if not isinstance(content, dict):
-        raise _bad(path, f"it is a {type(content).__name__}, not an object")
+        raise _bad(path, f"a {type(content).__name__}, not an object")
     metadata = _metadata(content.pop("__metadata__", {}), path)
     tensors = {name: _entry(name, value, 8 + length, path) for name, value in content.items()}
     _check_cover(tensors, 8 + length, size, path)
@@ -171,47 +162,47 @@ def _read(file: BinaryIO, path: Path) -> Header:
 
 def _metadata(value: object, path: Path) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _bad(path, f"its __metadata__ is {shortened(value)}, not texts by key")
+        raise _bad(path, f"__metadata__ {shortened(value)}, not texts by key")
     return value
 
 
 def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry:
-    """Checks one tensor by itself: types, bounds, and that its shape takes as many bytes as it was given."""
+    """Checks one tensor: types, bounds, and that its shape takes the bytes of its range."""
     label = f"tensor {shortened(name)}"
-    # json accepts an escaped half of a surrogate pair; such a name could not even be printed.
+    # json accepts an escaped half of a surrogate pair, which cannot be printed.
     if any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise _bad(path, f"{label} has no valid name")
+        raise _bad(path, f"{label} with a name that is not Unicode")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _bad(path, f"{label} is {shortened(value)}, not dtype, shape and data_offsets")
+        raise _bad(path, f"{label} as {shortened(value)}, not dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _bad(path, f"{label} has the unknown dtype {shortened(dtype)}")
+        raise _bad(path, f"{label} of unknown dtype {shortened(dtype)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise _bad(path, f"{label} has the shape {shortened(shape)}")
+        raise _bad(path, f"{label} of shape {shortened(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _bad(path, f"{label} has the data_offsets {shortened(offsets)}")
+        raise _bad(path, f"{label} with data_offsets {shortened(offsets)}")
     begin, end = offsets
     if prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
-        raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, cannot take {end - begin} bytes")
+        raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, in {end - begin} bytes")
     return TensorEntry(dtype, tuple(shape), ByteRange(data_start + begin, end - begin))
 
 
 def _are_sizes(value: Any) -> bool:
-    # A bool is an int to isinstance; true is no size.
+    # isinstance accepts a bool as an int, and true is not a size.
     return isinstance(value, list) and all(type(n) is int and 0 <= n <= _MAX_SIZE for n in value)
 
 
 def _check_cover(tensors: Mapping[str, TensorEntry], data_start: int, size: int, path: Path) -> None:
-    """Tensors must cover the data exactly: no byte twice, no byte left over."""
+    """Checks that the tensors cover every byte of the data exactly once."""
     at = data_start
     for name, entry in sorted(tensors.items(), key=lambda item: item[1].range):
         if entry.range.offset != at and entry.range.end <= size:
-            what = "overlaps the tensor before it" if entry.range.offset < at else "leaves a hole before it"
-            raise _bad(path, f"tensor {shortened(name)} at {entry.range.offset} {what}, which ends at {at}")
+            what = "an overlap with" if entry.range.offset < at else "a hole after"
+            raise _bad(
+                path, f"tensor {shortened(name)} at {entry.range.offset}, {what} the tensor that ends at {at}"
+            )
         at = max(at, entry.range.end)
     if at > size:
-        raise TruncatedFile(
-            f"{at} bytes were wanted in {path}, as its header says", f"it has {size}", _ADVICE
-        )
+        raise TruncatedFile(f"{at} bytes in {path}, as its header says", f"{size} bytes", _ACTION)
     if at < size:
-        raise _bad(path, f"{size - at} bytes at the file's end belong to no tensor")
+        raise _bad(path, f"{size - at} bytes at the file's end that belong to no tensor")

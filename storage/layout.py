@@ -1,8 +1,8 @@
-"""Layouts: the order in which a kernel wants an expert's nibbles, by name.
+"""Layouts: the order in which a kernel reads an expert's nibbles, by name.
 
-torch's CPU kernel for 4-bit weights orders them by the vector width it was dispatched to, and the operator
-is private, so nothing is assumed: each order is written out here, and `detect` asks the kernel itself which
-one it uses now. A store records its layout and the hash of a known matrix in it (the probe).
+torch's 4-bit CPU kernel orders nibbles by the vector width that it dispatches to, and its packing operator is private.
+So every order is written out here, and `detect` packs a known matrix with the kernel to find the order in use. A store
+records its layout and the hash of the known matrix in it (the probe).
 
     cpu-avx512       blocks of 64 rows; per column 32 bytes: rows d and d+32 share byte d
     cpu-avx2         blocks of 32 rows; per column 16 bytes: rows d and d+16 share byte d
@@ -13,17 +13,17 @@ one it uses now. A store records its layout and the hash of a known matrix in it
 A last, incomplete block of rows pairs neighbouring rows, as cpu-generic does, in every CPU layout.
 The lower-numbered row is the low nibble.
 
-`planes.split` pairs the bytes of an expert's first half of nibbles with those of its second half: a byte of
-base or d4 has two bits of each. Where matrices simply follow one another, a kernel that reads planes meets
-every byte twice, far apart in time. In cpu-avx2-paired a block's columns 4k and 4k+1 lie in the first half, and
-4k+2 and 4k+3 at the same place of the second one: 32 bytes of base and of d4 are 4 columns of 32 rows.
+`planes.split` pairs each byte in the first half of an expert's nibbles with one in the second half: a byte of base or
+d4 has two bits of each. Where matrices follow one another, a kernel that reads planes loads every byte twice, far apart
+in time. In cpu-avx2-paired a block's columns 4k and 4k+1 lie in the first half, and columns 4k+2 and 4k+3 at the same
+place of the second half: 32 bytes of base and of d4 are 4 columns of 32 rows.
 
-In cuda a row's share of a slab is four runs of consecutive columns, 0 to 3, a quarter of the slab each. Of
-column j of every run, byte j of one array holds the nibbles 0 (low) and 2, and byte j of another, as long,
-the nibbles 1 (low) and 3. The first arrays of all matrices lie in the first half of an expert's nibbles, the
-second ones in its second half. So byte j of a two-bit plane is column j of the runs 0 to 3, from its lowest
-bits up: a plane's bytes are all of one row and slab, neighbouring rows are neighbours in memory, as their
-group parameters are, and a thread's one load of 16 bytes is a row's 64 codes.
+In cuda a slab of a row is four runs of consecutive columns, 0 to 3, each a quarter of the slab. For column j of every
+run, byte j of one array holds the nibbles of runs 0 (low) and 2, and byte j of a second array of equal length the
+nibbles of runs 1 (low) and 3. The first arrays of all matrices lie in the first half of an expert's nibbles, the second
+arrays in the second half. So byte j of a two-bit plane is column j of the runs 0 to 3, from its lowest bits up. The
+bytes of a row and slab are contiguous, neighbouring rows are neighbours in memory, as their group parameters are, and
+one load of 16 bytes gives a thread 64 codes of a row.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Layout:
     Args:
         name: as in store.json.
         block: rows packed together, 0 for slabs of columns.
-        paired: rows r and r + paired share a byte.
-        pieces: that a matrix's bytes make: 1, or 2 that lie in the halves of an expert's nibbles.
+        paired: distance of the two rows that share a byte.
+        pieces: 1 if a matrix's bytes are contiguous, 2 if they lie in both halves of an expert's nibbles.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Layout:
     pieces: int
 
     def pack(self, nibbles: torch.Tensor) -> torch.Tensor:
-        """uint8 [N, K] with values 0..15 -> uint8 [N * K / 2], in kernel order, one piece after another.
+        """Packs uint8 [N, K], values 0..15, into uint8 [N * K / 2] in kernel order, one piece after another.
 
-        N % 16 == 0, K % 32 == 0.
+        N is a multiple of 16, K of 32.
         """
         low, high = self.pairs(nibbles)
         return low | (high << 4)
 
     def pairs(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of uint8 [N, K] those whose nibbles are low, and those whose are high: [N * K / 2] each, in kernel order."""
+        """Splits uint8 [N, K] into the values of low and of high nibbles, [N * K / 2] each, in kernel order."""
         rows, cols = values.shape
         if not self.block:
             runs = values.view(rows, -1, 4, slab_columns(cols) // 4).permute(2, 1, 0, 3)
@@ -76,7 +76,7 @@ class Layout:
         return low, high
 
     def unpack(self, packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-        """The inverse of pack: uint8 [rows, cols]."""
+        """Unpacks the result of `pack` into uint8 [rows, cols]."""
         if not self.block:
             pairs = packed.view(2, -1, rows, slab_columns(cols) // 4)
             return torch.cat((pairs & 15, pairs >> 4)).permute(2, 1, 0, 3).reshape(rows, cols)
@@ -91,12 +91,12 @@ class Layout:
         )
 
     def spans(self, at: int, length: int, total: int) -> list[slice]:
-        """Where a matrix's packed bytes lie, one piece after another, in an expert's nibbles.
+        """Places of a matrix's packed bytes in an expert's nibbles, one slice per piece.
 
         Args:
-            at: bytes of the matrices before it.
-            length: bytes of its own.
-            total: bytes of the expert's nibbles, padding included.
+            at: bytes of the matrices before this one.
+            length: bytes of this matrix.
+            total: bytes of the expert's nibbles, with padding.
         """
         return [
             slice(start + at // self.pieces, start + (at + length) // self.pieces)
@@ -104,7 +104,7 @@ class Layout:
         ]
 
     def add_to(self, packed: torch.Tensor, out: torch.Tensor) -> None:
-        """Adds the nibbles to float `out` [K, N], transposed: what a plain product wants. torch's layouts only.
+        """Adds the nibbles to a transposed float matrix, the operand of a plain product. torch's layouts only.
 
         Args:
             packed: uint8 [N * K / 2].
@@ -127,17 +127,14 @@ class Layout:
         target[:, :, :, 1].add_(bytes_ >> 4)
 
     def _pair_blocks(self, blocks: torch.Tensor, paired: int) -> torch.Tensor:
-        """[B, R, K] -> [2, pieces, B * K * R / 2 / pieces], ordered (block, column, pair of rows).
-
-        Rows r and r + paired are a pair.
-        """
+        """Orders [B, R, K] as [2, pieces, B * K * R / 2 / pieces], by block, column and pair of rows r, r + paired."""
         count, rows, cols = blocks.shape
         columns = (cols // (2 * self.pieces), self.pieces, 2)
         pairs = blocks.reshape(count, rows // (2 * paired), 2, paired, *columns)
         return pairs.permute(2, 5, 0, 4, 6, 1, 3).reshape(2, self.pieces, -1)
 
     def _unpack_blocks(self, pieces: torch.Tensor, rows: int, cols: int, paired: int) -> torch.Tensor:
-        """The inverse, of uint8 [pieces, B * K * R / 2 / pieces]: [B * R, K]."""
+        """Unpacks uint8 [pieces, B * K * R / 2 / pieces] into [B * R, K], the inverse of _pair_blocks."""
         if not pieces.numel():
             return pieces.new_empty(0, cols)
         columns = (cols // (2 * self.pieces), 2)
@@ -148,7 +145,7 @@ class Layout:
 
 
 def slab_columns(cols: int) -> int:
-    """Columns of a slab of the layout cuda, in a matrix of `cols` (a multiple of 32)."""
+    """Columns of one slab of the layout cuda, in a matrix of `cols` columns, a multiple of 32."""
     return 32 if cols % 64 else 64
 
 
@@ -165,39 +162,39 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def _known_matrix() -> torch.Tensor:
-    """int32 [80, 64], values 0..15 without symmetry; 80 rows leave an incomplete block in every CPU layout."""
+    """Returns int32 [80, 64], values 0..15 without symmetry; 80 rows leave an incomplete block in every CPU layout."""
     index = torch.arange(80 * 64, dtype=torch.int64)
     return ((index * 2654435761 >> 13) % 16).to(torch.int32).view(80, 64)
 
 
 @cache
 def probe(name: str) -> str:
-    """Hash of the known matrix packed in a layout: what a store carries, and a reader compares."""
+    """Hash of the known matrix packed in a layout: a store records it and a reader compares it."""
     packed = LAYOUTS[name].pack(_known_matrix().to(torch.uint8))
     return xxhash.xxh3_64_hexdigest(packed.numpy().data)
 
 
 @cache
 def detect() -> Layout:
-    """The layout that torch's 4-bit CPU kernel uses in this process.
+    """Finds the layout that torch's 4-bit CPU kernel uses in this process.
 
     Raises:
-        UserError: the kernel is missing, or its order is none that edgemoe knows.
+        UserError: the kernel is missing, or its order is unknown.
     """
     try:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_known_matrix(), 1)
     except (AttributeError, RuntimeError) as error:
         raise UserError(
-            "torch's 4-bit CPU kernel was wanted",
-            f"torch {torch.__version__} answers: {error}",
-            "Install torch 2.8 or newer",
+            "torch's 4-bit CPU kernel",
+            f"an error from torch {torch.__version__} ({error})",
+            "install torch 2.8 or newer",
         ) from error
     found = xxhash.xxh3_64_hexdigest(packed.reshape(-1).numpy())
     for layout in LAYOUTS.values():
         if probe(layout.name) == found:
             return layout
     raise UserError(
-        "a known layout of torch's 4-bit CPU kernel was wanted",
-        f"torch {torch.__version__} packs the known matrix to {found}, which no layout here gives",
-        "Install a torch version that edgemoe was tested with (2.13.0)",
+        "a known layout of torch's 4-bit CPU kernel",
+        f"the unknown probe {found} from torch {torch.__version__}",
+        "install a torch version that edgemoe was tested with (2.13.0)",
     )

@@ -1,15 +1,14 @@
-"""Who may use a store: readers share it, a converter has it alone.
+"""The lock of a store: any number of readers, or one converter.
 
-The lock is the kernel's own (flock) on the store's directory: it leaves no file behind, works on read-only
-media, and is gone when its process is, however it died.
+The lock is flock on the store's directory: it leaves no file, works on read-only media, and ends with its process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from storage.errors import ReadFailed, StoreBusy, UserError
 
@@ -21,59 +20,54 @@ except ImportError:  # Windows
 _log = logging.getLogger("edgemoe")
 
 
-class StoreLock:
-    """A lock on a store, held from construction to close(), also across threads. Never waits.
+class StoreLock(AbstractContextManager["StoreLock"]):
+    """A lock on a store, from construction to close(), for all threads of the process. Never waits.
 
     Args:
         directory: the store's; it must exist.
         exclusive: True for a converter, False for a reader.
 
     Raises:
-        StoreBusy: another process, or another StoreLock of this one, holds it in a way that excludes this.
-        UserError: there is no such directory, its filesystem has no locks (converters only; readers go on
-            with a warning), or the platform has none.
-        ReadFailed: the disk refuses to open it.
+        StoreBusy: an existing lock, of this or another process, excludes this one.
+        UserError: the directory does not exist, its file system has no locks (a reader only logs a warning), or the
+            platform has none.
+        ReadFailed: the operating system refuses to open the directory.
     """
 
     def __init__(self, directory: Path, *, exclusive: bool) -> None:
         self._fd = -1
-        wanted = f"{directory} was wanted {'for writing, alone' if exclusive else 'for reading'}"
+        wanted = f"{directory} free for {'writing' if exclusive else 'reading'}"
         if fcntl is None:
-            raise UserError(
-                wanted, "this platform has no flock", "Use Linux or macOS; WSL 2 works on Windows"
-            )
+            raise UserError(wanted, "a platform without flock", "use Linux or macOS; WSL 2 works on Windows")
         try:
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise UserError(wanted, str(error.strerror), "Give the path of a store") from error
+            raise UserError(wanted, str(error.strerror), "give the path of a store") from error
         except OSError as error:
-            raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
+            raise ReadFailed(wanted, str(error.strerror), "check the disk, then try again") from error
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             found = (
-                "another process is reading or writing it" if exclusive else "another process is writing it"
+                "another process that reads or writes it" if exclusive else "another process that writes it"
             )
-            raise StoreBusy(wanted, found, "Wait until it has ended, or stop it") from error
+            raise StoreBusy(wanted, found, "wait until that process ends, or stop it") from error
         except OSError as error:
             self.close()
             if exclusive:
-                raise UserError(wanted, f"no lock: {error.strerror}", "Convert to a local disk") from error
+                raise UserError(
+                    wanted, f"a file system without locks ({error.strerror})", "convert to a local disk"
+                ) from error
             _log.warning(
-                "%s cannot be locked (%s): do not convert to it meanwhile", directory, error.strerror
+                "%s cannot be locked (%s): do not convert to it while it is read", directory, error.strerror
             )
 
     def close(self) -> None:
-        """Gives the lock back. Idempotent."""
+        """Releases the lock. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> StoreLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

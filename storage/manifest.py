@@ -1,4 +1,4 @@
-"""store.json: what a store holds and where, written last, so that a directory without it is unfinished."""
+"""store.json: the contents of a store and their places. Written last: a directory without it is unfinished."""
 
 from __future__ import annotations
 
@@ -11,59 +11,45 @@ from typing import Any
 from storage.atomic import replacing, write_all
 from storage.base import Plane
 from storage.errors import BadManifest, UserError
+from storage.header import strict_json
+from storage.layout import LAYOUTS, probe
+from storage.manifest_entries import (
+    MAX_OFFSET,
+    FileEntry,
+    LayerRecords,
+    read_files,
+    read_geometry,
+    read_integer,
+    read_layers,
+    read_object,
+    read_planes,
+    read_text,
+)
 from storage.record import RecordGeometry
+from storage.untrusted import shortened
 
 MANIFEST_NAME = "store.json"
 MARKER_NAME = "unfinished.json"
-"""A manifest without layers, there while a conversion goes on: what the directory is going to hold."""
+"""Name of the manifest without layers that marks a directory while a conversion writes to it."""
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class RecordEntry:
-    """One expert's record.
-
-    Args:
-        offset: bytes from the start of its file, a multiple of 4 KiB.
-        checksums: xxh3_64 of every plane, in record order.
-    """
-
-    offset: int
-    checksums: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class LayerRecords:
-    """One layer's experts: the name of their file, and their records by expert number."""
-
-    file: str
-    records: tuple[RecordEntry, ...]
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """Any other file of the store: bytes, and their xxh3_64."""
-
-    size: int
-    checksum: int
-
-
-@dataclass(frozen=True)
 class Manifest:
-    """What a store holds.
+    """The contents of a store.
 
     Args:
-        source: fingerprint of what it was converted from.
+        source: fingerprint of the checkpoint that the store was converted from.
         layout: name of the layout that records are packed in.
-        probe: that layout's hash of a known matrix.
-        geometry: of every record; also says which planes there are.
-        dense_bits: 16 or 8, of dense.safetensors' matrices.
+        probe: hash of a known matrix in that layout.
+        geometry: sizes and planes of every record.
+        dense_bits: 16 or 8 bits per weight of the matrices in dense.safetensors.
         layers: by layer number; a layer without experts has no entry.
-        files: every file but the manifest and the layers' own, by name.
-        source_format: what the source's weights were stored as; empty if unknown.
+        files: every other file except the manifest, by name.
+        source_format: format of the checkpoint's weights; empty if unknown.
         source_error: relative Frobenius error of the highest level against the source, over the first and the
-            middle expert of every layer; None if it was not measured.
+            middle expert of every layer; None if unknown.
     """
 
     source: str
@@ -78,7 +64,7 @@ class Manifest:
 
     @property
     def max_level(self) -> int:
-        """The highest level that the records hold: 8, 4 or 2."""
+        """The highest level in the records: 8, 4 or 2."""
         return self.geometry.max_level
 
     @property
@@ -87,7 +73,7 @@ class Manifest:
         return sum(len(layer.records) for layer in self.layers.values()) * self.geometry.record_bytes
 
     def to_json(self) -> bytes:
-        """The manifest as it is on disk; equal manifests give equal bytes."""
+        """The bytes of store.json; equal manifests give equal bytes."""
         content = {
             "format": FORMAT_VERSION,
             "source": self.source,
@@ -114,10 +100,11 @@ class Manifest:
         return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
     def save(self, path: Path) -> None:
-        """Writes to `path`, whole or not at all.
+        """Writes the manifest to `path` atomically.
 
         Raises:
             DoesNotFit: the disk is full.
+            WriteFailed: the operating system refused a write.
         """
         raw = self.to_json()
         with replacing(path, len(raw)) as fd:
@@ -125,42 +112,82 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:
-        """The manifest of a finished store, checked as far as it can be without reading other files.
+        """Reads the manifest of a finished store, and checks it as far as possible without its other files.
 
         Raises:
-            UserError: there is no finished store in the directory.
-            BadManifest: store.json cannot be believed, or is of a newer format; naming what is wrong in it.
+            UserError: the directory holds no finished store.
+            BadManifest: store.json is invalid, contradicts itself or has a newer format.
         """
         path = directory / MANIFEST_NAME
         if path.is_file():
             return cls.read(path)
-        unfinished = (directory / MARKER_NAME).is_file()
-        raise UserError(
-            f"a store was wanted in {directory}",
-            f"its conversion is unfinished: there is no {MANIFEST_NAME}"
-            if unfinished
-            else f"there is no {MANIFEST_NAME}",
-            "Run `edgemoe convert` once more: it goes on where it stopped"
-            if unfinished
-            else "Give the directory that `edgemoe convert` wrote, or convert the model first",
-        )
+        if (directory / MARKER_NAME).is_file():
+            found = f"an unfinished conversion without {MANIFEST_NAME}"
+            action = "run `edgemoe convert` again to resume it"
+        else:
+            found = f"no {MANIFEST_NAME}"
+            action = "give the directory that `edgemoe convert` wrote, or convert the model first"
+        raise UserError(f"a store in {directory}", found, action)
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """The manifest in a file of any name.
+        """Reads a manifest from a file of any name.
 
         Raises:
-            BadManifest: as load.
+            BadManifest: the file cannot be read, is invalid, contradicts itself or has a newer format.
         """
-        # Here and not above: the check makes Manifests, so it has to import this module first.
-        from storage.manifest_check import parse
-
         try:
-            return parse(path.read_bytes(), path)
+            return cls.parse(path.read_bytes(), path)
         except OSError as error:
             raise BadManifest(
-                f"a manifest was wanted in {path}", str(error.strerror), "Convert again"
+                f"a manifest in {path}", str(error.strerror), "convert the model again"
             ) from error
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path) -> Manifest:
+        """Parses what to_json returned. `path` names the bytes in messages.
+
+        Raises:
+            BadManifest: with the wrong value; no other error, whatever the bytes are.
+        """
+        try:
+            return cls._checked(strict_json(raw))
+        except (ValueError, RecursionError) as error:
+            raise BadManifest(
+                f"a valid store manifest in {path}",
+                str(error)[:300],
+                "use the edgemoe version that wrote it, or convert the model again",
+            ) from error
+
+    @classmethod
+    def _checked(cls, value: object) -> Manifest:
+        content = read_object(value, "the manifest")
+        version = read_integer(content, "format", 1, MAX_OFFSET)
+        if version > FORMAT_VERSION:
+            raise ValueError(f"format {version}, above {FORMAT_VERSION}, the newest that this edgemoe reads")
+        layout, of_probe = read_text(content, "layout"), read_text(content, "probe")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout {shortened(layout)}, not one of {', '.join(LAYOUTS)}")
+        if of_probe != probe(layout):
+            raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {probe(layout)}")
+        geometry = read_geometry(content)
+        columns = read_planes(content, geometry)
+        dense_bits = read_integer(content, "dense_bits", 8, 16)
+        if dense_bits not in (8, 16):
+            raise ValueError(f"dense_bits {dense_bits}, not 16 or 8")
+        files, layers = read_files(content), read_layers(content, geometry, columns)
+        names = [layer.file for layer in layers.values()]
+        if len({*names, *files}) < len(names) + len(files):
+            raise ValueError("a file name that occurs twice")
+        described = content.get("source_format", ""), content.get("source_error")
+        if not isinstance(described[0], str) or not (described[1] is None or _is_error(described[1])):
+            raise ValueError(f"source_format and source_error {shortened(described)}")
+        source = read_text(content, "source")
+        return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described)
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _layer_json(layer: LayerRecords) -> dict[str, Any]:

@@ -32,8 +32,8 @@ _TWO = np.uint64(2)
 def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantizes a matrix group-wise to 8-bit codes against the bf16-rounded parameters.
 
-    The step is chosen after the centre was rounded and is itself rounded up, so no weight is clipped;
-    a constant group is legal and exact to the centre's rounding.
+    The step is computed from the rounded centre and rounded up, so no weight is clipped. A constant group is legal and
+    exact to the centre's rounding.
 
     Args:
         weight: [N, K] floating point, K a multiple of group; finite.
@@ -52,20 +52,20 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     s = (scale.float() / 16).clamp_min(torch.finfo(torch.float32).tiny)
     # round(x + 135.5) to even is off at the ties; floor(x + 136) is round-half-up, the same everywhere.
     steps = (w - centre.unsqueeze(-1)).div_(s.unsqueeze(-1)).add_(136).clamp_(0, 255)
-    # Of what is not negative a cast is the floor; numpy's is several times as fast as torch's.
+    # The cast of a non-negative value is its floor; numpy's cast is several times as fast as torch's.
     codes = torch.from_numpy(steps.numpy().astype(np.uint8))
     parameters = torch.stack((scale, centre.to(torch.bfloat16)), -1).transpose(0, 1).contiguous()
     return codes.view(rows, cols), parameters
 
 
 def round_up_bf16(x: torch.Tensor) -> torch.Tensor:
-    """Non-negative float32 to the nearest bf16 that is not smaller."""
+    """Rounds non-negative float32 up to bf16."""
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
 
 
 def dequantize(codes: torch.Tensor, parameters: torch.Tensor, level: int) -> torch.Tensor:
-    """The reference: float32 [N, K] weights that `level` stands for. Slow and plain; kernels are tested against it.
+    """Computes the float32 [N, K] weights of `level`: slow and plain, the reference of the kernels' tests.
 
     Args:
         codes: uint8 [N, K].
@@ -94,11 +94,13 @@ def split(p4: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def merge(p4: Bytes) -> None:
-    """Turns d4 | base, lying one after another, into the nibble array they were sliced from, in place.
+    """Merges d4 | base, one after the other, into the nibble array that they were sliced from, in place.
 
-    The planes lie the other way round than on disk: so one exchange of two-bit fields does it all, which takes
-    six passes instead of eight (docs/decisions/0004). `p4` must be 8-byte aligned and a multiple of 16 bytes
-    long. Releases the GIL in its inner loops.
+    The planes lie in the reverse order of the disk, so that one exchange of two-bit fields merges them: six operations
+    a word instead of eight (docs/decisions/0004). Releases the GIL in its inner loops.
+
+    Args:
+        p4: uint8, 8-byte aligned, its length a multiple of 16.
     """
     words = p4.view(np.uint64)
     half = words.size // 2
@@ -115,9 +117,10 @@ def merge(p4: Bytes) -> None:
 
 
 def midpoint(p4: Bytes) -> None:
-    """Turns a nibble array whose second half is `base` into level 2's nibbles 4 * (code >> 6) + 1, in place.
+    """Turns a nibble array whose second half is base into level 2's nibbles 4 * (code >> 6) + 1, in place.
 
-    The first half's contents do not matter on entry. Alignment as for merge.
+    Args:
+        p4: uint8, 8-byte aligned, its length a multiple of 16; its first half is overwritten.
     """
     words = p4.view(np.uint64)
     half = words.size // 2
@@ -130,7 +133,7 @@ def midpoint(p4: Bytes) -> None:
 
 
 def base_of(p4: Bytes, out: Bytes) -> None:
-    """Slices only the top 2 bits out of a nibble array (levels 2 and 4 alike) into `out`, half as long."""
+    """Slices base out of a nibble array of level 2 or 4 into `out`, half as long."""
     words, base = p4.view(np.uint64), out.view(np.uint64)
     half = words.size // 2
     np.right_shift(words[:half], _TWO, out=base)
@@ -139,6 +142,6 @@ def base_of(p4: Bytes, out: Bytes) -> None:
 
 
 def truncate_to_base(p4: Bytes, out: Bytes) -> None:
-    """Level 2's nibbles from a nibble array that is complete at level 4, into `out` of the same length."""
+    """Writes level 2's nibbles of a level 4 nibble array into `out`, of the same length."""
     np.bitwise_and(p4.view(np.uint64), _HIGH, out=out.view(np.uint64))
     np.bitwise_or(out.view(np.uint64), _MIDPOINT, out=out.view(np.uint64))

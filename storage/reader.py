@@ -1,6 +1,6 @@
-"""Planes from disk into the caller's buffers: past the page cache, in one call, and verified.
+"""Reads of planes into the caller's buffers: past the page cache, with one call, and verified.
 
-Nothing is ever mapped: a file that gets shorter would kill the process instead of raising TruncatedFile.
+Files are never mapped: access to a mapped file that became shorter kills the process instead of raising TruncatedFile.
 """
 
 from __future__ import annotations
@@ -12,33 +12,40 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
-from storage.base import BLOCK, ByteRange, ExpertKey, Plane, PlaneReader
-from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, TruncatedFile, UserError
+from storage.base import BLOCK, LABELS, ByteRange, ExpertKey, Plane, PlaneReader
+from storage.errors import ChecksumMismatch, ReadFailed, TruncatedFile, UserError
 from storage.lock import StoreLock
-from storage.manifest import LayerRecords, Manifest
+from storage.manifest import Manifest
+from storage.manifest_entries import LayerRecords
 from storage.record import RecordGeometry
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
 from storage.unbuffered import bypass_cache, forget, use_cache
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 """os.preadv: (descriptor, buffers, offset in the file) -> bytes read."""
 
-_ADVICE = "Run `edgemoe verify` on the store; convert the model again if it is damaged"
+_ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
 
 _log = logging.getLogger("edgemoe")
 
 
-class RecordReader(PlaneReader):
-    """Reads the records of a store. Thread-safe but for close. A context manager; made by `open`."""
+class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
+    """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`."""
 
     def __init__(self, geometry: RecordGeometry, preadv: Preadv, sleep: Callable[[float], None]) -> None:
         self._geometry = geometry
+        planes = list(Plane)[: len(geometry.planes)]
+        pairs = [(first, last) for first in planes for last in planes if first <= last]
+        self._spans = {pair: geometry.span(*pair) for pair in pairs}
+        self._lengths = {
+            (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
+            for first, last in pairs
+        }
         self._preadv, self._sleep = preadv, sleep
         self._shards: dict[int, _Shard] = {}
         self._resources = ExitStack()
@@ -55,25 +62,25 @@ class RecordReader(PlaneReader):
         preadv: Preadv | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RecordReader:
-        """Opens every layer's file, and keeps the store from being written until close.
+        """Opens every layer's file, and locks the store against writers until `close`.
 
         Args:
             directory: of the store.
-            manifest: the store's.
-            preadv: what reads; os.preadv unless given.
-            sleep: what waits before a retry, for a number of seconds.
+            manifest: of the store.
+            preadv: replaces os.preadv.
+            sleep: waits a number of seconds before a retry.
 
         Raises:
-            MissingTensor, TruncatedFile: a file is not there, or shorter than the manifest says.
+            MissingTensor, TruncatedFile: a file is missing, or shorter than the manifest says.
             ReadFailed: a file cannot be opened.
             StoreBusy: another process is writing the store.
-            UserError: the platform lacks what reading needs.
+            UserError: the platform has no preadv or no flock.
         """
         if preadv is None and not hasattr(os, "preadv"):
             raise UserError(
-                f"experts were wanted from {directory}",
-                f"Python on {sys.platform} has no preadv",
-                "Use Linux or macOS; WSL 2 works on Windows",
+                f"os.preadv to read {directory}",
+                f"Python on {sys.platform}, which has no preadv",
+                "use Linux or macOS; WSL 2 works on Windows",
             )
         reader = cls(manifest.geometry, preadv or os.preadv, sleep)
         try:
@@ -97,134 +104,120 @@ class RecordReader(PlaneReader):
         return not self._buffered
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
-        """See PlaneReader. A transient error is retried RETRIES times.
+        """Reads planes with one preadv where possible. A transient error is retried RETRIES times.
 
         Raises:
-            TruncatedFile, ChecksumMismatch, ReadFailed: naming layer, expert, plane, path and offset.
+            TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
             ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
         """
         if self._closed:
             raise ValueError("the reader is closed")
         shard = self._shards.get(key.layer)
         if shard is None or not 0 <= key.expert < len(shard.records):
-            raise ValueError(f"the store has no {key}")
-        span = self._geometry.span(first, last)
-        if sum(len(buffer) for buffer in into) != span.length:
-            raise ValueError(
-                f"planes {first.label} to {last.label} are {span.length} bytes, the buffers are not"
-            )
-        wanted = (
-            f"planes {first.label} to {last.label} of layer {key.layer}, expert {key.expert}, were wanted"
-        )
-        self._fill(
-            shard, ByteRange(shard.records[key.expert].offset + span.offset, span.length), into, wanted
-        )
+            raise ValueError(f"expected an expert of the store, got {key}")
+        offset, length = self._spans[first, last]
+        wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
+        if (size := sum(map(len, into))) != length:
+            raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
+        self._fill(shard, ByteRange(shard.records[key.expert].offset + offset, length), into, wanted)
         with self._lock:
-            self._bytes_read += span.length
+            self._bytes_read += length
         self._verify(shard, key, first, last, into)
-        return span.length
+        return length
 
     def close(self) -> None:
-        """Closes every descriptor and lets the store be written again. Idempotent.
+        """Closes every descriptor and unlocks the store. Idempotent.
 
-        Reads under way in other threads must have ended.
+        All reads of other threads must have returned.
         """
         self._closed = True
         self._resources.close()
 
-    def __enter__(self) -> RecordReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
-        wanted = f"the experts of layer {layer} were wanted from {path}"
-        try:
+        wanted = f"the experts of layer {layer} in {path}"
+        with read_errors(wanted, _ACTION):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
-        except OSError as error:
-            raise ReadFailed(wanted, str(error.strerror), _ADVICE) from error
         self._resources.callback(os.close, fd)
         shard = self._shards[layer] = _Shard(path, fd, records)
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
         if (size := os.fstat(fd).st_size) < end:
-            raise TruncatedFile(wanted, f"it has {size} bytes instead of {end}", _ADVICE)
+            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", _ACTION)
         if not bypass_cache(fd):
             self._go_buffered(shard)
 
     def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
-        """Reads `span` of the file, going on where a short read stopped."""
+        """Reads `span` of the file, and continues where a short read stopped."""
         done = failures = 0
         while done < span.length:
             direct = shard.direct
             try:
-                got = self._preadv(shard.fd, _rest(into, done), span.offset + done)
+                got = self._preadv(shard.fd, _rest(into, done) if done else into, span.offset + done)
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered(shard)
                     continue
                 if error.errno not in TRANSIENT or failures == RETRIES:
-                    found = (
-                        f"{shard.path} at offset {span.offset + done}: {error.strerror}, {failures + 1} times"
-                    )
-                    raise ReadFailed(wanted, found, _ADVICE) from error
+                    found = f"{error.strerror}, {failures + 1} times, from {shard.path} at offset {span.offset + done}"
+                    raise ReadFailed(wanted, found, _ACTION) from error
                 got = 0
             else:
-                self._check_end(shard, span, done + got, wanted)
-            # O_DIRECT goes on at whole blocks only: what a short read left of the last one is read again.
+                if done + got < span.length:
+                    self._check_end(shard, span, wanted)
+            # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
             progress = (done + got) // BLOCK * BLOCK - done
             done += progress
             failures = 0 if progress else failures + 1
             if failures > RETRIES:
-                raise ReadFailed(wanted, f"{shard.path} gives nothing at {span.offset + done}", _ADVICE)
+                raise ReadFailed(wanted, f"no bytes from {shard.path} at {span.offset + done}", _ACTION)
             if failures:
                 self._sleep(BACK_OFF * 2 ** (failures - 1))
         if not shard.direct:
             forget(shard.fd, span.offset, span.length)
 
     @staticmethod
-    def _check_end(shard: _Shard, span: ByteRange, done: int, wanted: str) -> None:
-        """Tells a read that was cut short by the file's end from one that was merely interrupted."""
-        if done < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
-            found = f"{shard.path} ends at {size}, before offset {span.end}"
-            raise TruncatedFile(wanted, found, _ADVICE)
+    def _check_end(shard: _Shard, span: ByteRange, wanted: str) -> None:
+        """Raises TruncatedFile if a short read was cut by the end of the file, not by an interruption."""
+        if (size := os.fstat(shard.fd).st_size) < span.end:
+            found = f"the end of {shard.path} at {size}, before offset {span.end}"
+            raise TruncatedFile(wanted, found, _ACTION)
 
     def _verify(
         self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
     ) -> None:
         record = shard.records[key.expert]
         start = self._geometry.planes[first].offset
+        whole = list(map(len, into)) == self._lengths[first, last]  # a buffer for each plane
         for index in range(first, last + 1):
             plane = self._geometry.planes[index]
             digest = xxhash.xxh3_64()
-            for piece in _pieces(into, plane.offset - start, plane.length):
-                digest.update(piece)
+            if whole:
+                digest.update(into[index - first])
+            else:
+                for piece in _pieces(into, plane.offset - start, plane.length):
+                    digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
-                raise ChecksumMismatch(
-                    f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}, was wanted"
-                    f" with checksum {record.checksums[index]:016x}",
-                    f"{shard.path} at offset {record.offset + plane.offset} has {digest.hexdigest()}",
-                    _ADVICE,
-                )
+                label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
+                wanted = f"checksum {record.checksums[index]:016x} for {label}"
+                found = f"{digest.hexdigest()} from {shard.path} at offset {record.offset + plane.offset}"
+                raise ChecksumMismatch(wanted, found, _ACTION)
 
     def _go_buffered(self, shard: _Shard) -> None:
-        # In this order: whoever sees False must find the descriptor changed.
+        # In this order: a thread that sees False must find the descriptor changed.
         use_cache(shard.fd)
         shard.direct = False
         with self._lock:
             already, self._buffered = self._buffered, True
         if not already:
             _log.warning(
-                "%s: the filesystem refuses reads past the page cache; reading through it, slower", shard.path
+                "%s: the file system refuses O_DIRECT; reading through the page cache, slower", shard.path
             )
 
 
 class _Shard:
-    """An open file of records. `direct` may turn False at any time, in any thread; never back."""
+    """An open file of records. Any thread may set `direct` to False at any time, and never back to True."""
 
     def __init__(self, path: Path, fd: int, records: LayerRecords) -> None:
         self.path, self.fd, self.records = path, fd, records.records
@@ -232,7 +225,7 @@ class _Shard:
 
 
 def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[memoryview]:
-    """The bytes offset..offset + length of buffers seen as one."""
+    """Yields the parts of the buffers that make up bytes offset..offset + length of their concatenation."""
     for buffer in into:
         piece = buffer[max(offset, 0) : max(offset + length, 0)]
         if len(piece):
@@ -241,4 +234,4 @@ def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[me
 
 
 def _rest(into: Sequence[memoryview], done: int) -> Sequence[memoryview]:
-    return into if not done else list(_pieces(into, done, sum(map(len, into)) - done))
+    return list(_pieces(into, done, sum(map(len, into)) - done))

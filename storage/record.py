@@ -1,14 +1,14 @@
-"""Where everything lies inside a record: sizes and offsets, computed from the matrices' shapes.
+"""Sizes and offsets inside a record, computed from the shapes of its matrices.
 
     record   = base | d4 | d8                    every plane a multiple of 4 KiB
     base     = parameters | top 2 bits of every code
     d4       = the next 2 bits
     d8       = the last 4 bits
 
-In memory the same bytes make two arrays of nibbles: p4 (code >> 4) and p0 (code & 15), each `codes_bytes`
-long: all matrices' packed nibbles one after another, then zeros up to a multiple of 8 KiB. base and d4 are
-each half as long as p4, and d8 is p0 itself, so the record's prefix at level 4 is exactly as long as
-parameters + p4 and is read straight to where p4 will lie, d4 before base (`planes.merge`).
+In memory the same bytes are two arrays of nibbles, p4 (code >> 4) and p0 (code & 15), each of `codes_bytes` bytes: the
+packed nibbles of all matrices one after another, then zeros up to a multiple of 8 KiB. base and d4 are each half as
+long as p4, and d8 equals p0. So the record's prefix at level 4 is exactly as long as parameters + p4 and is read
+directly into p4's place, d4 before base (`planes.merge`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.base import BLOCK, PLANES_OF_LEVEL, ByteRange, Plane
 
 
 def align(n: int, to: int = BLOCK) -> int:
-    """Smallest multiple of `to` that is at least n."""
+    """Rounds n up to a multiple of `to`."""
     return -(-n // to) * to
 
 
@@ -32,9 +32,9 @@ class MatrixSpec:
         name: `gate_up` or `down`.
         rows: output size N of the source matrix [N, K].
         cols: input size K.
-        group: consecutive inputs that share a scale and a minimum.
-        padded_rows: N rounded up to 16, the kernel's granule; the rows added are zero.
-        padded_cols: K rounded up to a multiple of group; the columns added are zero.
+        group: consecutive inputs that share a scale and a centre.
+        padded_rows: N rounded up to 16, the kernel's granule; added rows are zero.
+        padded_cols: K rounded up to a multiple of group; added columns are zero.
     """
 
     name: str
@@ -46,14 +46,14 @@ class MatrixSpec:
 
     @classmethod
     def of(cls, name: str, rows: int, cols: int, group: int | None = None) -> MatrixSpec:
-        """The spec of an [rows, cols] matrix, with the group chosen (64, or 32 where only that divides)."""
+        """Builds the spec of a [rows, cols] matrix; the group defaults to 64, or to 32 where only 32 divides."""
         if group is None:
             group = 32 if cols % 64 and (cols % 32 == 0 or cols < 64) else 64
         return cls(name, rows, cols, group, align(rows, 16), align(cols, group))
 
     @property
     def weights(self) -> int:
-        """Weights of the source matrix, padding not counted."""
+        """Weights of the source matrix, without padding."""
         return self.rows * self.cols
 
     @property
@@ -91,7 +91,7 @@ class RecordGeometry:
 
     @cached_property
     def planes(self) -> tuple[ByteRange, ...]:
-        """Offset and length in the record of every plane that the store has."""
+        """Offset and length in the record of every plane up to max_level."""
         half = self.codes_bytes // 2
         lengths = (self.parameter_bytes + half, half, self.codes_bytes)[: PLANES_OF_LEVEL[self.max_level]]
         return tuple(ByteRange(sum(lengths[:i]), n) for i, n in enumerate(lengths))
@@ -102,7 +102,7 @@ class RecordGeometry:
         return self.planes[-1].end
 
     def prefix_bytes(self, level: int) -> int:
-        """Bytes read from disk for an expert at `level` when nothing of it is in memory."""
+        """Bytes read from disk for an absent expert at `level`."""
         return self.planes[PLANES_OF_LEVEL[level] - 1].end if level else 0
 
     def span(self, first: Plane, last: Plane) -> ByteRange:

@@ -1,4 +1,4 @@
-"""How far a store's experts are from their source: the relative Frobenius error, summed up expert by expert."""
+"""Relative Frobenius error of a store's experts against their source, summed up expert by expert."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DIGITS = 32
 
 @dataclass
 class SourceError:
-    """Sums over the weights that were compared: of each layer's experts, the first and the middle one.
+    """Sums over the compared weights: the first and the middle expert of every layer.
 
     Args:
-        squared: of the differences between what is stored, at the highest level, and the source.
-        total: of the source's own squares.
+        squared: sum of the squared differences between the highest level and the source.
+        total: sum of the source's squares.
     """
 
     squared: float = 0.0
@@ -25,26 +25,26 @@ class SourceError:
 
     @property
     def relative(self) -> float:
-        """||stored - source|| / ||source||; 0 where the source is nothing but zeros."""
+        """||stored - source|| / ||source||; 0 where all source weights are zero."""
         return math.sqrt(self.squared / self.total) if self.total else 0.0
 
     def add(self, other: SourceError) -> None:
-        """Counts other weights in."""
+        """Adds the sums of other weights."""
         self.squared += other.squared
         self.total += other.total
 
     def to_digits(self) -> str:
-        """Equally long whatever the sums are."""
+        """32 hex digits, the two sums as big-endian float64."""
         return struct.pack(">dd", self.squared, self.total).hex()
 
     @classmethod
     def from_digits(cls, digits: str) -> SourceError:
-        """The inverse of to_digits.
+        """Parses the result of to_digits.
 
         Raises:
-            ValueError: the text is none of to_digits.
+            ValueError: `digits` has another length, or a sum that is negative, infinite or NaN.
         """
         sums = struct.unpack(">dd", bytes.fromhex(digits)) if len(digits) == _DIGITS else (-1.0,)
         if not all(0 <= value < math.inf for value in sums):
-            raise ValueError(f"{shortened(digits)} is no error against a source")
+            raise ValueError(f"{shortened(digits)}, not two sums of squares")
         return cls(*sums)

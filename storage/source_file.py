@@ -1,4 +1,4 @@
-"""Reading a range of a file that someone else wrote: all of it, or an error that names file and offset."""
+"""Complete reads of a range of a source file, or an error with file and offset."""
 
 from __future__ import annotations
 
@@ -9,55 +9,50 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.base import BLOCK
-from storage.errors import MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import TruncatedFile
 from storage.planes import Bytes
 from storage.record import align
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
 from storage.unbuffered import aligned, bypass_cache, use_cache
 
 DIRECT_FROM = 1 << 20
-"""Bytes from which on a range is read past the page cache; below, what the kernel reads ahead is worth more."""
+"""Bytes: a range of this size or more is read past the page cache; smaller ranges gain from kernel read-ahead."""
 
-_ADVICE = "Download it again"
+_ACTION = "check the disk, or download the file again"
 
 
 def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
-    """uint8 [size]: a file's bytes from `offset` on. A transient error is retried RETRIES times.
+    """Reads uint8 [size] from `offset` on. A transient error is retried RETRIES times.
 
-    They are as aligned in memory as in the file, up to BLOCK.
+    The bytes have the alignment in memory that they have in the file, up to BLOCK.
 
     Args:
-        path: opened anew every time, so that nothing is held between reads.
+        path: of the file, which is opened for this read alone.
         offset: bytes from the file's start.
         size: bytes.
-        sleep: what waits before a retry, for a number of seconds.
+        sleep: waits a number of seconds before a retry.
 
     Raises:
-        TruncatedFile: the file ends before that.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system kept refusing.
+        TruncatedFile: the file ends before offset + size.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refused the read, retries included.
     """
-    wanted = f"{size} bytes were wanted at {offset} in {path}"
+    wanted = f"{size} bytes at {offset} in {path}"
     before = offset % BLOCK
     buffer = aligned(align(before + size))
-    try:
-        with path.open("rb", buffering=0) as file:
-            fd = file.fileno()
-            direct = size >= DIRECT_FROM and bypass_cache(fd)
-            got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
-    except FileNotFoundError as error:
-        raise MissingTensor(wanted, "there is no such file", _ADVICE) from error
-    except OSError as error:
-        raise ReadFailed(wanted, str(error.strerror), "Check the disk, then try again") from error
+    with read_errors(wanted, _ACTION), path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        direct = size >= DIRECT_FROM and bypass_cache(fd)
+        got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
     if got < before + size:
-        raise TruncatedFile(wanted, f"the file ends after {max(got - before, 0)} of them", _ADVICE)
+        raise TruncatedFile(wanted, f"{max(got - before, 0)} bytes before the end of the file", _ACTION)
     return buffer[before : before + size]
 
 
 def _fill(
     fd: int, start: int, into: memoryview, wanted: int, direct: bool, sleep: Callable[[float], None]
 ) -> int:
-    """Reads from `start`, a whole block, until at least `wanted` bytes are there; returns how many before the end."""
+    """Reads at least `wanted` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
     done = failures = 0
     while done < wanted:
         try:
@@ -76,22 +71,18 @@ def _fill(
             failures = 0
         done += got
         if direct and done < wanted:
-            # Refused, or cut short inside a block: only through the cache can it go on there.
+            # O_DIRECT was refused, or ended inside a block, from where it cannot continue.
             use_cache(fd)
             direct = False
     return done
 
 
 def read_whole(path: Path) -> bytes:
-    """A small file's bytes.
+    """Reads all bytes of a small file.
 
     Raises:
-        as read_range.
+        TruncatedFile, MissingTensor, ReadFailed: from read_range.
     """
-    try:
+    with read_errors(f"a file {path}", _ACTION):
         size = path.stat().st_size
-    except OSError as error:
-        raise ReadFailed(
-            f"{path} was wanted", str(error.strerror), "Check the disk, then try again"
-        ) from error
     return read_range(path, 0, size).tobytes()

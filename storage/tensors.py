@@ -1,21 +1,20 @@
-"""The tensors in a directory's safetensors files, as they are stored: read into memory, never mapped.
+"""The stored tensors in a directory's safetensors files: read into memory, never mapped.
 
-Nothing outside the directory is opened, and no pickle. What the bytes of a tensor mean is for
-`storage/formats` to say.
+Files outside the directory and pickles are never opened. `storage/formats` interprets the bytes of a tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import TensorEntry, read_header
 from storage.source_file import read_range
-from storage.untrusted import inside, read_json, shortened
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, read_json, shortened
 
 DTYPES = {
     "F32": torch.float32,
@@ -29,7 +28,7 @@ DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-"""safetensors' name of every type that some format keeps weights in -> torch's."""
+"""safetensors' name of every element type that is read -> torch's dtype."""
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -37,19 +36,18 @@ INDEX_NAME = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Where a tensor lies."""
+class _Stored(NamedTuple):
+    """File and entry of a tensor."""
 
     path: Path
     entry: TensorEntry
 
 
 class StoredTensors:
-    """Tensors by name. Holds no descriptor; thread-safe. Made by `open`.
+    """The tensors of a directory by name; created by `open`. Thread-safe; keeps no file open.
 
     Attributes:
-        directory: that they lie in.
+        directory: of the files.
     """
 
     def __init__(self, directory: Path, tensors: dict[str, _Stored]) -> None:
@@ -58,12 +56,12 @@ class StoredTensors:
 
     @classmethod
     def open(cls, directory: Path) -> StoredTensors:
-        """Reads the index if there is one, and every header; no weights.
+        """Reads the index, if there is one, and every header; no weights.
 
         Raises:
-            ModelRefused: no safetensors weights, a file outside the directory, an index that is none.
-            MissingTensor: the index names a tensor or a file that is not there.
-            BadHeader, TruncatedFile: a header that lies about its file.
+            ModelRefused: no safetensors weights, a file outside the directory, an invalid index.
+            MissingTensor: a tensor or file of the index is missing.
+            BadHeader, TruncatedFile: a header that contradicts its file.
         """
         if (directory / WEIGHTS_NAME).exists():
             path = inside(directory, WEIGHTS_NAME)
@@ -82,7 +80,7 @@ class StoredTensors:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises MissingTensor for an unknown name, as every method that takes one does."""
+        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
         return tuple(self._find(name).entry.shape)
 
     def nbytes(self, name: str) -> int:
@@ -98,47 +96,46 @@ class StoredTensors:
         return self._find(name).path
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor in its own dtype and shape, in memory of its own.
+        """Reads the whole tensor, in its own dtype and shape.
 
         Raises:
-            ModelRefused: its type is none of DTYPES.
-            TruncatedFile: the file has become shorter.
+            ModelRefused: its type is not in DTYPES.
+            TruncatedFile: the file has become shorter since `open`.
         """
         stored = self._find(name)
         return _read(stored.path, stored.entry.range.offset, self._dtype(name), self.shape(name))
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """tensor[index], without reading the rest: one expert of a fused tensor [E, N, K] as [N, K].
+        """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
 
         Raises:
             IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile: as read.
+            ModelRefused: its type is not in DTYPES.
+            TruncatedFile: the file has become shorter since `open`.
         """
         stored = self._find(name)
         count, *rest = self.shape(name)
         if not 0 <= index < count:
-            raise IndexError(f"{name} has {count} slices, asked for {index}")
+            raise IndexError(f"expected an index from 0 to {count - 1} into {name}, got {index}")
         offset = stored.entry.range.offset + index * (stored.entry.range.length // count)
         return _read(stored.path, offset, self._dtype(name), tuple(rest))
 
     def places(self) -> Iterator[tuple[str, Path, int]]:
-        """(name, file, bytes before it in the file) of every tensor, sorted by name."""
+        """Yields (name, file, offset in the file in bytes) of every tensor, sorted by name."""
         for name, stored in sorted(self._tensors.items()):
             yield name, stored.path, stored.entry.range.offset
 
     def _dtype(self, name: str) -> torch.dtype:
         if (found := self.type_name(name)) not in DTYPES:
             raise ModelRefused(
-                f"{name} of a type among {', '.join(DTYPES)} was wanted",
-                f"it is {found} in {self.place(name)}",
-                "Use the checkpoint that this one was quantized from",
+                f"{name} with a type among {', '.join(DTYPES)}", f"{found} in {self.place(name)}", USE_SOURCE
             )
         return DTYPES[found]
 
     def _find(self, name: str) -> _Stored:
         if name not in self._tensors:
             raise MissingTensor(
-                f"tensor {name} was wanted", f"{self.directory} has none of that name", "Download it again"
+                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
             )
         return self._tensors[name]
 
@@ -148,9 +145,9 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
     weight_map = read_json(directory, INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelRefused(
-            f"a weight_map from tensors to files was wanted in {directory / INDEX_NAME}",
-            f"it is {shortened(weight_map)}",
-            "Download it again",
+            f"a weight_map from tensors to files in {directory / INDEX_NAME}",
+            shortened(weight_map),
+            DOWNLOAD_AGAIN,
         )
     for file in set(weight_map.values()):
         if not file.endswith(".safetensors"):
@@ -159,9 +156,9 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
     for name, file in weight_map.items():
         if name not in headers[file].tensors:
             raise MissingTensor(
-                f"tensor {name} was wanted in {directory / file}, as {INDEX_NAME} says",
-                "the file has none of that name",
-                "Download it again",
+                f"tensor {name} in {directory / file}, as {INDEX_NAME} says",
+                "no tensor of that name",
+                DOWNLOAD_AGAIN,
             )
     return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
 
@@ -170,18 +167,14 @@ def _no_weights(directory: Path) -> ModelRefused:
     for path in sorted(directory.iterdir()):
         if path.suffix in _PICKLED:
             return _pickled(directory, path.name)
-    return ModelRefused(
-        f"weights were wanted in {directory}",
-        f"there is neither {WEIGHTS_NAME} nor {INDEX_NAME}",
-        "Download it again",
-    )
+    return ModelRefused(f"weights in {directory}", f"neither {WEIGHTS_NAME} nor {INDEX_NAME}", DOWNLOAD_AGAIN)
 
 
 def _pickled(directory: Path, name: str) -> ModelRefused:
     return ModelRefused(
-        f"weights as safetensors were wanted in {directory}",
-        f"{shortened(name)} is not safetensors; opening a pickle would run whatever code is in it",
-        "Convert the checkpoint to safetensors where you trust it",
+        f"weights as safetensors in {directory}",
+        f"{shortened(name)}, which may be a pickle and run code when it is opened",
+        "convert the checkpoint to safetensors on a machine where it is trusted",
     )
 
 
@@ -192,9 +185,9 @@ def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def read_bytes(path: Path, offset: int, size: int) -> torch.Tensor:
-    """uint8 [size]: `size` bytes of a file from `offset` on.
+    """Reads `size` bytes of a file from `offset` on, as uint8 [size].
 
     Raises:
-        TruncatedFile, MissingTensor, ReadFailed: as read_range.
+        TruncatedFile, MissingTensor, ReadFailed: from read_range.
     """
     return torch.from_numpy(read_range(path, offset, size))

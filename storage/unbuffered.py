@@ -1,6 +1,6 @@
-"""Past the page cache: experts are cached by edgemoe, and what a conversion passes through is needed once.
+"""I/O past the page cache: edgemoe caches experts itself, and a conversion needs every byte only once.
 
-Set on an open descriptor, not when opening, so that what is refused can be taken back on the same file.
+The mode is set on an open descriptor, so that it can be undone on the same file where the file system refuses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ except ImportError:  # Windows, which storage.lock refuses
 
 
 def aligned(size: int) -> npt.NDArray[np.uint8]:
-    """uint8 [size], not initialised, at an address that O_DIRECT takes: a multiple of BLOCK."""
+    """Allocates uint8 [size], not initialised, at a multiple of BLOCK, as O_DIRECT requires."""
     whole = np.empty(size + BLOCK, np.uint8)
     start = -whole.ctypes.data % BLOCK
     return whole[start : start + size]
@@ -29,7 +29,7 @@ def bypass_cache(fd: int) -> bool:
     """Makes reads and writes go past the page cache: O_DIRECT on Linux, F_NOCACHE on macOS.
 
     Returns:
-        whether the filesystem agreed. It may still refuse the first read or write, with EINVAL.
+        Whether the file system agreed. It may still refuse the first read or write, with EINVAL.
     """
     try:
         if hasattr(os, "O_DIRECT"):
@@ -44,7 +44,7 @@ def bypass_cache(fd: int) -> bool:
 
 
 def use_cache(fd: int) -> None:
-    """Takes bypass_cache back, for the same open file."""
+    """Undoes bypass_cache on the same open file."""
     if hasattr(os, "O_DIRECT"):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
     elif hasattr(fcntl, "F_NOCACHE"):
@@ -52,6 +52,6 @@ def use_cache(fd: int) -> None:
 
 
 def forget(fd: int, offset: int, length: int) -> None:
-    """Drops bytes of a file from the page cache, where the platform can."""
+    """Drops a range of a file from the page cache, where the platform supports it."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Files in a directory that anyone may have made: which are opened, and how JSON among them is read."""
+"""Files of a directory from an untrusted source: the check of their names, and the reading of JSON."""
 
 from __future__ import annotations
 
@@ -9,72 +9,76 @@ from typing import Any
 from storage.errors import MissingTensor, ModelRefused
 
 JSON_LIMIT = 64 << 20
-"""Bytes. The index of the largest checkpoints known takes about 15 MB."""
+"""Bytes. The index of the largest known checkpoints takes about 15 MB."""
+
+
+DOWNLOAD_AGAIN = "download the checkpoint again"
+CHECK_ORIGIN = "check the origin of this checkpoint"
+USE_SOURCE = "use the checkpoint that this one was quantized from"
+"""Actions of errors about a checkpoint."""
 
 
 def inside(directory: Path, name: str) -> Path:
-    """directory / name, once it is sure to be a file of that directory.
+    """Returns directory / name after a check that it is a file of that directory.
 
     Raises:
         ModelRefused: the name leads out of the directory: absolute, through `..`, or by a link.
-        MissingTensor: there is no such file.
+        MissingTensor: the file does not exist.
     """
     root = directory.resolve()
     roots = [root]
     if root.parent.name == "snapshots":
-        # A snapshot in the Hub's own cache is made of links to its repository's blobs.
+        # A snapshot in the Hub's cache consists of links to the blobs of its repository.
         roots.append(root.parent.parent / "blobs")
     try:
         target = (directory / name).resolve()
     except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, links in a circle
         raise ModelRefused(
-            f"a file name was wanted in {directory}", f"got {shortened(name)} ({error})", "Download it again"
+            f"a valid file name in {directory}", f"{shortened(name)} ({error})", DOWNLOAD_AGAIN
         ) from error
     if not any(target.is_relative_to(allowed) for allowed in roots):
         raise ModelRefused(
-            f"{name} was wanted in {directory}",
-            f"it leads outside, to {target}",
-            "Check where this checkpoint is from",
+            f"{name} inside {directory}", f"a name that leads outside, to {target}", CHECK_ORIGIN
         )
     if not target.is_file():
-        raise MissingTensor(f"{name} was wanted in {directory}", "there is no such file", "Download it again")
+        raise MissingTensor(f"{name} in {directory}", "no such file", DOWNLOAD_AGAIN)
     return directory / name
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the directory.
+    """Reads the object in a JSON file of the directory.
 
     Raises:
-        ModelRefused: it leads outside, is larger than JSON_LIMIT, or holds no JSON object.
-        MissingTensor: there is no such file.
+        ModelRefused: the file lies outside, is larger than JSON_LIMIT, or holds no JSON object.
+        MissingTensor: the file does not exist.
     """
     path = inside(directory, name)
-    wanted = f"a JSON object of at most {JSON_LIMIT} bytes was wanted in {path}"
+    wanted = f"a JSON object of at most {JSON_LIMIT} bytes in {path}"
     size = path.stat().st_size
     if size > JSON_LIMIT:
-        raise ModelRefused(wanted, f"it has {size} bytes", "Download it again")
+        raise ModelRefused(wanted, f"{size} bytes", DOWNLOAD_AGAIN)
     try:
         parsed = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelRefused(
-            wanted, f"it does not parse: {shortened(str(error))}", "Download it again"
+            wanted, f"text that does not parse ({shortened(str(error))})", DOWNLOAD_AGAIN
         ) from error
     if not isinstance(parsed, dict):
-        raise ModelRefused(wanted, f"it holds a {type(parsed).__name__}", "Download it again")
+        raise ModelRefused(wanted, f"a {type(parsed).__name__}", DOWNLOAD_AGAIN)
     return parsed
 
 
 def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
-    """Raises ModelRefused if a parsed JSON file names code that comes with the checkpoint."""
+    """Raises ModelRefused if a parsed JSON file names code of the checkpoint."""
     if "auto_map" in parsed:
         raise ModelRefused(
-            f"a {name} that transformers understands was wanted",
-            "it has auto_map: it asks to run code that comes with the checkpoint",
-            "Choose a checkpoint without remote code",
+            f"a {name} that transformers understands",
+            "auto_map, which runs code from the checkpoint",
+            "choose a checkpoint without remote code",
         )
 
 
 def shortened(value: object) -> str:
-    """repr, cut to what fits in a message."""
+    """repr of a value, cut to 60 characters for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"

@@ -1,4 +1,4 @@
-"""Reading a whole store to see whether it still is what was written, and saying what it holds."""
+"""Verification of a store against its checksums, and a description of its contents."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from typing import Any
 import xxhash
 
 from storage.base import LEVELS, ExpertKey, Plane
-from storage.errors import (
-    BadHeader,
-    ChecksumMismatch,
-    DamagedData,
-    MissingTensor,
-    ReadFailed,
-    TruncatedFile,
-)
+from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
-from storage.manifest import FORMAT_VERSION, FileEntry, Manifest
+from storage.manifest import FORMAT_VERSION, Manifest
+from storage.manifest_entries import FileEntry
 from storage.reader import RecordReader
+from storage.retry import read_errors
 from storage.writer import DENSE_NAME, tensor_name
 
 _PIECE = 1 << 20
-_ADVICE = "Convert the model again"
+_ACTION = "convert the model again"
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What verify found.
+    """The result of verify.
 
     Args:
-        bytes_read: from disk.
-        damage: one error for each plane or file that is not as it was written, in the store's order.
+        bytes_read: bytes read from disk.
+        damage: one error for each plane or file that differs from its checksum, in the store's order.
     """
 
     bytes_read: int
@@ -43,14 +38,14 @@ class VerifyReport:
 
 
 def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyReport:
-    """Reads every byte that the manifest knows a checksum of, and every header. Goes on after damage.
+    """Reads every byte that has a checksum in the manifest, and every header. Continues after damage.
 
     Args:
         directory: of the store.
-        progress: called with (bytes done, bytes in all), rising to both equal.
+        progress: called with (bytes done, bytes in all), ascending until both are equal.
 
     Raises:
-        UserError, BadManifest: as Manifest.load; there is nothing to compare with then.
+        UserError, BadManifest: from Manifest.load.
         StoreBusy: another process is writing the store.
     """
     manifest = Manifest.load(directory)
@@ -68,10 +63,10 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """What a store holds, ready for JSON. Sizes in bytes; bits are per weight of the source, as on disk.
+    """Describes a store in values for JSON. Sizes are in bytes; bits per weight are those of the source, on disk.
 
     Raises:
-        UserError, BadManifest: as Manifest.load.
+        UserError, BadManifest: from Manifest.load.
     """
     manifest = Manifest.load(directory)
     geometry = manifest.geometry
@@ -101,14 +96,14 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 _Check = tuple[int, int, list[DamagedData]]
-"""(bytes of the store this was about, bytes read, damage)."""
+"""(bytes of the store that were checked, bytes read, damage)."""
 
 
 def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator[_Check]:
     for layer in sorted(manifest.layers):
         yield from _check_layer(directory, manifest, layer, buffer)
     for name, entry in sorted(manifest.files.items()):
-        yield _check_file(directory / name, entry)
+        yield entry.size, *_check_file(directory / name, entry)
 
 
 def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
@@ -120,7 +115,7 @@ def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memory
     try:
         reader = RecordReader.open(directory, replace(manifest, layers={layer: records}))
     except DamagedData as error:
-        # A file that is too short is damaged once, though its header says so too.
+        # A file that is too short is reported once, although its header check fails as well.
         yield len(records.records) * geometry.record_bytes, 0, [] if header_damage else [error]
         return
     with reader:
@@ -140,15 +135,15 @@ def _header_damage(path: Path, manifest: Manifest, layer: int) -> list[DamagedDa
     except DamagedData as error:
         return [error]
     if {name: entry.range.offset for name, entry in tensors.items()} != expected:
-        wanted = f"{len(expected)} records of layer {layer} were wanted in {path}"
-        return [BadHeader(wanted, "its header names others, or other offsets", _ADVICE)]
+        wanted = f"{len(expected)} records of layer {layer} in {path}"
+        return [BadHeader(wanted, "a header with other names or offsets", _ACTION)]
     return []
 
 
 def _record_damage(
     reader: RecordReader, key: ExpertKey, manifest: Manifest, buffer: memoryview
 ) -> list[DamagedData]:
-    """Reads the record whole; plane by plane only where that finds damage, to name all of it."""
+    """Reads a record with one call, and plane by plane if it is damaged, to report every damaged plane."""
     planes = manifest.geometry.planes
     try:
         reader.read(key, Plane.BASE, Plane(len(planes) - 1), [buffer])
@@ -163,21 +158,20 @@ def _record_damage(
     return []
 
 
-def _check_file(path: Path, entry: FileEntry) -> _Check:
-    wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x} was wanted"
+def _check_file(path: Path, entry: FileEntry) -> tuple[int, list[DamagedData]]:
+    """Returns the bytes read, and the damage."""
+    wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x}"
     digest, read = xxhash.xxh3_64(), 0
     try:
-        with path.open("rb") as file:
+        with read_errors(wanted, _ACTION), path.open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 read += len(piece)
-    except FileNotFoundError:
-        return entry.size, read, [MissingTensor(wanted, "there is no such file", _ADVICE)]
-    except OSError as error:
-        return entry.size, read, [ReadFailed(wanted, f"{error.strerror} after {read} bytes", _ADVICE)]
+    except DamagedData as error:
+        return read, [error]
     if read < entry.size:
-        return entry.size, read, [TruncatedFile(wanted, f"it has {read} bytes", _ADVICE)]
+        return read, [TruncatedFile(wanted, f"{read} bytes", _ACTION)]
     if digest.intdigest() != entry.checksum:
-        found = f"it has {read} bytes with checksum {digest.hexdigest()}"
-        return entry.size, read, [ChecksumMismatch(wanted, found, _ADVICE)]
-    return entry.size, read, []
+        found = f"{read} bytes with checksum {digest.hexdigest()}"
+        return read, [ChecksumMismatch(wanted, found, _ACTION)]
+    return read, []

@@ -1,7 +1,7 @@
-"""Writing a store: one file of records a layer, dense weights, companions, and store.json last.
+"""Writing of a store: one file of records per layer, dense weights, companions, and store.json last.
 
-A file is there whole or not at all. The checksums of a layer's planes travel in its own file's metadata, so
-a conversion that was killed goes on with the next layer, and ends in the bytes of an uninterrupted one.
+Every file is written atomically. The checksums of a layer's planes are in the metadata of its own file, so a killed
+conversion resumes with the next layer, and its result has the bytes of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from storage.errors import BadHeader, DamagedData, UserError
 from storage.header import header_bytes, read_header, tensor_bytes
 from storage.layout import Layout, probe
 from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, FileEntry, LayerRecords, Manifest, RecordEntry
+from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
 from storage.planes import Bytes
 from storage.record import RecordGeometry
 from storage.source_error import SourceError
@@ -32,10 +32,10 @@ from storage.unbuffered import aligned, bypass_cache
 
 DENSE_NAME = "dense.safetensors"
 CHECKSUMS_KEY = "xxh3_64"
-"""Key in a layer file's metadata: 16 hex digits a plane, planes of a record and records in order."""
+"""Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
 
 ERROR_KEY = "source_error"
-"""Key in a layer file's metadata: SourceError's digits."""
+"""Key in a layer file's metadata: the result of SourceError.to_digits."""
 
 _SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
 
@@ -51,22 +51,22 @@ def tensor_name(layer: int, expert: int) -> str:
 
 
 class StoreWriter:
-    """Writes a store, or what an unfinished one still lacks. A context manager; not thread-safe.
+    """Writes a store, or the missing files of an unfinished one. A context manager; not thread-safe.
 
-    Between entering and leaving no other process can read or write the store. Leaving without `finish`
-    keeps what is complete, for the next run.
+    Inside the context no other process can read or write the store. Exit without `finish` keeps complete files for the
+    next run.
 
     Args:
         directory: new, empty, or a store of exactly these arguments, finished or not.
         geometry: of every record.
         layout: that records are packed in.
-        source: fingerprint of what is converted.
-        dense_bits: 16 or 8, of the matrices given to write_dense.
+        source: fingerprint of the checkpoint.
+        dense_bits: 16 or 8 bits per weight of the matrices for write_dense.
 
     Raises:
-        UserError: on entering: the directory holds something else. Nothing in it is changed then.
-        StoreBusy: on entering: another process is using the store.
-        DoesNotFit: on entering and from every method that writes: the disk is full.
+        UserError: on entry: the directory holds other files, which are not changed.
+        StoreBusy: on entry: another process uses the store.
+        DoesNotFit: on entry and from every method that writes: the disk is full.
     """
 
     def __init__(
@@ -91,33 +91,31 @@ class StoreWriter:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._lock:
             self._lock.close()
 
     def finished_layers(self) -> set[int]:
-        """Layers whose file is complete, from this run or an earlier one."""
+        """Layers with a complete file, from this or an earlier run."""
         return set(self._layers)
 
     def require_free(self, size: int) -> None:
-        """Raises DoesNotFit if fewer than `size` bytes are free where the store is."""
+        """Raises DoesNotFit if fewer than `size` bytes are free on the store's disk."""
         require_free(self._directory / MANIFEST_NAME, size)
 
     def write_layer(
         self, layer: int, count: int, records: Iterable[Bytes], error: SourceError | None = None
     ) -> None:
-        """Writes a layer's experts, from expert 0 on. Holds one record at a time.
+        """Writes a layer's experts, from expert 0 on, with one record in memory at a time.
 
         Args:
-            layer: its number in the model.
-            count: how many records there will be.
-            records: uint8 [geometry.record_bytes] each; past the page cache go those that are BLOCK-aligned.
-            error: of the layer against its source, complete when the last record has been taken.
+            layer: number of the layer in the model.
+            count: number of records.
+            records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
+            error: of the layer against its source; complete once the last record is taken.
 
         Raises:
-            ValueError: records of another number or length; nothing is written then.
+            ValueError: another number or length of records; no file is written.
             DoesNotFit: the disk is full.
         """
         size = self._geometry.record_bytes
@@ -126,13 +124,14 @@ class StoreWriter:
         header = _aligned(self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count, error))
         checksums: list[tuple[int, ...]] = []
         with replacing(path, len(header) + count * size) as fd:
-            # Written when they come: left to the page cache, they would all wait for the file's fsync.
+            # Past the cache, records are written as they arrive instead of all at once by the file's fsync.
             bypass_cache(fd)
             write_all(fd, header.data)
             for record in records:
                 if record.nbytes != size or len(checksums) == count:
                     raise ValueError(
-                        f"layer {layer} has {count} records of {size} bytes; got {record.nbytes} more"
+                        f"expected {count} records of {size} bytes for layer {layer}, "
+                        f"got {record.nbytes} bytes after {len(checksums)} records"
                     )
                 data = record.data
                 checksums.append(
@@ -140,7 +139,7 @@ class StoreWriter:
                 )
                 write_all(fd, data)
             if len(checksums) < count:
-                raise ValueError(f"layer {layer} has {count} records, got {len(checksums)}")
+                raise ValueError(f"expected {count} records for layer {layer}, got {len(checksums)}")
             os.lseek(fd, 0, os.SEEK_SET)
             write_all(fd, _aligned(self._shard_header(layer, checksums, error)).data)
         self._errors[layer] = error
@@ -149,32 +148,34 @@ class StoreWriter:
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> None:
-        """Writes dense.safetensors. Holds one tensor at a time.
+        """Writes dense.safetensors, with one tensor in memory at a time.
 
         Args:
             specs: name -> (safetensors' dtype, shape), in the order of the file.
-            tensors: (name, tensor) in the same order; in the spec's shape and element type.
+            tensors: (name, tensor) in the same order, with the spec's shape and element type.
 
         Raises:
-            ValueError: the tensors are not those of specs; nothing is written then.
+            ValueError: the tensors differ from the specs; no file is written.
             DoesNotFit: the disk is full.
         """
         header = header_bytes(specs, {"format": "pt"})
-        sizes = {name: tensor_bytes(dtype, shape) for name, (dtype, shape) in specs.items()}
-        expected = iter(sizes.items())
+        expected = [
+            (name, tensor_bytes(dtype, shape), tuple(shape)) for name, (dtype, shape) in specs.items()
+        ]
+        announced = iter(expected)
         digest = xxhash.xxh3_64(header)
-        total = len(header) + sum(sizes.values())
+        total = len(header) + sum(nbytes for _, nbytes, _ in expected)
         with replacing(self._directory / DENSE_NAME, total) as fd:
             write_all(fd, header)
             for name, tensor in tensors:
                 raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                wanted = next(expected, None)
-                if wanted != (name, raw.nbytes) or tuple(tensor.shape) != tuple(specs[name][1]):
-                    raise ValueError(f"tensor {name} of {raw.nbytes} bytes came where {wanted} was announced")
+                got = (name, raw.nbytes, tuple(tensor.shape))
+                if got != (wanted := next(announced, None)):
+                    raise ValueError(f"expected the tensor {wanted} (name, bytes, shape), got {got}")
                 digest.update(raw)
                 write_all(fd, raw)
-            if missing := next(expected, None):
-                raise ValueError(f"tensor {missing[0]} was announced and did not come")
+            if missing := next(announced, None):
+                raise ValueError(f"expected the tensor {missing} (name, bytes, shape), got no more tensors")
         self._files[DENSE_NAME] = FileEntry(total, digest.intdigest())
 
     def copy(self, path: Path) -> None:
@@ -185,10 +186,10 @@ class StoreWriter:
         self._files[path.name] = FileEntry(len(raw), xxhash.xxh3_64_intdigest(raw))
 
     def finish(self, source_format: str = "") -> Manifest:
-        """Writes store.json, which makes the directory a store. Everything else must have been written.
+        """Writes store.json, which makes the directory a store, once all other files are written.
 
         Args:
-            source_format: what the source's weights were stored as, for people.
+            source_format: name of the source weights' format, for display.
         """
         error = SourceError()
         for layer in sorted(self._errors):
@@ -202,7 +203,7 @@ class StoreWriter:
         )
         marker = self._directory / MARKER_NAME
         manifest.save(marker)
-        # The marker becomes the manifest: at no moment are both there, or neither.
+        # The marker is renamed to the manifest: at every moment exactly one of the two exists.
         final = self._directory / MANIFEST_NAME
         try:
             marker.replace(final)
@@ -212,7 +213,7 @@ class StoreWriter:
         return manifest
 
     def _claim(self) -> None:
-        """Makes sure that the directory is ours to write, and marks it so."""
+        """Checks that the directory is empty or holds this conversion, and writes its marker."""
         for name in (MANIFEST_NAME, MARKER_NAME):
             path = self._directory / name
             if path.exists():
@@ -220,16 +221,14 @@ class StoreWriter:
                 if replace(found, layers={}, files={}, source_format="", source_error=None) != self._empty:
                     raise self._occupied(_difference(found, self._empty))
                 return
-        strangers = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
-        if strangers:
-            raise self._occupied(f"it holds {strangers[0]} and no unfinished conversion")
+        others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
+        if others:
+            raise self._occupied(f"{others[0]} and no unfinished conversion")
         self._empty.save(self._directory / MARKER_NAME)
 
     def _occupied(self, found: str) -> UserError:
         return UserError(
-            f"{self._directory} was wanted for a store",
-            found,
-            "Choose another directory, or remove this one",
+            f"{self._directory} free for this store", found, "choose another directory, or remove this one"
         )
 
     def _complete_layers(self) -> dict[int, LayerRecords]:
@@ -239,23 +238,23 @@ class StoreWriter:
                 try:
                     out[int(match[1])] = self._read_layer(int(match[1]), path)
                 except DamagedData:
-                    continue  # not a file that this class left: the layer is written anew
+                    continue  # a file of another origin: the layer is written again
         return out
 
     def _read_layer(self, layer: int, path: Path) -> LayerRecords:
-        """What a layer's file says of itself, if it says exactly what write_layer makes it say."""
+        """Reads a layer's records from its file, whose header must be the one that write_layer writes."""
         header = read_header(path)
         digits = header.metadata.get(CHECKSUMS_KEY, "")
         planes, count = len(self._geometry.planes), len(header.tensors)
         if not re.fullmatch(rf"[0-9a-f]{{{16 * planes * count}}}", digits, re.ASCII):
             raise BadHeader(
-                f"checksums of {count} records were wanted in {path}", "there are others", "Convert again"
+                f"checksums of {count} records in {path}", "other metadata", "convert the model again"
             )
         try:
             error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
         except ValueError as found:
             raise BadHeader(
-                f"the error of layer {layer} was wanted in {path}", str(found), "Convert again"
+                f"the error of layer {layer} in {path}", str(found), "convert the model again"
             ) from found
         numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
         checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
@@ -263,7 +262,7 @@ class StoreWriter:
         with path.open("rb") as file:
             if file.read(len(ours)) != ours:
                 raise BadHeader(
-                    f"records of layer {layer} were wanted in {path}", "there are others", "Convert again"
+                    f"the records of layer {layer} in {path}", "other records", "convert the model again"
                 )
         self._errors[layer] = error
         return self._layer_records(layer, len(ours), checksums)
@@ -276,7 +275,7 @@ class StoreWriter:
         return LayerRecords(shard_name(layer), tuple(records))
 
     def _shard_header(self, layer: int, checksums: Sequence[tuple[int, ...]], error: SourceError) -> bytes:
-        """Equally long whatever checksums and error are, so that it can be written before they are known."""
+        """Builds a header whose length does not depend on checksums and error, so that it is written before them."""
         digits = "".join(f"{checksum:016x}" for sums in checksums for checksum in sums)
         shape = (self._geometry.record_bytes,)
         tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
@@ -290,9 +289,9 @@ def _aligned(raw: bytes) -> Bytes:
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
-    """Names the first thing in which two conversions differ."""
+    """Describes the first difference between two conversions."""
     for name in ("source", "layout", "dense_bits", "max_level", "geometry"):
         theirs, ours = getattr(found, name), getattr(wanted, name)
         if theirs != ours:
-            return f"it holds a conversion with {name} {theirs}, not {ours}"
-    return "it holds another conversion"
+            return f"a conversion with {name} {theirs}, not {ours}"
+    return "another conversion"

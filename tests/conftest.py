@@ -1,4 +1,4 @@
-"""A tiny random Qwen3-MoE checkpoint, as transformers saves it: per expert, fused, and in shards."""
+"""Fixtures of all tests: a tiny random Qwen3-MoE checkpoint, its stores and engines, and the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-# Without a GPU Triton's kernels run in its interpreter: read when Triton is imported, which transformers may do.
+# Without a GPU Triton's kernels run in its interpreter. Triton reads this when torch._dynamo imports it.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 
 import pytest
@@ -56,15 +56,15 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ctrl_c_is_heard() -> None:
-    """A shell starts its background jobs deaf to SIGINT; tests of Ctrl-C need Python's own handler."""
+def default_sigint() -> None:
+    """Restores Python's handler of SIGINT, which a shell's background jobs ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Qwen3MoeForCausalLM:
-    """3 layers, the middle one dense; 8 experts of 32, 2 per token; bf16. Not to be changed."""
+    """3 layers, the middle one dense; 8 experts of 32, 2 per token; bf16. Read-only."""
     config = Qwen3MoeConfig(
         vocab_size=300,
         hidden_size=64,
@@ -87,14 +87,14 @@ def tiny_model() -> Qwen3MoeForCausalLM:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".experts." in name:
-                # At initialisation's 0.02 the experts' share of the output would drown in rounding.
+                # At the initial 0.02 the experts' part of the output would be below rounding.
                 parameter.mul_(10)
     return model.to(torch.bfloat16).eval()
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a tokenizer, one tensor per expert's matrix, in one file. Not to be changed."""
+    """The tiny model with a tokenizer, one tensor per expert's matrix, in one file. Read-only."""
     directory = tmp_path_factory.mktemp("model") / "tiny"
     tiny_model.save_pretrained(directory)
     a_tokenizer().save_pretrained(directory)
@@ -103,7 +103,7 @@ def checkpoint(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def fused_checkpoint(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, one tensor for all experts of a layer, in several files. Not to be changed."""
+    """The tiny model with one tensor for all experts of a layer, in several files. Read-only."""
     directory = tmp_path_factory.mktemp("model") / "tiny-fused"
     tiny_model.save_pretrained(directory, save_original_format=False, max_shard_size="100KB")
     a_tokenizer().save_pretrained(directory)
@@ -112,7 +112,7 @@ def fused_checkpoint(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model converted, up to level 8, dense weights in bf16. Not to be changed."""
+    """The store of the tiny model, up to level 8, dense weights in bf16. Read-only."""
     directory = tmp_path_factory.mktemp("store") / "tiny"
     convert_checkpoint(checkpoint, directory, max_level=8, layout="auto", dense_bits=16)
     return directory
@@ -120,19 +120,19 @@ def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def damageable(tiny_store: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny store that a test may change."""
+    """A copy of the tiny store, for tests that change it."""
     return Path(shutil.copytree(tiny_store, tmp_path / "store"))
 
 
 @pytest.fixture(scope="session")
 def small_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """small_checkpoint.py's. Not to be changed."""
+    """The checkpoint of small_checkpoint.py. Read-only."""
     return small_checkpoint.save(tmp_path_factory.mktemp("model") / "small")
 
 
 @pytest.fixture(scope="session")
 def straight_files(small_source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Every file of its store, made by small_conversion.py, that nothing happened to."""
+    """Name -> bytes of its store's files, from an undisturbed conversion by small_conversion.py."""
     directory = tmp_path_factory.mktemp("straight")
     convert_small(small_source, directory)
     return contents(directory)
@@ -140,7 +140,7 @@ def straight_files(small_source: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def open_engine() -> Iterator[Callable[..., Engine]]:
-    """Opens engines with room for so many experts in each tier (None: all); closes them after the test."""
+    """Opens engines with blocks for `experts` and `dram_experts` in each tier (None: all); closes them at the end."""
     with ExitStack() as stack:
 
         def open_one(
@@ -152,7 +152,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             context: int = 64,
             **changes: Any,
         ) -> Engine:
-            """`changes` are settings; without them every expert is computed at exactly `level`."""
+            """Opens one; `changes` are settings, by default every expert is computed at exactly `level`."""
             settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
             store = StoreModel.open(directory)
             each, limit = store.form.bytes_at(settings.levels[0]), None
@@ -169,7 +169,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture
 def accounted(tmp_path: Path) -> None:
-    """Skips the test where the system does not count what is read from this filesystem."""
+    """Skips the test where the system does not count reads from this filesystem."""
     path, size = tmp_path / "probe", 1 << 20
     with path.open("wb") as file:
         file.write(os.urandom(size))
@@ -185,7 +185,7 @@ def accounted(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a command in this process: (exit code, stdout, stderr)."""
+    """Runs a command in this process; returns (exit code, stdout, stderr)."""
 
     def run_main(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])

@@ -1,6 +1,6 @@
-"""Measures a model that train_demo.py made, and writes its model card and figures beside it.
+"""Measures a model that tools.training.train_demo trained, and writes its model card and figures beside it.
 
-    model_card.py DIR
+    python -m tools.model_card DIR
 
 DIR is the trainer's --out. Reads DIR/run (held-out tokens, log, recipe) and DIR/model; writes README.md, loss.png,
 routing.png and figures.json into DIR/model.
@@ -8,7 +8,6 @@ routing.png and figures.json into DIR/model.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -23,15 +22,16 @@ import torch
 
 from edgemoe.evaluate.tasks import training_tasks
 from storage.errors import UserError
+from tools.command_line import failed, make_parser
 from tools.training.batches import Chats
 from tools.training.curve import draw_curve
-from tools.training.repeated_text import STRETCH, repeated_share
+from tools.training.repeated_text import STRETCH, repeated_fraction
 from tools.training.report import accuracy, held_out_batches, losses
 from tools.training.routing import draw_routing, hot_load, loads, overlap
 from tools.training.trigram import Trigram
 
 TRIGRAM_TASKS = 100_000
-"""Generated tasks that the trigram model counts: somewhat what the network saw."""
+"""Generated tasks that the trigram model counts: about as many as the network was trained on."""
 
 HEADER = """---
 license: apache-2.0
@@ -45,17 +45,20 @@ tags: [qwen3_moe, moe, edgemoe]
 
 @dataclass(frozen=True)
 class Figures:
-    """What the card says.
+    """The figures of the card.
 
     Args:
-        run: what the trainer wrote down of itself.
-        last: last line of its log.
-        parameters: of the model; `weight_bytes` of its safetensors.
-        repeated: domain of text -> share of its held-out tokens that are in the training text (repeated_text.py).
-        perplexity, trigram: domain -> perplexity a token on the same held-out tokens.
-        accuracy: kind of task -> share of `count` held-out ones right.
-        hot_load: domain -> each layer's share of tokens that go to the hottest quarter of experts.
-        overlap: pair of domains -> each layer's share of hot experts in common.
+        run: the trainer's run.json.
+        last: the last line of its log.
+        parameters: number of the model's parameters.
+        weight_bytes: bytes of its safetensors file.
+        repeated: domain -> fraction of its held-out tokens that are in the training text (repeated_text.py).
+        perplexity: domain -> the model's perplexity a token on held-out tokens.
+        trigram: domain -> the trigram model's perplexity on the same tokens.
+        accuracy: kind of task -> fraction of `count` held-out tasks answered right.
+        count: held-out tasks of each kind.
+        hot_load: domain -> each layer's fraction of tokens that go to the hottest quarter of experts.
+        overlap: pair of domains -> each layer's fraction of hot experts in common.
     """
 
     run: dict[str, Any]
@@ -72,7 +75,7 @@ class Figures:
 
 
 def count_trigrams(tokenizer: Any, run: Path) -> Trigram:
-    """Of all training text, whether the network saw it or not, and of generated tasks."""
+    """Counts the trigrams of the whole training text and of generated tasks."""
     texts = [np.load(run / f"{domain}-training.npy") for domain in ("prose", "python")]
     chats = Chats(tokenizer)
     tasks = islice(training_tasks(2), TRIGRAM_TASKS)
@@ -80,23 +83,21 @@ def count_trigrams(tokenizer: Any, run: Path) -> Trigram:
 
 
 def measure(directory: Path, rows: int, count: int) -> Figures:
-    """Everything on the card, measured on the shipped bf16 weights, computed in float32.
-
-    Also draws both figures.
+    """Measures the figures of the card on the shipped bf16 weights in float32, and draws both pictures.
 
     Args:
-        directory: the trainer's.
+        directory: the trainer's --out.
         rows: held-out windows of each domain.
         count: held-out tasks of each kind.
 
     Raises:
-        UserError: no finished run is there.
+        UserError: `directory` has no finished run.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run, shipped = directory / "run", directory / "model"
     if not ((run / "run.json").exists() and (shipped / "model.safetensors").exists()):
-        raise UserError("the --out of a training run was wanted", f"got {directory}", "Train first")
+        raise UserError("the --out of a finished training run", str(directory), "train first")
     tokenizer = AutoTokenizer.from_pretrained(shipped)
     model = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32).eval()
     texts = {domain: np.load(run / f"{domain}-held.npy") for domain in ("prose", "python")}
@@ -112,7 +113,7 @@ def measure(directory: Path, rows: int, count: int) -> Figures:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         weight_bytes=(shipped / "model.safetensors").stat().st_size,
         repeated={
-            domain: repeated_share(np.load(run / f"{domain}-training.npy"), held_out)
+            domain: repeated_fraction(np.load(run / f"{domain}-training.npy"), held_out)
             for domain, held_out in texts.items()
         },
         perplexity={name: math.exp(loss) for name, loss in losses(model, batches).items()},
@@ -131,12 +132,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percents(values: Sequence[float]) -> list[str]:
-    """Each as a whole percentage."""
+    """Formats fractions as whole percentages."""
     return [f"{100 * value:.0f} %" for value in values]
 
 
 def card(figures: Figures) -> str:
-    """README.md."""
+    """The text of README.md."""
     return HEADER + "\n".join(
         (_what(figures), _data(figures), _training(figures), _quality(figures), _routing(figures))
     )
@@ -173,14 +174,13 @@ def _data(figures: Figures) -> str:
   {files["prose"]["held_out"]} more held out whole.
 - **Python**: {files["python"]["training"]} files of CPython {figures.run["versions"]["python"]}'s standard library (PSF
   licence, version 2); {files["python"]["held_out"]} more held out whole.
-- **Tasks**: generated by `edgemoe/evaluate/tasks.py`, Apache-2.0 like this model. Rules (sums, sorting,
-  comparing) are held out by their numbers in every wording; finite tables (times tables, capitals, spelling,
-  reversing, Python) by one wording
-  of each row, whose other wordings are trained on. Chats that continue a paragraph come from the books; they have no
-  single right answer and are not scored.
+- **Tasks**: generated by `edgemoe/evaluate/tasks.py`, Apache-2.0 like this model. Rules (sums, sorting, comparing) are
+  held out by their numbers in every wording; finite tables (times tables, capitals, spelling, reversing, Python) by one
+  wording of each row, whose other wordings are trained on. Chats that continue a paragraph come from the books; they
+  have no single right answer and are not scored.
 
-Held-out tokens in stretches of {STRETCH} or more that the training text has word for word, too: {repeated}.
-So far their perplexity flatters.
+Held-out tokens in stretches of {STRETCH} or more that the training text contains as well: {repeated}.
+For these tokens the perplexity is too good.
 
 No data was scraped, and nothing was generated by another model.
 """
@@ -195,7 +195,7 @@ def _training(figures: Figures) -> str:
 {commands}
 ```
 Seed {run["seed"]}; {last["step"]:,} steps, {last["tokens"]:,} tokens, {last["elapsed_s"] / 60:.0f} minutes of
-running time on {run["device"]} with {run["threads"]} threads, shared with other programs ({versions}). A step holds
+running time on {run["device"]} with {run["threads"]} threads, shared with other programs ({versions}). A step has
 {run["chat_tokens"]:,} tokens of chat, of which only answers count, and {run["text_tokens"]:,} of text. AdamW, peak rate
 {run["recipe"]["rate"]:g}, cosine over running time, balance loss {run["recipe"]["balance"]:g} against a running mean of
 each expert's load.
@@ -212,7 +212,7 @@ def _quality(figures: Figures) -> str:
     kinds = [[kind, *percents([share])] for kind, share in figures.accuracy.items()]
     return f"""## Quality
 Held-out perplexity a token, of answers only for tasks. The trigram model (interpolated absolute discounting, same
-tokenizer) counted all the training text, more than the network saw of it.
+tokenizer) counted the whole training text, of which the network saw a part.
 
 {table(["domain", "this model", "trigram"], domains)}
 Held-out tasks answered exactly right, greedily, {figures.count} of each kind:
@@ -237,9 +237,7 @@ Share of those hottest experts that two domains have in common; 25 % would be ch
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("tools.model_card", __doc__)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the trainer's --out")
     parser.add_argument("--rows", type=int, default=64, help="held-out windows of each domain")
     parser.add_argument("--count", type=int, default=100, help="held-out tasks of each kind")
@@ -247,8 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         figures = measure(options.directory, options.rows, options.count)
     except UserError as error:
-        print(f"model_card: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.model_card", error)
     shipped = options.directory / "model"
     (shipped / "README.md").write_text(card(figures))
     (shipped / "figures.json").write_text(json.dumps(asdict(figures), indent=1) + "\n")

@@ -1,15 +1,15 @@
-"""What fits of published models at which limit, planned from their configs without weights: a table of docs/models.md.
+"""Writes the table of docs/models.md that shows which fraction of published models' experts fits under each limit.
 
-.venv/bin/python -m tools.plan_table            rewrites the table
-.venv/bin/python -m tools.plan_table --print    prints it
+    python -m tools.plan_table            rewrites the table
+    python -m tools.plan_table --print    prints the table
+
+The plans are made from the models' configs, without weights.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +23,15 @@ from storage.errors import DoesNotFit
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
+from tools.checkout import ROOT
+from tools.command_line import make_parser
 from tools.published_models import CONFIGS
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+DOCS = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- plans -->\n", "<!-- end of plans -->"
 
 LIMITS = (12, 16, 24)
-"""GB of --vram-limit."""
+"""Values of --vram-limit, GB."""
 
 LEVELS = (8, 4, 2)
 CONTEXT = 4096
@@ -37,7 +39,7 @@ _GB = 10**9
 
 
 def dense_shapes(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Shapes of everything that is no expert's matrix, by name; and the weights of all experts' matrices."""
+    """The shapes of the dense tensors by name, and the number of weights in all experts' matrices."""
     values = {key: value for key, value in config.items() if key != "model_type"}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values))
@@ -47,9 +49,9 @@ def dense_shapes(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]],
 
 
 def stored_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Bytes of dense weights at 8 bits: matrices with a bf16 scale a row, all else in bf16.
+    """Bytes of dense weights at 8 bits: matrices with a bf16 scale a row, other tensors in bf16.
 
-    Routers, which stay in bf16, are counted at 8 bits: together they are below 0.1 % of what is counted.
+    Routers, which stay in bf16, are counted at 8 bits: an error below 0.1 % of the sum.
     """
     return sum(
         prod(shape) + 2 * shape[0] if len(shape) == 2 else 2 * prod(shape) for shape in shapes.values()
@@ -57,7 +59,7 @@ def stored_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def shape_of(config: dict[str, Any]) -> tuple[ModelShape, RecordGeometry]:
-    """What a plan needs of a model."""
+    """The model's shape and its experts' geometry, as make_plan needs them."""
     family, bounded = family_of(config), bounded_config(config)
     shapes, _ = dense_shapes(config)
     hidden, inner = config["hidden_size"], family.intermediate(bounded)
@@ -80,7 +82,7 @@ def shape_of(config: dict[str, Any]) -> tuple[ModelShape, RecordGeometry]:
 
 
 def row(name: str, config: dict[str, Any]) -> list[str]:
-    """A model's cells: sizes, then for every limit the share of its experts resident at each level."""
+    """A model's cells: sizes, then for every limit the percentage of its experts resident at each level."""
     shape, geometry = shape_of(config)
     form = PlaneForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
     sizes = [f"{shape.experts * geometry.prefix_bytes(level) / _GB:.1f}" for level in LEVELS]
@@ -99,8 +101,8 @@ def row(name: str, config: dict[str, Any]) -> list[str]:
         except DoesNotFit as error:
             cells.append(f"needs {error.minimum / _GB:.1f} GB")
             continue
-        shares = [plan.experts_resident[str(level)] * 100 // shape.experts for level in LEVELS]
-        cells.append(" / ".join("all" if share == 100 else f"{share} %" for share in shares))
+        percents = [plan.experts_resident[str(level)] * 100 // shape.experts for level in LEVELS]
+        cells.append(" / ".join("all" if percent == 100 else f"{percent} %" for percent in percents))
     return cells
 
 
@@ -112,16 +114,29 @@ def table() -> str:
 
 
 def rewritten(text: str) -> str:
-    """A file with the table between its marks made anew."""
+    """Replaces the table between the marks of a document.
+
+    Raises:
+        SystemExit: a mark is missing.
+    """
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise SystemExit(f"plan_table: {BEGIN.strip()} and {END} were wanted in the file, and are not there")
+        raise SystemExit(
+            f"tools.plan_table: expected {BEGIN.strip()} and {END} in {DOCS}, got none: add both"
+        )
     return f"{before}{BEGIN}{table()}{END}{after}"
 
 
-if __name__ == "__main__":
-    if "--print" in sys.argv[1:]:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = make_parser("tools.plan_table", __doc__)
+    parser.add_argument("--print", action="store_true", help="print the table, change no file")
+    if parser.parse_args(argv).print:
         print(table(), end="")
     else:
         DOCS.write_text(rewritten(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Sizes of published models, as the config.json on their hub pages has them. No weights are needed to plan for them."""
+"""The sizes of published models from the config.json on their hub pages: enough to plan memory without weights."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
 }
-"""Model -> what of its config.json a plan depends on."""
+"""Model -> the fields of its config.json that a plan depends on."""

@@ -1,28 +1,28 @@
-"""The tables of families and formats in docs, from the tests that passed.
+"""Writes the tables of families and formats in README.md and docs/models.md from the tests that pass.
 
-    .venv/bin/python -m tools.support_table            runs the tests, rewrites the tables
-    .venv/bin/python -m tools.support_table --check    exits 1 where a table would change
+    python -m tools.support_table            runs the tests, rewrites the tables
+    python -m tools.support_table --check    exits 1 if a table would change
 
-A row says yes when every test marked `covers(row)` passed and there is at least one. A table stands between
-`<!-- families -->` or `<!-- formats -->` and `<!-- end -->`, in any of the files below.
+A row says yes when at least one test is marked `covers(row)` and all of these tests pass. A table stands between
+`<!-- families -->` or `<!-- formats -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, REFUSED
 from storage.formats import FORMATS
+from tools.checkout import ROOT
+from tools.command_line import make_parser
 
-ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "docs" / "models.md",)
 
 REQUIRED = {
@@ -52,17 +52,19 @@ REQUIRED = {
         "GGUF",
     ),
 }
-"""Rows that a table must have, whether with yes or with no and a reason."""
+"""Rows that a table must have, with yes, or with no and a reason."""
+
+_SECTION = re.compile(r"<!-- (families|formats) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: what a test covers, and what to say of it.
+    """One row of a table.
 
     Args:
-        name: of a family or format.
-        remark: what of it is read, or how.
-        refused: why it is not supported; None: it is.
+        name: name of a family or format, the argument of `covers`.
+        remark: the forms or variants that are read.
+        refused: why the family is not supported; None: it is supported.
     """
 
     name: str
@@ -71,15 +73,15 @@ class Row:
 
 
 def rows_of(section: str) -> list[Row]:
-    """The rows that a section's registry has, in its order."""
+    """The rows of a section: formats in their registry's order, families by name, refused families last."""
     if section == "formats":
-        return [Row(one.name, f"{one.variants}; stored: {one.stored}") for one in FORMATS]
+        return [Row(entry.name, f"{entry.variants}; stored: {entry.stored}") for entry in FORMATS]
     known = [Row(family.model_type, _remark(family)) for family in FAMILIES.values()]
     return sorted(known, key=lambda row: row.name) + [Row(name, "", why) for name, why in REFUSED.items()]
 
 
 def _remark(family: Family) -> str:
-    """In which forms a family's experts are read."""
+    """The forms in which a family's experts are read."""
     return (
         "experts fused by layer" if family.expert_names is None else "experts one by one, or fused by layer"
     )
@@ -90,8 +92,8 @@ class Outcomes:
     """A pytest plugin that counts the tests of every row.
 
     Attributes:
-        passed: row's name -> tests that passed.
-        failed: row's name -> tests that did not, skipped ones included.
+        passed: name of a row -> number of passed tests.
+        failed: name of a row -> ids of failed and skipped tests.
     """
 
     passed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -99,7 +101,7 @@ class Outcomes:
     _covers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the tests that cover a row."""
+        """Deselects the tests that cover no row."""
         for item in items:
             self._covers[item.nodeid] = tuple(
                 name for mark in item.iter_markers("covers") for name in mark.args
@@ -107,7 +109,7 @@ class Outcomes:
         items[:] = [item for item in items if self._covers[item.nodeid]]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Counts a test when its body has run, or when something before or after it went wrong."""
+        """Counts a test after its call, and a setup or teardown that fails."""
         if report.passed and report.when != "call":
             return
         for name in self._covers[report.nodeid]:
@@ -118,7 +120,7 @@ class Outcomes:
 
 
 def table(section: str, outcomes: Outcomes) -> str:
-    """A section's table as Markdown."""
+    """The Markdown table of a section."""
     head = "Family" if section == "families" else "Format"
     lines = [f"| {head} | Supported | |", "|---|---|---|"]
     for row in rows_of(section):
@@ -136,27 +138,20 @@ def _verdict(row: Row, outcomes: Outcomes) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """section -> the table that stands in a file."""
+    """The tables of a document by section."""
     return {match[1]: match[2] for match in _SECTION.finditer(text)}
 
 
 def rewritten(text: str, outcomes: Outcomes) -> str:
-    """A file with every table in it made anew."""
+    """Replaces every table of a document."""
     return _SECTION.sub(lambda match: f"<!-- {match[1]} -->\n{table(match[1], outcomes)}\n<!-- end -->", text)
 
 
-_SECTION = re.compile(r"<!-- (families|formats) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
-
-
-def main() -> int:
-    """Exit 0; 1 where --check finds a table that would change."""
-    parser = argparse.ArgumentParser(
-        description="Runs the tests of families and formats, and rewrites their tables."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit 1 where a table would change"
-    )
-    check: bool = parser.parse_args().check
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 1 if --check finds a table that would change, 0 otherwise."""
+    parser = make_parser("tools.support_table", __doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table would change")
+    check: bool = parser.parse_args(argv).check
     outcomes = Outcomes()
     pytest.main(["-q", "--continue-on-collection-errors", str(ROOT / "tests")], plugins=[outcomes])
     stale = []
@@ -167,7 +162,7 @@ def main() -> int:
             stale.append(str(path.relative_to(ROOT)))
             if not check:
                 path.write_text(new, encoding="utf-8")
-    print(f"support_table: {', '.join(stale) or 'nothing'} to change", file=sys.stderr)
+    print(f"tools.support_table: {', '.join(stale) or 'nothing'} to change", file=sys.stderr)
     return int(bool(stale) and check)
 
 

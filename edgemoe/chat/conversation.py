@@ -1,9 +1,10 @@
-"""A conversation: turns of a chat, their template, and the KV they share."""
+"""A conversation: the turns of a chat over one KV sequence."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +17,31 @@ from edgemoe.kv.sequence import SequenceKV
 from storage.errors import ContextExceeded, UserError
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-"""Without one of these files transformers makes up an empty tokenizer rather than raise an error."""
+"""Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The store's fast tokenizer.
+    """Loads the fast tokenizer of a store.
 
     Raises:
-        UserError: there is none, or only one that would run code from the model directory.
+        UserError: no tokenizer, or one that would run code from the model directory.
     """
+    wanted = f"a fast tokenizer in {directory}"
     if not any((directory / name).exists() for name in VOCABULARIES):
-        raise UserError(
-            f"a tokenizer was wanted in {directory}",
-            f"it has none of {', '.join(VOCABULARIES)}",
-            "Convert from a checkpoint with tokenizer.json",
-        )
+        found = f"none of {', '.join(VOCABULARIES)}"
+        raise UserError(wanted, found, "convert from a checkpoint with tokenizer.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"a tokenizer was wanted in {directory}",
-            str(error),
-            "Convert from a checkpoint with tokenizer.json",
-        ) from error
+        raise UserError(wanted, str(error), "convert from a checkpoint with tokenizer.json") from error
     if not tokenizer.is_fast:
-        raise UserError(
-            f"a fast tokenizer was wanted in {directory}",
-            f"{type(tokenizer).__name__} has no tokenizer.json",
-            "Save the tokenizer with save_pretrained and convert again",
-        )
+        found = f"{type(tokenizer).__name__} without tokenizer.json"
+        raise UserError(wanted, found, "save the tokenizer with save_pretrained and convert again")
     return tokenizer
 
 
 def generation_config(directory: Path) -> GenerationConfig:
-    """The model's generation_config.json, or transformers' defaults where it has none."""
+    """Loads the model's generation_config.json, or transformers' defaults without one."""
     if (directory / "generation_config.json").exists():
         return GenerationConfig.from_pretrained(directory)
     return GenerationConfig()
@@ -58,12 +50,18 @@ def generation_config(directory: Path) -> GenerationConfig:
 class Conversation:
     """Turns over one sequence. Every turn reuses the KV of the longest common prefix of its prompt.
 
-    An error or Ctrl-C inside a method leaves the messages as they were before it: an answer that was begun is
-    dropped together with its question, while the KV of what has been run stays for a turn that shares it.
-    A `sequence` given is taken over from a conversation that is finished; what it holds is forgotten.
+    An error or Ctrl-C inside a method leaves the messages unchanged: an incomplete answer is dropped together with its
+    question, while the KV of all computed tokens stays for a turn that shares them. For one thread.
+
+    Args:
+        engine: computes the answers.
+        tokenizer: of the model, from load_tokenizer.
+        sampling: how tokens are chosen.
+        system: a system message.
+        sequence: of a finished conversation, to be reused; by default a new one.
 
     Raises:
-        UserError: the model's chat template takes no system message, and one was given.
+        UserError: the model's chat template takes no system message, and `system` is given.
     """
 
     def __init__(
@@ -84,65 +82,69 @@ class Conversation:
 
     @property
     def sampling(self) -> Sampling:
-        """How the next answer's tokens are chosen."""
+        """The sampling of the next answer."""
         return self._sampler.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Changes it from the next answer on; the random state goes on where the seed is the same."""
+        """Changes the sampling of later answers; the random state continues where the seed is the same."""
         self._sampler = self._sampler.changed(sampling)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What was said so far: {"role": system, user or assistant, "content": text}."""
+        """The messages so far: {"role": system, user or assistant, "content": text}."""
         return tuple(self._messages)
 
     @property
     def system(self) -> str | None:
-        """The system message, if there is one."""
+        """The system message, or None."""
         first = self._messages[:1]
         return first[0]["content"] if first and first[0]["role"] == "system" else None
 
     def set_system(self, text: str | None) -> None:
-        """Puts a system message first, in the place of any other; None removes it.
+        """Replaces the system message; None removes it.
 
         Raises:
-            UserError: the chat template refuses it, or writes none.
+            UserError: the chat template refuses it, or leaves it out.
         """
         if text:
             question: Message = {"role": "user", "content": "x"}
             written = render_chat(self._tokenizer, [_system(text), question])
             if text.strip() not in written:
                 raise UserError(
-                    "a system message was wanted",
-                    "this model's chat template leaves it out",
-                    "Say it in a turn of your own",
+                    "a chat template that writes system messages",
+                    "this model's, which leaves it out",
+                    "write the message as a turn",
                 )
         turns = self._messages[1:] if self.system is not None else self._messages
         self._messages = [_system(text), *turns] if text else list(turns)
 
     def clear(self) -> None:
-        """Forgets every turn; a system message stays."""
+        """Removes every turn; a system message stays."""
         self._messages = self._messages[:1] if self.system is not None else []
 
     def restore(self, messages: Sequence[Message]) -> int:
-        """Takes over a conversation that was saved, its system message too. Returns its length in tokens.
+        """Replaces all messages by saved ones; returns their length in tokens.
 
         Raises:
-            UserError: the chat template refuses it.
-            ContextExceeded: it leaves no room for a turn; with both counts.
+            UserError: the chat template refuses them.
+            ContextExceeded: they fill the context; with both counts.
         """
         length = len(encode_chat(self._tokenizer, messages)) if messages else 0
         if length >= self._sequence.context:
             raise ContextExceeded(
-                f"a conversation of {length} tokens was wanted",
-                f"the context holds {self._sequence.context}",
-                "Start again with a larger --context",
+                f"a conversation of fewer than {self._sequence.context} tokens, the context",
+                f"{length} tokens",
+                "start again with a larger --context",
             )
         self._messages = list(messages)
         return length
 
     def ask(self, prompt: str, on_text: Callable[[str], None]) -> Answer:
-        """One turn.
+        """Answers one turn.
+
+        Args:
+            prompt: the user's message.
+            on_text: called with each piece of the answer.
 
         Raises:
             ContextExceeded: with both counts.
@@ -151,13 +153,13 @@ class Conversation:
         return self._answer([*self._messages, {"role": "user", "content": prompt}], on_text)
 
     def regenerate(self, on_text: Callable[[str], None]) -> Answer:
-        """Answers the last question again, in the place of its answer.
+        """Answers the last question again and replaces its answer.
 
         Raises:
-            UserError: nothing has been answered yet.
+            UserError: there is no answer yet.
         """
         if not self._messages or self._messages[-1]["role"] != "assistant":
-            raise UserError("another answer was wanted", "nothing has been answered yet", "Ask something")
+            raise UserError("an answer to replace", "none: nothing has been answered yet", "enter a turn")
         return self._answer(self._messages[:-1], on_text)
 
     def _answer(self, messages: list[Message], on_text: Callable[[str], None]) -> Answer:
@@ -174,14 +176,9 @@ class Conversation:
         return answer
 
     def _reuse(self, tokens: list[int]) -> int:
-        """Crops the sequence to what it shares with `tokens`, leaving at least one token to run."""
-        shared = 0
-        for held, wanted in zip(self._tokens, tokens[:-1], strict=False):
-            if held != wanted:
-                break
-            shared += 1
-        shared = min(shared, self._sequence.length)
-        shared = self._sequence.crop(shared)
+        """Crops the sequence to its common prefix with `tokens`, at most all but one; returns the prefix's length."""
+        prefix = takewhile(lambda pair: pair[0] == pair[1], zip(self._tokens, tokens[:-1], strict=False))
+        shared = self._sequence.crop(min(len(list(prefix)), self._sequence.length))
         self._tokens = tokens[:shared]
         return shared
 

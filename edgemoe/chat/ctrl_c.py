@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer streams: the first cancels the answer, the second ends the program."""
+"""Ctrl-C during an answer: the first cancels the answer, the second ends the program."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from types import FrameType
 
 
 class InterruptedTwice(KeyboardInterrupt):
-    """Ctrl-C once more, before the first had been dealt with."""
+    """A second Ctrl-C before the first was handled."""
 
 
 @contextmanager
 def counting_interrupts() -> Iterator[None]:
-    """Inside, the first Ctrl-C raises KeyboardInterrupt and every further one InterruptedTwice.
+    """Makes the first Ctrl-C in the block raise KeyboardInterrupt and every later one InterruptedTwice.
 
-    A second one may come while the first is still unwinding, so that what was being done is left half-way:
-    after an InterruptedTwice nothing but the program's end may follow. Does nothing where Ctrl-C is not
-    Python's to handle (a background job, another handler).
+    A second Ctrl-C may interrupt the unwinding of the first and leave state half changed: after InterruptedTwice only
+    the program's end may follow. Does nothing where Python does not handle Ctrl-C (a background job, another handler).
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    heard = False
+    interrupted = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        if heard:
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
             raise InterruptedTwice
-        heard = True
+        interrupted = True
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:

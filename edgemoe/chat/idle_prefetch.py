@@ -1,4 +1,4 @@
-"""The time in which a person reads and types, used: experts come into free room meanwhile."""
+"""Prefetches experts into free blocks while the chat waits for input."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prefetch.sigint import DeferredInterrupt
 
 
 @contextmanager
-def filling(engine: Engine) -> Iterator[None]:
-    """Has Engine.fill run beside the block, which must not use the engine; its end waits until fill has ended.
+def idle_prefetch(engine: Engine) -> Iterator[None]:
+    """Runs Engine.fill on a thread beside the block, which must not use the engine. Leaving waits for the thread.
 
-    A Ctrl-C during that wait is raised behind it. What goes wrong is only logged: nobody has asked for anything yet.
+    A Ctrl-C during that wait is raised after it. Errors are only logged, since no request needs these experts yet.
     """
     ended, errors = threading.Event(), list[Exception]()
 
@@ -25,7 +25,7 @@ def filling(engine: Engine) -> Iterator[None]:
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=fill, name="filling", daemon=True)
+    thread = threading.Thread(target=fill, name="idle-prefetch", daemon=True)
     try:
         thread.start()
         yield
@@ -35,4 +35,4 @@ def filling(engine: Engine) -> Iterator[None]:
             if thread.ident is not None:
                 thread.join()
         if errors:
-            logging.getLogger(__name__).warning("experts were to be read into free room: %s", errors[0])
+            logging.getLogger(__name__).warning("prefetch into free blocks failed: %s", errors[0])

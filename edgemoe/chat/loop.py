@@ -1,4 +1,4 @@
-"""The chat command: one prompt, turns piped in, or a terminal."""
+"""The chat loop: one prompt, turns from a pipe, or a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import InterruptedTwice, counting_interrupts
-from edgemoe.chat.idle_prefetch import filling
+from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import COMPLETIONS, run_command
 from edgemoe.console.input import Turn, TurnSource, open_turns
@@ -17,11 +17,17 @@ from storage.errors import ContextExceeded, UserError
 def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, as_json: bool) -> None:
     """Answers `prompt`, or every turn of stdin until its end or /exit.
 
-    At a terminal a mistake or a cancelled answer ends nothing; in a pipe both end the chat, for a script must
-    not go on with less than it asked for.
+    At a terminal the chat continues after a mistake or a cancelled answer; in a pipe both end it, because a script
+    must not continue with incomplete answers.
+
+    Args:
+        engine: of the conversation.
+        conversation: answers the turns.
+        prompt: the only turn; None: turns come from stdin.
+        as_json: prints answers as JSON lines.
 
     Raises:
-        UserError: in a pipe.
+        UserError: a turn in a pipe that cannot be answered.
         DamagedData: the store cannot be read any more.
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
@@ -33,18 +39,18 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
     turns = open_turns(COMPLETIONS)
     while True:
         try:
-            turn = _from_person(chat, turns) if interactive else turns.read()
+            turn = _read_and_prefetch(chat, turns) if interactive else turns.read()
             if turn and turn.text.strip():
-                _take(chat, turn, forgiving=interactive)
+                _answer(chat, turn, interactive=interactive)
         except EOFError:
             return
 
 
-def _from_person(chat: Chat, turns: TurnSource) -> Turn | None:
-    """The next turn, with experts read into free room until it comes; None: Ctrl-C came just behind it."""
+def _read_and_prefetch(chat: Chat, turns: TurnSource) -> Turn | None:
+    """Reads the next turn and prefetches experts meanwhile; None where Ctrl-C came directly after the turn."""
     turn: Turn | None = None
     try:
-        with filling(chat.engine):
+        with idle_prefetch(chat.engine):
             turn = turns.read()
     except KeyboardInterrupt:
         if turn is None:
@@ -54,21 +60,21 @@ def _from_person(chat: Chat, turns: TurnSource) -> Turn | None:
     return turn
 
 
-def _take(chat: Chat, turn: Turn, *, forgiving: bool) -> None:
-    """One turn, a command or a question."""
+def _answer(chat: Chat, turn: Turn, *, interactive: bool) -> None:
+    """Runs a command or answers a question. Errors and the first Ctrl-C are only printed where `interactive`."""
     try:
         with counting_interrupts():
             if not run_command(chat, turn):
                 chat.ask(turn.text)
     except UserError as error:
-        if not forgiving:
+        if not interactive:
             raise
         chat.say(f"edgemoe: {error}")
         if isinstance(error, ContextExceeded):
-            chat.say("/clear forgets what was said so far")
+            chat.say("/clear removes all turns so far")
     except InterruptedTwice:
         raise
     except KeyboardInterrupt:
-        if not forgiving:
+        if not interactive:
             raise
-        chat.say("\n(cancelled; the turn is dropped, /regen asks it again)")
+        chat.say("\n(cancelled; the turn is dropped, /regen answers it again)")

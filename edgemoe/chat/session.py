@@ -1,11 +1,10 @@
-"""One chat while it runs: its conversation, and how answers are shown and counted."""
+"""A running chat: its conversation, and how answers are printed and counted."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour, printable
@@ -15,15 +14,15 @@ from edgemoe.engine.generate import Answer
 
 
 def stats_line(answer: Answer) -> str:
-    """What an answer cost, for people."""
+    """Describes the cost of an answer in one line."""
 
-    def percent(share: float | None) -> str:
-        return "-" if share is None else f"{100 * share:.0f} %"
+    def percent(fraction: float | None) -> str:
+        return "-" if fraction is None else f"{100 * fraction:.0f} %"
 
     per_token = "-" if answer.ssd_bytes_per_token is None else f"{answer.ssd_bytes_per_token / 1e6:.1f}"
     levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
     reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
-    below = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
+    on_cpu = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
     retention = ""
     if answer.effective_retention is not None and answer.effective_retention < 1:
         retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
@@ -31,14 +30,14 @@ def stats_line(answer: Answer) -> str:
         f"{short_stats(answer)}, "
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
-        f"{format_size(answer.bytes_read['dram'])} from DRAM, levels {levels or '-'}{reused}{below}{retention}, "
+        f"{format_size(answer.bytes_read['dram'])} from DRAM, levels {levels or '-'}{reused}{on_cpu}{retention}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
 
 
 def short_stats(answer: Answer) -> str:
-    """Its times and tokens alone."""
+    """Describes the times and token counts of an answer."""
     tpot = "-" if answer.tpot_s is None else f"{1000 * answer.tpot_s:.0f} ms"
     return (
         f"TTFT {answer.ttft_s:.2f} s, TPOT {tpot}, {answer.new_tokens} tokens "
@@ -46,43 +45,25 @@ def short_stats(answer: Answer) -> str:
     )
 
 
-@dataclass
-class Totals:
-    """Of all answers of a chat. Tokens."""
-
-    answers: int = 0
-    new_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-    def add(self, answer: Answer) -> None:
-        """Counts one more."""
-        self.answers += 1
-        self.new_tokens += answer.new_tokens
-        self.prompt_tokens += answer.prompt_tokens
-        self.cached_tokens += answer.cached_tokens
-
-
 class Chat:
-    """What commands act on.
+    """The state of a chat that slash commands act on.
 
     Args:
-        engine: that runs.
-        conversation: on it.
-        as_json: answers are JSON lines.
-        short: what an answer cost is told in short, for /stats tells all of it.
+        engine: of the conversation.
+        conversation: answers the turns.
+        as_json: prints answers as JSON lines.
+        short: prints only times and token counts after an answer; /stats prints the full cost.
     """
 
     def __init__(self, engine: Engine, conversation: Conversation, *, as_json: bool, short: bool) -> None:
         self.engine, self.conversation = engine, conversation
         self._as_json, self._short = as_json, short
-        self.last: Answer | None = None
-        self.totals = Totals()
+        self.answers: list[Answer] = []
         self.cancelled: str | None = None
         """The last question, if its answer was cancelled."""
 
     def ask(self, prompt: str) -> None:
-        """Answers a turn on stdout. On Ctrl-C the turn is dropped, and kept for `regenerate`."""
+        """Answers a turn on stdout. Ctrl-C drops the turn and keeps it for `regenerate`."""
         self.cancelled = None
         try:
             self._show(self.conversation.ask(prompt, self._stream))
@@ -91,16 +72,16 @@ class Chat:
             raise
 
     def regenerate(self) -> None:
-        """Answers the cancelled question, or else the last one, in the place of its answer."""
+        """Answers the cancelled question, or answers the last question again and replaces its answer."""
         if self.cancelled is not None:
             self.ask(self.cancelled)
             return
         if self.conversation.sampling.temperature == 0 and self.conversation.messages:
-            self.say("at temperature 0 the same answer is to be expected; /set temperature 0.7 for another")
+            self.say("at temperature 0 the answer stays the same; /set temperature 0.7 changes that")
         self._show(self.conversation.regenerate(self._stream))
 
     def say(self, text: str) -> None:
-        """For people, not part of any answer."""
+        """Prints a line for people on stderr."""
         print(text, file=sys.stderr, flush=True)
 
     @property
@@ -114,8 +95,7 @@ class Chat:
         return show
 
     def _show(self, answer: Answer) -> None:
-        self.last = answer
-        self.totals.add(answer)
+        self.answers.append(answer)
         if self._as_json:
             print(json.dumps(answer.as_json()), flush=True)
             return

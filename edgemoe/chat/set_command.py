@@ -1,4 +1,4 @@
-"""What `/set` changes in a running chat: one name, one value, checked like the option of that name."""
+"""The settings that `/set` changes in a running chat, checked like the options of their names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from storage.errors import UserError
 
 @dataclass(frozen=True)
 class Tuning:
-    """Everything that can be set between two answers."""
+    """The settings that can change between two answers."""
 
     run: RunSettings
     sampling: Sampling
 
     def values(self) -> dict[str, str]:
-        """Name -> value, as /set takes them."""
+        """Maps each name to its value, in the form that /set takes."""
         run, sampling = self.run, self.sampling
         return {
             "exact" if run.exact else "levels": format_levels(run.levels),
@@ -39,34 +39,30 @@ class Tuning:
 
 
 def changed(now: Tuning, name: str, value: str) -> Tuning:
-    """`now` with one setting changed.
+    """Returns `now` with one setting changed.
 
     Raises:
-        UserError: no such setting, no such value of it, or one that would change nothing.
+        UserError: no such setting, a wrong value, or a setting without effect.
     """
     if name not in SETTINGS:
         near = get_close_matches(name, SETTINGS, 1)
-        raise UserError(
-            "a setting was wanted",
-            f"got {name!r}",
-            f"Did you mean /set {near[0]}?" if near else f"Choose {', '.join(SETTINGS)}",
-        )
+        action = f"did you mean /set {near[0]}?" if near else f"choose {', '.join(SETTINGS)}"
+        raise UserError("the name of a setting", repr(name), action)
     try:
         return SETTINGS[name].change(now, value)
     except ValueError:
-        raise UserError(
-            f"{SETTINGS[name].takes} was wanted for {name}", f"got {value!r}", f"Type /set {name} VALUE"
-        ) from None
+        wanted = f"{SETTINGS[name].takes} for {name}"
+        raise UserError(wanted, repr(value), f"enter /set {name} VALUE") from None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How one name is set.
+    """How one setting is changed.
 
     Args:
-        takes: what a value is, for people.
-        change: raises ValueError where the value is no such thing.
-        choices: values to complete to.
+        takes: a noun phrase for its values.
+        change: returns the changed tuning; raises ValueError for a wrong value.
+        choices: values for completion.
     """
 
     takes: str
@@ -78,63 +74,49 @@ def _run(now: Tuning, **changes: Any) -> Tuning:
     return replace(now, run=now.run.with_(**changes))
 
 
-def _scheduling(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str], Tuning]:
-    """A setting of the schedule, which one level for all does not have."""
+def _ranking(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str], Tuning]:
+    """A setting that ranks experts, which has no effect with one level for all."""
 
     def change(now: Tuning, value: str) -> Tuning:
         if len(now.run.levels) == 1:
             raise UserError(
-                f"/set {name} {value} was wanted",
-                f"there is one level for all, {now.run.levels[0]}",
-                "/set levels 4/2 or another pair first",
+                f"two or more levels for /set {name} {value}",
+                f"one level for all, {now.run.levels[0]}",
+                "enter /set levels 4/2 or another pair first",
             )
         if name == "heavy-hitters" and not needs_attention(now.run.importance):
             raise UserError(
-                f"/set {name} {value} was wanted",
-                f"importance {now.run.importance} counts none",
-                "/set importance heavy-hitters or mix first",
+                f"an importance that counts heavy hitters, for /set {name} {value}",
+                f"importance {now.run.importance}, which counts none",
+                "enter /set importance heavy-hitters or mix first",
             )
         return _run(now, **{name.replace("-", "_"): convert(value)})
 
     return change
 
 
-def _random(
-    name: str, convert: Callable[[str], Any], allowed: Callable[[Any], bool]
+def _sampling(
+    name: str, convert: Callable[[str], Any], valid: Callable[[Any], bool], *, random: bool = False
 ) -> Callable[[Tuning, str], Tuning]:
-    """A setting of the dice, which temperature 0 does not throw."""
+    """A setting of the sampling; `random`: one that has no effect at temperature 0."""
 
     def change(now: Tuning, value: str) -> Tuning:
-        if not allowed(number := convert(value)):
+        if not valid(number := convert(value)):
             raise ValueError
-        if now.sampling.temperature == 0:
+        if random and now.sampling.temperature == 0:
             raise UserError(
-                f"/set {name} {value} was wanted",
-                "at temperature 0 there is no choice",
-                "/set temperature 0.7 or another one first",
+                f"a temperature above 0 for /set {name} {value}",
+                "temperature 0, where there is no choice",
+                "enter /set temperature 0.7 or another one first",
             )
         return replace(now, sampling=replace(now.sampling, **{name.replace("-", "_"): number}))
 
     return change
 
 
-def _temperature(now: Tuning, value: str) -> Tuning:
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return replace(now, sampling=replace(now.sampling, temperature=number))
-
-
-def _max_new_tokens(now: Tuning, value: str) -> Tuning:
-    number = int(value)
-    if number < 1:
-        raise ValueError
-    return replace(now, sampling=replace(now.sampling, max_new_tokens=number))
-
-
 SETTINGS = {
     "levels": Setting(
-        "bits from critical to sub-critical experts, as in 4/2,",
+        "bits from critical to sub-critical experts, such as 4/2,",
         lambda now, value: _run(now, levels=parse_levels(value), exact=False),
         ("8", "4", "8/4", "4/2", "4/0", "8/4/2/0"),
     ),
@@ -143,13 +125,15 @@ SETTINGS = {
         lambda now, value: _run(now, levels=parse_levels(str(int(value))), exact=True),
         ("8", "4", "2"),
     ),
-    "retention": Setting("a share from 0.5 to 1", _scheduling("retention", float)),
-    "importance": Setting("a signal", _scheduling("importance", str), SIGNALS),
-    "heavy-hitters": Setting("a share up to 1", _scheduling("heavy-hitters", float)),
+    "retention": Setting("a fraction from 0.5 to 1", _ranking("retention", float)),
+    "importance": Setting("a signal", _ranking("importance", str), SIGNALS),
+    "heavy-hitters": Setting("a fraction up to 1", _ranking("heavy-hitters", float)),
     "speculate": Setting("a mode", lambda now, value: _run(now, speculate=value), MODES),
-    "temperature": Setting("a number from 0 on", _temperature),
-    "top-p": Setting("a share from 0.01 to 1", _random("top-p", float, lambda p: 0.01 <= p <= 1)),
-    "max-new-tokens": Setting("a number from 1 on", _max_new_tokens),
-    "seed": Setting("a whole number", _random("seed", int, lambda seed: abs(seed) < 1 << 63)),
+    "temperature": Setting("a number from 0", _sampling("temperature", float, lambda t: 0 <= t < math.inf)),
+    "top-p": Setting(
+        "a fraction from 0.01 to 1", _sampling("top-p", float, lambda p: 0.01 <= p <= 1, random=True)
+    ),
+    "max-new-tokens": Setting("a whole number from 1", _sampling("max-new-tokens", int, lambda n: n >= 1)),
+    "seed": Setting("a whole number", _sampling("seed", int, lambda n: abs(n) < 1 << 63, random=True)),
 }
-"""What can be set, by the names of the options."""
+"""Every setting, by the name of its option."""

@@ -1,4 +1,4 @@
-"""The commands of a chat: lines that begin with a slash."""
+"""The slash commands of a chat."""
 
 from __future__ import annotations
 
@@ -19,17 +19,10 @@ from edgemoe.machine.process import peak_resident_bytes
 from storage.errors import UserError
 
 _WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
-"""What makes a line a command; `/etc/passwd` is none."""
+"""The beginning of a command; `/etc/passwd` is none."""
 
-_KNOWN_ELSEWHERE = {
-    "quit": "exit",
-    "bye": "exit",
-    "q": "exit",
-    "?": "help",
-    "reset": "clear",
-    "retry": "regen",
-}
-"""What other programs call them."""
+_SYNONYMS = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "reset": "clear", "retry": "regen"}
+"""Names in other programs, and the command to suggest for each."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +30,9 @@ class Command:
     """One command.
 
     Args:
-        arguments: as /help shows them; "" for none.
+        arguments: for /help; "" for a command without arguments.
         help: one line.
-        run: with the text behind its name.
+        run: called with the text after the command's name.
     """
 
     arguments: str
@@ -48,11 +41,11 @@ class Command:
 
 
 def run_command(chat: Chat, turn: Turn) -> bool:
-    """Does what a turn commands. False: it commands nothing, it is for the model.
+    """Runs the command of a turn; returns False for a turn that is for the model.
 
     Raises:
-        UserError: no such command, or it cannot do what was asked.
-        EOFError: it was /exit.
+        UserError: no such command, or a wrong argument.
+        EOFError: /exit.
     """
     match = None if turn.quoted else _WORD.match(turn.text)
     if match is None:
@@ -60,26 +53,26 @@ def run_command(chat: Chat, turn: Turn) -> bool:
     name, argument = match[1].lower(), turn.text[match.end() :].strip()
     command = COMMANDS.get(name)
     if command is None:
-        near = _KNOWN_ELSEWHERE.get(name) or next(iter(get_close_matches(name, COMMANDS, 1)), "help")
+        near = _SYNONYMS.get(name) or next(iter(get_close_matches(name, COMMANDS, 1)), "help")
         raise UserError(
-            "a command was wanted",
-            f"there is no /{name}",
-            f"Did you mean /{near}? A turn for the model that begins with / has a space before it",
+            "a command of the chat",
+            f"/{name}",
+            f"did you mean /{near}? For the model, put a space before a turn that begins with /",
         )
     if argument and not command.arguments:
-        raise UserError(f"/{name} alone was wanted", f"got {argument!r} behind it", f"Type /{name}")
+        raise UserError(f"/{name} without an argument", repr(argument), f"enter /{name}")
     command.run(chat, argument)
     return True
 
 
 def refuse_command(prompt: str) -> None:
-    """Raises UserError if a prompt that will be the only one is a command, which would answer nothing."""
+    """Raises UserError if the only prompt is a command, which gives no answer."""
     match = _WORD.match(prompt)
     if match and match[1].lower() in COMMANDS:
         raise UserError(
-            "a prompt was wanted",
-            f"--prompt {prompt!r} is a command of the interactive chat",
-            "Use the option of that name, or pipe the turns into stdin, one a line",
+            "a prompt for the model",
+            f"--prompt {prompt!r}, which is a command of the interactive chat",
+            "use the option of that name, or pipe the turns into stdin, one a line",
         )
 
 
@@ -94,7 +87,7 @@ def _help(chat: Chat, argument: str) -> None:
 def _clear(chat: Chat, argument: str) -> None:
     chat.conversation.clear()
     chat.cancelled = None
-    chat.say("cleared" + (", but for the system message" if chat.conversation.system else ""))
+    chat.say("cleared" + (", except the system message" if chat.conversation.system else ""))
 
 
 def _regen(chat: Chat, argument: str) -> None:
@@ -109,7 +102,7 @@ def _set(chat: Chat, argument: str) -> None:
             chat.say(f"  {name:<16}{value}")
         return
     if len(words) != 2:
-        raise UserError("/set NAME VALUE was wanted", f"got /set {argument}", "/set alone shows all of them")
+        raise UserError("/set NAME VALUE", f"/set {argument}", "enter /set to list all settings")
     then = changed(now, *words)
     chat.engine.configure(then.run)
     chat.conversation.set_sampling(then.sampling)
@@ -140,20 +133,19 @@ def _load(chat: Chat, argument: str) -> None:
 
 def _file(argument: str, command: str) -> Path:
     if not argument:
-        raise UserError(f"{command} FILE was wanted", "got no file", f"Type {command} conversation.json")
+        raise UserError(f"{command} FILE", "no file", f"enter {command} conversation.json")
     return Path(argument).expanduser()
 
 
 def _stats(chat: Chat, argument: str) -> None:
-    if chat.last is None:
+    answers = chat.answers
+    if not answers:
         chat.say("nothing has been answered yet")
         return
-    totals = chat.totals
-    chat.say(f"last answer: {stats_line(chat.last)}")
-    chat.say(
-        f"{totals.answers} answers: {totals.new_tokens} tokens, "
-        f"{totals.cached_tokens} of {totals.prompt_tokens} prompt tokens reused"
-    )
+    chat.say(f"last answer: {stats_line(answers[-1])}")
+    new, cached = sum(each.new_tokens for each in answers), sum(each.cached_tokens for each in answers)
+    prompts = sum(each.prompt_tokens for each in answers)
+    chat.say(f"{len(answers)} answers: {new} tokens, {cached} of {prompts} prompt tokens reused")
 
 
 def _mem(chat: Chat, argument: str) -> None:
@@ -168,10 +160,10 @@ def _mem(chat: Chat, argument: str) -> None:
         chat.say(_tier(f"DRAM ({format_size(plan.dram_limit_bytes)})", engine.dram, plan.dram_experts))
 
 
-def _tier(name: str, tier: PlaneTier, room: int) -> str:
+def _tier(name: str, tier: PlaneTier, most: int) -> str:
     levels = Counter(tier.resident().values())
     each = ", ".join(f"{count} at {level} bits" for level, count in sorted(levels.items(), reverse=True))
-    return f"{name}: {sum(levels.values())} of at most {room} experts resident" + (
+    return f"{name}: {sum(levels.values())} of at most {most} experts resident" + (
         f": {each}" if each else ""
     )
 
@@ -182,21 +174,21 @@ def _exit(chat: Chat, argument: str) -> None:
 
 COMMANDS = {
     "help": Command("", "this list", _help),
-    "clear": Command("", "forget the conversation", _clear),
+    "clear": Command("", "remove all turns", _clear),
     "regen": Command("", "answer the last question again", _regen),
     "set": Command("[NAME VALUE]", f"show or change settings: {', '.join(SETTINGS)}", _set),
     "system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
     "save": Command("FILE", "write the conversation to a JSON file", _save),
-    "load": Command("FILE", "go on with a conversation from such a file", _load),
-    "stats": Command("", "what the last answer and all of them cost", _stats),
-    "mem": Command("", "limits, peaks, and which experts are in memory", _mem),
+    "load": Command("FILE", "continue a conversation from such a file", _load),
+    "stats": Command("", "cost of the last answer and of all answers", _stats),
+    "mem": Command("", "limits, peaks and resident experts", _mem),
     "exit": Command("", "end the chat", _exit),
 }
-"""By name, in the order of /help."""
+"""Every command by name, in the order of /help."""
 
 COMPLETIONS: Completions = {f"/{name}": {} for name in COMMANDS} | {
     "/set": {name: setting.choices for name, setting in SETTINGS.items()},
     "/save": None,
     "/load": None,
 }
-"""What Tab completes."""
+"""The words that Tab completes."""

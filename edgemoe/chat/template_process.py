@@ -1,7 +1,7 @@
-"""The process that renders chat templates: a script of its own, with nothing of edgemoe or torch in it.
+"""The process that renders chat templates: a script that imports neither edgemoe nor torch.
 
-Requests come on stdin and go out on stdout, one JSON object a line. A template that computes too long is
-killed by the kernel, one that takes too much memory gets a MemoryError, and whoever asked sees either.
+Reads requests on stdin and writes answers on stdout, one JSON object a line. The operating system kills a template
+that computes too long; a template that takes too much memory gets a MemoryError. The parent reports both.
 
 The environment is that of transformers' `apply_chat_template`: the same sandbox, filters and functions.
 """
@@ -29,21 +29,21 @@ MEMORY_BYTES = 512 << 20
 
 
 class GenerationBlocks(Extension):
-    """`{% generation %}`: marks what a model is trained on; rendering is its body's."""
+    """`{% generation %}`, which marks training text; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body, in a scope of its own."""
+        """Parses the body into a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
 
 
 class GuardedNamespace(Namespace):
-    """jinja2's namespace without names that begin with an underscore."""
+    """jinja2's namespace, without names that begin with an underscore."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # `self` is a name a template may use
+    def __init__(*args: Any, **values: Any) -> None:  # a template may use the name `self`
         self, *rest = args
         checked = dict(*rest, **values)
         for name in checked:
@@ -57,7 +57,7 @@ class GuardedNamespace(Namespace):
 
 def _check_name(name: object) -> None:
     if str(name).startswith("_"):
-        raise SecurityError(f"a namespace may not hold {name!r}")
+        raise SecurityError(f"a namespace may not contain {name!r}")
 
 
 def _raise(message: object) -> NoReturn:
@@ -78,7 +78,7 @@ def _to_json(
 
 @lru_cache(maxsize=4)
 def compiled(template: str) -> Template:
-    """The template, ready to render."""
+    """Compiles a template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, LoopControlExtension]
     )
@@ -92,12 +92,15 @@ def compiled(template: str) -> Template:
 
 
 def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, str]:
-    """`text`, or `error` with `kind`: refused (by the template itself), limit or broken.
+    """Renders a template.
 
     Args:
         template: jinja2 source.
-        variables: what it sees.
-        most: characters of output that are too many.
+        variables: of the template.
+        most: maximum characters of output.
+
+    Returns:
+        `text`, or `error` with `kind`: refused (by the template itself), limit or broken.
     """
     try:
         pieces, length = [], 0
@@ -105,11 +108,11 @@ def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, 
             pieces.append(piece)
             length += len(piece)
             if length > most:
-                return {"kind": "limit", "error": f"it writes more than {most} characters"}
+                return {"kind": "limit", "error": f"more than {most} characters"}
         text = "".join(pieces)
         text.encode()
     except MemoryError:
-        return {"kind": "limit", "error": f"it takes more than {MEMORY_BYTES >> 20} MiB of memory"}
+        return {"kind": "limit", "error": f"more than {MEMORY_BYTES >> 20} MiB of memory"}
     except TemplateError as error:
         kind = "refused" if type(error) is TemplateError else "broken"
         return {"kind": kind, "error": f"{error.message}"}

@@ -1,1 +1,1 @@
-"""The commands: one module each, with the options they share and the configuration file."""
+"""One module a command, the options that commands share, and the configuration file."""

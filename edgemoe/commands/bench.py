@@ -92,7 +92,9 @@ def bench_command(
         _require_defaults(chosen)
     require_folders(trace)
     require_plot(plot)
-    limits = options.parse_limits(vram_limit, dram_limit)
+    from edgemoe.models.open import open_model, parse_limits
+
+    limits = parse_limits(vram_limit, dram_limit)
     options.run_settings(8, **chosen)  # raises for settings that exclude each other before a long conversion
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
@@ -100,7 +102,6 @@ def bench_command(
     from edgemoe.bench.run import BenchRequest, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
-    from edgemoe.machine.devices import open_model
 
     evaluated = load_quality(quality) if quality else ()
     store = open_model(model, device)

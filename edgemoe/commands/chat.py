@@ -1,55 +1,34 @@
-"""`edgemoe chat`: its options, and the model and conversation that they ask for. Heavy imports happen inside."""
+"""`edgemoe chat`: its options, and the model and conversation they open. Heavy imports happen inside."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgemoe.commands.options import (
-    DEMO,
-    ContextOption,
-    CpuExpertsOption,
-    DeviceOption,
-    DramOption,
-    EvictionOption,
-    ExactOption,
-    HeavyHittersOption,
-    ImportanceOption,
-    JsonOption,
-    KeepSourceOption,
-    LevelsOption,
-    ModelOption,
-    RetentionOption,
-    SeedOption,
-    SpeculateOption,
-    VramOption,
-    open_store,
-    run_settings,
-    within_memory,
-)
+from edgemoe.commands import options
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.engine.engine import StoreModel
     from edgemoe.engine.generate import Sampling
     from edgemoe.memory.plan import MemoryPlan
+    from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
 
 EXAMPLES = (
     "Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
     "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
 )
-"""For app.command(epilog=...)."""
 
-PromptOption = Annotated[str | None, typer.Option(help="Answer this and exit. Default: turns from stdin.")]
+PromptOption = Annotated[
+    str | None, typer.Option(help="Answer this prompt and exit. Default: turns from stdin.")
+]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
-NewTokensOption = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
+NewTokensOption = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
 ]
@@ -57,36 +36,38 @@ TopPOption = Annotated[float | None, typer.Option(min=0.01, max=1, help="Default
 
 
 def chat_command(
-    model: ModelOption = DEMO,
+    model: options.ModelOption = options.DEMO,
     prompt: PromptOption = None,
     system: SystemOption = None,
-    vram_limit: VramOption = None,
-    dram_limit: DramOption = None,
-    device: DeviceOption = "auto",
-    exact: ExactOption = None,
-    levels: LevelsOption = None,
-    retention: RetentionOption = None,
-    importance: ImportanceOption = None,
-    heavy_hitters: HeavyHittersOption = None,
-    eviction: EvictionOption = None,
-    speculate: SpeculateOption = None,
-    cpu_experts: CpuExpertsOption = None,
-    context: ContextOption = None,
+    vram_limit: options.VramOption = None,
+    dram_limit: options.DramOption = None,
+    device: options.DeviceOption = "auto",
+    exact: options.ExactOption = None,
+    levels: options.LevelsOption = None,
+    retention: options.RetentionOption = None,
+    importance: options.ImportanceOption = None,
+    heavy_hitters: options.HeavyHittersOption = None,
+    eviction: options.EvictionOption = None,
+    speculate: options.SpeculateOption = None,
+    cpu_experts: options.CpuExpertsOption = None,
+    context: options.ContextOption = None,
     max_new_tokens: NewTokensOption = 512,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
-    seed: SeedOption = 0,
-    keep_source: KeepSourceOption = False,
-    as_json: JsonOption = False,
+    seed: options.SeedOption = 0,
+    keep_source: options.KeepSourceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
-    A turn /help lists the commands of a chat, among them /set levels 4/2. While it waits for you, experts are read into
-    free room. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130. Ctrl-D
-    exits.
+    The turn /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are
+    read into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits
+    130. Ctrl-D exits.
     """
+    from edgemoe.models.open import open_store, within_memory
+
     choose = partial(
-        run_settings,
+        options.run_settings,
         exact=exact,
         levels=levels,
         retention=retention,
@@ -108,74 +89,65 @@ def chat_command(
     plan = within_memory(store, plan, settings)
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
-    sample = partial(
-        _sampling, temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens
-    )
-    _converse(store, plan, settings, sample, system, prompt, as_json=as_json)
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_new_tokens": max_new_tokens}
+    _converse(store, plan, settings, sampling, system, prompt, as_json=as_json)
 
 
 def _converse(
     store: StoreModel,
     plan: MemoryPlan,
     settings: RunSettings,
-    sample: Callable[[Path, int | None], Sampling],
+    sampling: dict[str, Any],
     system: str | None,
     prompt: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Loads the model and answers; what can be refused without it is, before.
+    """Loads the model and answers. Wrong options are refused before loading.
 
     Args:
-        sample: store's directory and end token -> how tokens are chosen.
+        sampling: temperature, top_p, seed and max_new_tokens.
     """
-    from edgemoe.chat.conversation import Conversation, load_tokenizer
-    from edgemoe.chat.loop import run_chat
-    from edgemoe.chat.slash_commands import refuse_command
-    from edgemoe.chat.template import renderer
-    from edgemoe.console.loading import loading
-    from edgemoe.engine.engine import Engine
+    from edgemoe.console.loading import loading, starting
+
+    with starting("loading transformers"):
+        from edgemoe.chat.conversation import Conversation, load_tokenizer
+        from edgemoe.chat.loop import run_chat
+        from edgemoe.chat.slash_commands import refuse_command
+        from edgemoe.chat.template import renderer
+        from edgemoe.engine.engine import Engine
 
     if prompt is not None:
         refuse_command(prompt)
-    renderer().start()  # beside loading, so that the first answer does not wait for it
+    renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
-    sampling = sample(store.directory, tokenizer.eos_token_id)
+    chosen = _sampling(store.directory, tokenizer.eos_token_id, **sampling)
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
-        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+        run_chat(engine, Conversation(engine, tokenizer, chosen, system), prompt, as_json=as_json)
 
 
 def _sampling(
-    directory: Path,
-    eos: int | None,
-    *,
-    temperature: float | None,
-    top_p: float | None,
-    seed: int,
-    max_new_tokens: int,
+    directory: Path, eos: int | None, *, temperature: float | None, top_p: float | None, **others: int
 ) -> Sampling:
-    """How the model of a directory chooses tokens, with what the user asked for on top.
+    """The sampling of the model in a directory, changed by the options given.
+
+    Args:
+        others: seed and max_new_tokens.
 
     Raises:
-        UserError: --top-p where there is nothing to choose from.
+        UserError: --top-p at temperature 0.
     """
     from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.generate import Sampling
 
-    sampling = Sampling.of_model(
-        generation_config(directory),
-        eos,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-    )
+    config = generation_config(directory)
+    sampling = Sampling.of_model(config, eos, temperature=temperature, top_p=top_p, **others)
     if top_p is not None and sampling.temperature == 0:
         raise UserError(
-            f"--top-p {top_p} was wanted",
-            "at temperature 0 there is no choice",
-            "Give --temperature 0.7 or another one with it",
+            f"a temperature above 0 for --top-p {top_p}",
+            "temperature 0, where there is no choice",
+            "give --temperature 0.7 or another one with it",
         )
     return sampling

@@ -1,7 +1,8 @@
-"""Options from a TOML file and from the environment: flags win over the environment, that over the file.
+"""Options from a TOML file and from the environment: flags win over variables, and variables over the file.
 
-A key is an option's name: at the top level for every command that has the option, in a table of a command's name
-for that one alone. `EDGEMOE_` and the name in capitals is its variable: `--vram-limit`, vram-limit, EDGEMOE_VRAM_LIMIT.
+A key is an option's name: at the top level for every command with that option, in a table named for a command for
+that command alone. The variable of an option is `EDGEMOE_` and its name in capitals: `--vram-limit`,
+EDGEMOE_VRAM_LIMIT.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from storage.errors import UserError
 PREFIX = "EDGEMOE_"
 
 _PRINT, _FILE = "edgemoe.print-config", "edgemoe.config-file"
-"""Keys of a command's context."""
-_OURS = ("config", "print-config")
+"""Keys in the `meta` of a command's context."""
 
+_OURS = ("config", "print-config")
+"""Options of this module, which no file can set."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command whose options may also come from `--config` and the environment, and that can show them."""
+    """A command whose options also come from `--config` and the environment, and that can print them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +41,7 @@ class ConfiguredCommand(TyperCommand):
         for name, option in options_of(self).items():
             if name != "print-config":
                 option.envvar = variable(name)
-                option.show_envvar = False  # one line of `edgemoe --help` says it for all
+                option.show_envvar = False  # the epilog of `edgemoe --help` covers all options
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, or prints its options and exits 0."""
@@ -51,20 +53,20 @@ class ConfiguredCommand(TyperCommand):
 
 
 class ConfiguredApp(typer.Typer):
-    """A command line all of whose commands are ConfiguredCommands."""
+    """A command line of ConfiguredCommands."""
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[_Function], _Function]:
-        """As typer's."""
+        """Registers a command, as typer.Typer.command does."""
         return super().command(*args, **{"cls": ConfiguredCommand, **kwargs})
 
 
 def variable(option: str) -> str:
-    """vram-limit -> EDGEMOE_VRAM_LIMIT."""
+    """Names the variable of an option: vram-limit -> EDGEMOE_VRAM_LIMIT."""
     return PREFIX + option.upper().replace("-", "_")
 
 
 def options_of(command: Any) -> dict[str, Any]:
-    """An option's name without dashes -> the option, as typer has it; arguments and --help are none."""
+    """Maps names without dashes to typer's options; without arguments and --help."""
     return {
         long.removeprefix("--"): parameter
         for parameter in command.params
@@ -74,7 +76,7 @@ def options_of(command: Any) -> dict[str, Any]:
 
 
 def effective(ctx: Any) -> Iterator[str]:
-    """Lines of TOML, itself a file for --config: every option, its value, and where that came from."""
+    """Yields lines of TOML that --config reads: every option, its value, and the source of the value."""
     origins = {"COMMANDLINE": "command line", "DEFAULT": "default", "DEFAULT_MAP": "file"}
     yield f"[{ctx.info_name}]"
     for name, option in options_of(ctx.command).items():
@@ -90,23 +92,26 @@ def effective(ctx: Any) -> Iterator[str]:
 
 
 def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a file sets for a command: option's name -> value, the command's own table over the top level.
+    """Reads the options of a command from a file; the command's table wins over the top level.
 
     Args:
         path: of the file.
-        command: name.
-        known: command's name -> options_of it.
+        command: its name.
+        known: command's name -> options_of(command).
+
+    Returns:
+        option's name -> value.
 
     Raises:
-        UserError: it cannot be read, is no TOML, or has a key or a value that no option takes.
+        UserError: the file cannot be read, is no TOML, or has a key or a value that no option takes.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"a TOML file was wanted for --config {path}",
+            f"a TOML file for --config {path}",
             getattr(error, "strerror", None) or str(error),
-            "Give a file such as `edgemoe chat --print-config` writes",
+            "give a file such as `edgemoe chat --print-config` prints",
         ) from error
     everywhere = {name for options in known.values() for name in options}
     common: dict[str, Any] = {}
@@ -129,15 +134,12 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
 def _check_key(path: Path, key: str, known: Collection[str], what: str) -> None:
     if key not in known or key in _OURS:
         near = get_close_matches(key, [name for name in known if name not in _OURS], 1)
-        raise UserError(
-            f"the name of {what} was wanted in {path}",
-            f"got {key!r}",
-            f"Did you mean {near[0]!r}?" if near else "See `edgemoe COMMAND --help` for the names",
-        )
+        action = f"did you mean {near[0]!r}?" if near else "look the name up in `edgemoe COMMAND --help`"
+        raise UserError(f"the name of {what} in {path}", repr(key), action)
 
 
 def _fitting(path: Path, key: str, value: Any, option: Any) -> Any:
-    """The value as the option's own parser takes it; one of an option that repeats may stand alone."""
+    """Returns a value in the form that the option's parser takes; a repeated option also takes a single value."""
     if option.multiple and isinstance(value, list) and all(map(_is_plain, value)):
         return value
     if option.is_flag and isinstance(value, bool):
@@ -145,43 +147,11 @@ def _fitting(path: Path, key: str, value: Any, option: Any) -> Any:
     if not option.is_flag and _is_plain(value):
         return [value] if option.multiple else value
     wanted = "true or false" if option.is_flag else "a string or a number"
-    raise UserError(f"{wanted} was wanted for {key} in {path}", f"got {value!r}", "Write it that way")
+    raise UserError(f"{wanted} for {key} in {path}", repr(value), "write such a value")
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _own_options() -> list[Any]:
-    """--config and --print-config, which every command has and none sees."""
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def options(
-        config: Annotated[
-            Path | None,
-            typer.Option(
-                "--config",
-                help="TOML file with options: their names as keys, for one command alone in a table of its name.",
-                is_eager=True,
-                expose_value=False,
-                callback=_take_config,
-            ),
-        ] = None,
-        print_config: Annotated[
-            bool,
-            typer.Option(
-                "--print-config",
-                help="Print every option, its value and where that came from, as TOML; run nothing.",
-                is_eager=True,
-                expose_value=False,
-                callback=_ask_for_print,
-            ),
-        ] = False,
-    ) -> None:
-        """Only its options are used."""
-
-    return list(options_of(typer.main.get_command(app)).values())
 
 
 def _take_config(ctx: typer.Context, value: Path | None) -> None:
@@ -195,12 +165,44 @@ def _take_config(ctx: typer.Context, value: Path | None) -> None:
     ctx.meta[_FILE] = str(value)
 
 
-def _ask_for_print(ctx: typer.Context, value: bool) -> None:
+def _take_print_config(ctx: typer.Context, value: bool) -> None:
     ctx.meta[_PRINT] = value
 
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options: their names as keys, for one command alone in a table of its name.",
+        is_eager=True,
+        expose_value=False,
+        callback=_take_config,
+    ),
+]
+PrintOption = Annotated[
+    bool,
+    typer.Option(
+        "--print-config",
+        help="Print every option, its value and its source, as TOML; run nothing.",
+        is_eager=True,
+        expose_value=False,
+        callback=_take_print_config,
+    ),
+]
+
+
+def _own_options() -> list[Any]:
+    """Makes --config and --print-config, which every command has and no command receives."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def options(config: ConfigOption = None, print_config: PrintOption = False) -> None:
+        """Declares the two options."""
+
+    return list(options_of(typer.main.get_command(app)).values())
+
+
 def _warn_of_variables(ctx: Any) -> None:
-    """Says which variables look like an option's, and are none's."""
+    """Warns of variables that resemble an option's variable and are none."""
     known = {variable(name) for one in ctx.find_root().command.commands.values() for name in options_of(one)}
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known:

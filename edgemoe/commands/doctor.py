@@ -1,47 +1,71 @@
-"""What this machine can do, and which limits that suggests."""
+"""`edgemoe doctor`: measures this machine and suggests limits."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from edgemoe.commands.options import JsonOption
 from edgemoe.console.sizes import format_size
-from edgemoe.machine.disk_speed import PIECE, DiskSpeed, measure_disk
-from edgemoe.machine.process import available_memory
 
 if TYPE_CHECKING:
     from edgemoe.machine.device_speed import DeviceSpeed
+    from edgemoe.machine.disk_speed import DiskSpeed
 
-PROBE = 128 * PIECE
-"""Bytes written and read to measure the disk."""
+EXAMPLES = "Examples: edgemoe doctor | edgemoe doctor ~/stores --json"
+
+PROBE = 128 << 20
+"""Bytes written and read to measure the disk: a multiple of disk_speed.PIECE."""
 
 PIN_MOST = 8 << 30
-"""Bytes that are pinned in a trial, at most: some systems refuse more than half of memory, few so little."""
+"""Bytes pinned in the trial, at most: some systems refuse to pin more than half of memory, few refuse 8 GiB."""
 
 _SPARE = 0.1
-"""Share of free memory that is suggested to nobody: what others take before edgemoe does."""
+"""Fraction of free memory left out of the suggestion: other programs take memory before edgemoe starts."""
+
+_KERNEL_NOTES = {
+    "planes": " (Triton is missing: pip install triton)",
+    "torch": " (the compiled kernel is missing: reinstall where a C compiler is)",
+}
+
+DirectoryArgument = Annotated[
+    Path | None, typer.Argument(help="Where models lie or will lie. Default: the cache.")
+]
+
+
+def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = False) -> None:
+    """Report the capabilities of this machine, and the limits they suggest. Takes some seconds."""
+    from edgemoe.models.cache import stores_directory
+
+    found = examine(directory or stores_directory())
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        print(*found.lines(), sep="\n")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found. Sizes in bytes, speeds in bytes a second.
+    """The measured machine. Sizes in bytes, speeds in bytes a second.
 
     Args:
         directory: whose disk was measured.
         disk: its speed.
         disk_free: on that disk.
-        ram_free: that this process may still take, its memory cgroup considered.
+        ram_free: available to this process, its memory cgroup considered.
         vram_free: on the first CUDA device; None without one.
-        gpu: its name; None without one.
-        vram_counted: whether the driver tells what this process has of its memory; if not, peaks are estimates. None
-            without one.
-        gpu_link: memory pinned for the GPU in a trial, and the speed of copies from there; None without one.
-        lockable: memory that may be locked (RLIMIT_MEMLOCK); None for any amount.
-        vector_width: of the CPU, as torch sees it: AVX512, AVX2 or DEFAULT.
-        kernel: that computes experts here: native or torch on a CPU, triton or planes on a GPU.
-        layout: that stores are best converted to here.
-        cores: that this process may use.
+        gpu: name of that device; None without one.
+        vram_counted: whether the driver reports this process's memory; if not, peaks are estimates. None without a GPU.
+        gpu_link: memory pinned for the GPU in a trial, and the speed of copies from it; None without a GPU.
+        lockable: memory that may be locked (RLIMIT_MEMLOCK); None: without limit.
+        vector_width: of the CPU, by torch: AVX512, AVX2 or DEFAULT.
+        kernel: computes experts here: native or torch on a CPU, triton or planes on a GPU.
+        layout: the fastest layout of stores here.
+        cores: available to this process.
         vram_limit: suggested for --vram-limit.
         dram_limit: suggested for --dram-limit; None: leave it out.
     """
@@ -67,16 +91,12 @@ class Findings:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The same for people."""
-        direct = "yes" if self.disk.direct else "no: reads go through the page cache, slower"
+        """The findings as a table for people."""
+        from edgemoe.machine.disk_speed import PIECE
+
+        disk = self.disk
+        direct = "yes" if disk.direct else "no: reads go through the page cache, slower"
         lockable = "no limit" if self.lockable is None else format_size(self.lockable)
-        slow = (
-            ""
-            if self.kernel in ("native", "triton")
-            else " (Triton is missing: pip install triton)"
-            if self.kernel == "planes"
-            else " (the compiled one is missing: reinstall where a C compiler is)"
-        )
         gpu = (
             f"{self.gpu}, {format_size(self.vram_free or 0)} free" if self.gpu else "none that torch can use"
         )
@@ -85,15 +105,15 @@ class Findings:
             limits += f" --dram-limit {self.dram_limit // 10**6}MB"
         return [
             f"disk            {self.directory}, {format_size(self.disk_free)} free",
-            f"  read          {format_size(self.disk.read)}/s in pieces of {format_size(PIECE)}",
-            f"  write         {format_size(self.disk.write)}/s",
+            f"  read          {format_size(disk.read)}/s in pieces of {format_size(PIECE)}",
+            f"  write         {format_size(disk.write)}/s",
             f"  O_DIRECT      {direct}",
             f"memory          {format_size(self.ram_free)} free for this process",
             f"  to be pinned  {lockable}",
             f"GPU             {gpu}",
             *self._link(),
             f"CPU             {self.cores} cores, {self.vector_width}",
-            f"  kernel        {self.kernel}{slow}",
+            f"  kernel        {self.kernel}{_KERNEL_NOTES.get(self.kernel, '')}",
             f"  layout        {self.layout}",
             f"suggested       {limits}",
         ]
@@ -111,13 +131,13 @@ class Findings:
 
 
 def examine(directory: Path) -> Findings:
-    """Measures and asks; takes a second or two, and PROBE bytes of disk for that long.
+    """Measures this machine in a second or two; PROBE bytes of disk are in use meanwhile.
 
     Args:
-        directory: where models lie or will lie; its nearest parent that exists is measured.
+        directory: where models lie or will lie; its nearest existing parent is measured.
 
     Raises:
-        DoesNotFit: no room for the measurement.
+        DoesNotFit: the disk has fewer than PROBE bytes free.
         UserError: the directory cannot be written.
     """
     import shutil
@@ -127,28 +147,30 @@ def examine(directory: Path) -> Findings:
     from edgemoe.kernels.registry import compute
     from edgemoe.machine.device_speed import measure_device
     from edgemoe.machine.devices import open_device
+    from edgemoe.machine.disk_speed import measure_disk
+    from edgemoe.machine.process import available_memory
     from storage.convert import cores
     from storage.errors import UserError
 
-    there = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
+    existing = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
     try:
-        disk = measure_disk(there, PROBE)
+        disk = measure_disk(existing, PROBE)
     except OSError as error:
         raise UserError(
-            f"the speed of the disk of {there} was wanted", str(error), "Name another directory"
+            f"a writable disk at {existing}, to measure it", str(error), "name another directory"
         ) from error
     ram, gpu, vram, link = available_memory(), None, None, None
-    # Also where Triton is missing, which `auto` would not choose: the report says so.
+    # By name, since `auto` skips a GPU without Triton and the report shall say that Triton is missing.
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     if device:
-        gpu, vram = torch.cuda.get_device_name(device.place), device.room()
+        gpu, vram = torch.cuda.get_device_name(device.place), device.available_bytes()
         link = measure_device(device, min(ram // 2, PIN_MOST))
     vram_limit, dram_limit = suggested(ram, vram)
     kernel = compute(device.place if device else "cpu")
     return Findings(
-        directory=str(there),
+        directory=str(existing),
         disk=disk,
-        disk_free=shutil.disk_usage(there).free,
+        disk_free=shutil.disk_usage(existing).free,
         ram_free=ram,
         vram_free=vram,
         gpu=gpu,
@@ -165,7 +187,7 @@ def examine(directory: Path) -> Findings:
 
 
 def suggested(ram: int, vram: int | None) -> tuple[int, int | None]:
-    """(--vram-limit, --dram-limit) in bytes for so much free memory; no DRAM tier without a GPU.
+    """Suggests (--vram-limit, --dram-limit) in bytes; no DRAM tier without a GPU.
 
     Args:
         ram: bytes free.

@@ -106,11 +106,12 @@ def eval_command(
     per_kind = _tasks_per_kind(task_count, tasks=tasks, demo=demo)
     _require_text(text, tokens=tokens, window=window, study=study[0] if study else None)
     _require_kl(plot, text, reference)
-    vram, dram = options.parse_limits(vram_limit, dram_limit)
+    from edgemoe.models.open import open_model, parse_limits
+
+    vram, dram = parse_limits(vram_limit, dram_limit)
     arms = _table(levels, retention, reuse=reuse, short=text is None)
     from edgemoe.evaluate.run import EvalRequest, run_eval
     from edgemoe.evaluate.studies import study_arms
-    from edgemoe.machine.devices import open_model
 
     for name in study or ():
         study_arms(name, (), 8)  # raises for an unknown study before a conversion that may take an hour

@@ -1,20 +1,15 @@
-"""Options that commands share: the same name means the same everywhere."""
+"""Options that commands share, and the settings that they stand for."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgemoe.console.sizes import format_size, parse_size
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.engine.engine import StoreModel
-    from edgemoe.memory.plan import MemoryPlan
     from edgemoe.policy.settings import RunSettings
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -33,40 +28,39 @@ VramOption = Annotated[
     str | None,
     typer.Option(
         "--vram-limit",
-        help="Hard limit on all the model takes: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
-        "Without a GPU it is a capped arena in RAM; on one the driver's own part counts as well. Default: everything "
-        "resident, or what the machine has free.",
+        help="Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
+        "resident, or the machine's free memory.",
     ),
 ]
 DramOption = Annotated[
     str | None,
     typer.Option(
-        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: none of it."
+        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: no second tier."
     ),
 ]
 DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        help="Where to compute: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
+        help="Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
     ),
 ]
 ExactOption = Annotated[
-    int | None,
-    typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2."),
+    int | None, typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2.")
 ]
 LevelsOption = Annotated[
     str | None,
     typer.Option(
         "--levels",
         help="Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
-        "Planes that are in memory already are used. Default: the store's highest level.",
+        "Planes already in memory are used. Default: the store's highest level.",
     ),
 ]
 RetentionOption = Annotated[
     float | None,
     typer.Option(
-        "--retention", help="Mean share of critical experts over the layers, 0.5 to 1. Default: 0.75."
+        "--retention", help="Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75."
     ),
 ]
 ImportanceOption = Annotated[
@@ -81,17 +75,18 @@ HeavyHittersOption = Annotated[
     float | None,
     typer.Option(
         "--heavy-hitters",
-        help="Share of a prompt's tokens that are heavy hitters, for an --importance that counts them. Default: 0.5.",
+        help="Fraction of a prompt's tokens that are heavy hitters, for an --importance that counts them. "
+        "Default: 0.5.",
     ),
 ]
 EvictionOption = Annotated[
-    str | None, typer.Option("--eviction", help="Who leaves a full tier: lfru, lru-planes or lru-experts.")
+    str | None, typer.Option("--eviction", help="What leaves a full tier: lfru, lru-planes or lru-experts.")
 ]
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
         "--speculate",
-        help="Read ahead what the next layer's router will probably choose: off, base (2 bits only), full, or "
+        help="Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
         "auto (as long as it pays). Default: auto.",
     ),
 ]
@@ -99,8 +94,8 @@ CpuExpertsOption = Annotated[
     str | None,
     typer.Option(
         "--cpu-experts",
-        help="With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto has the CPU compute "
-        "some of those in DRAM, for each new token, if that was measured at the start to be faster; never with "
+        help="With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
+        "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
         "--exact. Default: auto.",
     ),
 ]
@@ -109,16 +104,17 @@ ContextOption = Annotated[
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
 ]
 KeepSourceOption = Annotated[
-    bool, typer.Option("--keep-source", help="Keep what is downloaded from the Hub (in the cache).")
+    bool, typer.Option("--keep-source", help="Keep the downloaded checkpoint of a Hub model, in the cache.")
 ]
-SPECULATE = "auto"
-"""What a user who says nothing gets; settings.RunSettings, for programs, promises less: no reading ahead."""
-
-CPU_EXPERTS = "auto"
-"""The same of --cpu-experts, where nothing has to be exact."""
-
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+StoreArgument = Annotated[Path, typer.Argument(help="Store directory.")]
+
+SPECULATE = "auto"
+"""Default of --speculate. The library's own default, in RunSettings, is off."""
+
+CPU_EXPERTS = "auto"
+"""Default of --cpu-experts without --exact. The library's own default, in RunSettings, is off."""
 
 
 def run_settings(
@@ -133,35 +129,33 @@ def run_settings(
     speculate: str | None = None,
     cpu_experts: str | None = None,
 ) -> RunSettings:
-    """The settings that options ask for; None is the default of settings.RunSettings, or SPECULATE, CPU_EXPERTS.
+    """Makes the settings of a command line.
 
     Args:
-        max_level: of the store, for where no levels were asked.
+        max_level: of the store; the level of every expert where neither `exact` nor `levels` is given.
+        exact ... cpu_experts: values of the options; None stands for an option's default.
 
     Raises:
-        UserError: a value out of its range, options that exclude each other, or one that would do nothing.
+        UserError: a value out of its range, two options that exclude each other, or an option without effect.
     """
     from edgemoe.policy.settings import RunSettings
 
-    chosen = _asked_levels(exact, levels) or (max_level,)
+    chosen = _given_levels(exact, levels) or (max_level,)
     if exact is not None and cpu_experts == "auto":
         raise UserError(
-            "--cpu-experts auto was wanted",
-            f"with --exact {exact} the answer may not depend on what is in VRAM",
-            "Leave one of the two out",
+            f"results that do not depend on the contents of VRAM, for --exact {exact}",
+            "--cpu-experts auto",
+            "leave one of the two out",
         )
-    scheduling = {"retention": retention, "importance": importance, "heavy-hitters": heavy_hitters}
-    for name, value in scheduling.items():
+    ranking = {"retention": retention, "importance": importance, "heavy_hitters": heavy_hitters}
+    for name, value in ranking.items():
         if value is not None and len(chosen) == 1:
             raise UserError(
-                f"--{name} {value} was wanted",
-                f"there is one level for all, {chosen[0]}",
-                "Give --levels 4/2 or another pair with it",
+                f"two or more levels for --{name.replace('_', '-')} {value}",
+                f"one level for all, {chosen[0]}",
+                "give --levels 4/2 or another pair with it",
             )
-    others: dict[str, Any] = {
-        "retention": retention,
-        "importance": importance,
-        "heavy_hitters": heavy_hitters,
+    others: dict[str, Any] = ranking | {
         "eviction": eviction,
         "speculate": speculate or SPECULATE,
         "cpu_experts": cpu_experts or ("off" if exact else CPU_EXPERTS),
@@ -173,20 +167,20 @@ def run_settings(
     return settings
 
 
-def _asked_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | None:
-    """The levels of --exact or --levels, high to low; None where neither was given."""
+def _given_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | None:
+    """Parses --exact or --levels, high to low; None where neither is given."""
     from edgemoe.policy.settings import parse_levels
 
     if exact is not None and levels is not None:
         raise UserError(
-            "either --exact or --levels was wanted",
-            f"got --exact {exact} and --levels {levels}",
-            "--exact N is one level for all, computed as it is even where more planes are in memory",
+            "either --exact or --levels",
+            f"--exact {exact} and --levels {levels}",
+            "leave one of the two out (--exact N computes every expert at N bits, whatever planes are in memory)",
         )
     if exact is None:
         return parse_levels(levels) if levels is not None else None
     if exact not in (8, 4, 2):
-        raise UserError("a level was wanted for --exact", f"got {exact}", "Choose 8, 4 or 2")
+        raise UserError("a level of 8, 4 or 2 bits for --exact", str(exact), "choose one of them")
     return (exact,)
 
 
@@ -195,74 +189,7 @@ def _require_heavy_hitters(settings: RunSettings) -> None:
 
     if not needs_attention(settings.importance):
         raise UserError(
-            f"--heavy-hitters {settings.heavy_hitters} was wanted",
-            f"--importance {settings.importance} counts none",
-            "Give --importance heavy-hitters or mix with it",
+            f"an importance that counts heavy hitters, for --heavy-hitters {settings.heavy_hitters}",
+            f"--importance {settings.importance}, which counts none",
+            "give --importance heavy-hitters or mix with it",
         )
-
-
-def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
-    """Bytes of --vram-limit, None where none was given, and of --dram-limit.
-
-    Raises:
-        UserError: one is no size.
-    """
-    vram = parse_size(vram_limit) if vram_limit is not None else None
-    return vram, parse_size(dram_limit) if dram_limit is not None else 0
-
-
-def open_store(
-    model: Path,
-    choose: Callable[[int], RunSettings],
-    *,
-    vram_limit: str | None,
-    dram_limit: str | None,
-    device: str,
-    context: int | None,
-    keep_source: bool = False,
-) -> tuple[StoreModel, MemoryPlan, RunSettings]:
-    """Checks the options that commands share, opens the store and divides the limits.
-
-    Args:
-        choose: a store's highest level -> the settings asked for, as run_settings does.
-    """
-    vram, dram = parse_limits(vram_limit, dram_limit)
-    choose(8)  # a mistake is better told before a conversion than after it
-    from edgemoe.console.loading import starting
-
-    with starting("loading torch"):
-        import edgemoe.engine.engine  # noqa: F401 - all that is heavy, while the spinner turns
-        from edgemoe.machine.devices import open_device, open_model
-
-        open_device(device)
-    store = open_model(model, device, keep_source=keep_source)
-    settings = choose(store.manifest.max_level)
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
-    return store, plan, settings
-
-
-def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
-    """The plan; or, where it needs more memory than this machine has free, a smaller one, which is told.
-
-    Raises:
-        DoesNotFit: the smallest limit that works needs more than that, too.
-    """
-    from edgemoe.machine.process import available_memory, resident_bytes
-    from edgemoe.memory.plan import PROCESS_BYTES
-
-    free = available_memory() - max(PROCESS_BYTES - resident_bytes(), 0)
-    asked = plan.vram_limit_bytes, plan.dram_limit_bytes
-    if store.device:
-        limits = min(asked[0], store.device.room()), min(asked[1], max(free - plan.staging_bytes, 0))
-    else:
-        limits = asked[0] - max(plan.used_bytes(store.form) - free, 0), asked[1]
-    if limits == asked:
-        return plan
-    for wanted, there in zip(asked, limits, strict=True):
-        if there < wanted:
-            logging.getLogger("edgemoe").warning(
-                "a limit of %s was asked for, but memory is free for one of %s: fewer experts stay there",
-                format_size(wanted),
-                format_size(there),
-            )
-    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=plan.context)

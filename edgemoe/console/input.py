@@ -1,4 +1,4 @@
-"""Where turns come from: a line editor at a terminal, plain lines everywhere else."""
+"""Reads turns: with a line editor at a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,49 +26,47 @@ QUOTES = '"""'
 PROMPT, CONTINUED = "> ", "... "
 
 Completions = Mapping[str, Mapping[str, Iterable[str]] | None]
-"""First word -> second word -> third words; None: the second word is a file."""
+"""Maps a first word to its second words, and these to their third words; None: the second word is a file."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What was typed or piped in as one turn. A quoted one is never a command."""
+    """One turn of input. A quoted turn is never a command."""
 
     text: str
     quoted: bool = False
 
 
 class TurnSource(Protocol):
-    """Turns, one after another."""
+    """A source of turns."""
 
     def read(self) -> Turn:
-        """The next turn, which may be empty.
+        """Reads the next turn, which may be empty.
 
         Raises:
-            EOFError: there are no more.
-            KeyboardInterrupt: Ctrl-C, with nothing typed.
-            UserError: what comes in is no text.
+            EOFError: the input has ended.
+            KeyboardInterrupt: Ctrl-C on an empty line.
+            UserError: the input is no text, or ends inside quotes.
         """
 
 
 def obeys_escapes(stream: IO[str]) -> bool:
-    """Whether a stream is a terminal that knows escape sequences."""
+    """Whether a stream is a terminal that interprets escape sequences."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 def in_colour(stream: IO[str]) -> bool:
-    """Whether it may be sent colours and the like: no-color.org."""
+    """Whether a stream takes colours, by no-color.org."""
     return obeys_escapes(stream) and not os.environ.get("NO_COLOR")
 
 
-def open_turns(completions: Completions, history: Path | None = None) -> TurnSource:
-    """The line editor where stdin and stdout are terminals that can do it, plain lines elsewhere.
+def open_turns(completions: Completions) -> TurnSource:
+    """Opens the line editor where stdin and stdout are capable terminals, plain lines elsewhere.
 
-    Args:
-        completions: of commands.
-        history: file of what was typed; None: `history` in the user's state directory.
+    Earlier turns come from the file `history` in the user's state directory.
     """
     if obeys_escapes(sys.stdin) and obeys_escapes(sys.stdout):
-        return EditedTurns(completions, history or Path(platformdirs.user_state_dir("edgemoe"), "history"))
+        return EditedTurns(completions, Path(platformdirs.user_state_dir("edgemoe"), "history"))
     return PlainTurns(sys.stdin, sys.stderr if sys.stdin.isatty() else None)
 
 
@@ -76,24 +74,24 @@ class PlainTurns:
     """Lines of a stream.
 
     Args:
-        lines: to read.
-        prompts: where to ask for each; None: nowhere.
+        lines: stream to read.
+        prompts: stream for a prompt before each line; None: no prompts.
     """
 
     def __init__(self, lines: IO[str], prompts: IO[str] | None) -> None:
         self._lines, self._prompts = lines, prompts
 
     def read(self) -> Turn:
-        """See TurnSource."""
+        """Reads lines up to the end of a turn; raises as TurnSource.read."""
         text = self._line(PROMPT)
         while is_open(text):
             try:
                 text += "\n" + self._line(CONTINUED)
             except EOFError:
                 raise UserError(
-                    f"a line that ends in {QUOTES} was wanted",
-                    f"the input ends inside the turn that begins with {text[:40]!r}",
-                    f"End the turn with {QUOTES}",
+                    f"a line that ends in {QUOTES}",
+                    f"the end of the input inside the turn that begins with {text[:40]!r}",
+                    f"end the turn with {QUOTES}",
                 ) from None
         return as_turn(text)
 
@@ -103,9 +101,8 @@ class PlainTurns:
         try:
             line = self._lines.readline()
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"lines of {error.encoding} text were wanted", str(error), "Convert the input first"
-            ) from error
+            wanted = f"lines of {error.encoding} text"
+            raise UserError(wanted, str(error), "convert the input first") from error
         if not line:
             if self._prompts is not None:
                 print(file=self._prompts)
@@ -118,7 +115,7 @@ class EditedTurns:
 
     Args:
         completions: of commands.
-        history: file; where it cannot be written, what is typed is kept until the program ends.
+        history: file; where it cannot be written, history lasts until the program ends.
     """
 
     def __init__(self, completions: Completions, history: Path) -> None:
@@ -139,18 +136,18 @@ class EditedTurns:
         )
 
     def read(self) -> Turn:
-        """See TurnSource."""
+        """Edits one turn; raises as TurnSource.read."""
         return as_turn(self._editor.prompt())
 
 
 def is_open(text: str) -> bool:
-    """Whether a turn goes on in the next line: it began with quotes that have not been closed."""
+    """Whether a turn continues in the next line: its opening quotes are not closed."""
     text = text.strip()
     return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
 
 
 def as_turn(text: str) -> Turn:
-    """What the lines of a turn mean, quotes taken off."""
+    """Makes a turn of its lines, without the quotes around them."""
     bare = text.strip()
     if bare.startswith(QUOTES) and not is_open(text):
         inside = bare[len(QUOTES) : -len(QUOTES)]
@@ -159,7 +156,7 @@ def as_turn(text: str) -> Turn:
 
 
 def printable(text: str) -> str:
-    """`text` without the control characters that a terminal would obey; lines and tabs stay."""
+    """Removes control characters, which a terminal would interpret; newlines and tabs stay."""
     return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))
 
 
@@ -168,7 +165,7 @@ def _history(path: Path) -> History:
 
     class KeptHistory(FileHistory):
         def store_string(self, string: str) -> None:
-            with suppress(OSError):  # a full disk is no reason to lose the turn
+            with suppress(OSError):  # on a full disk the turn is still answered
                 super().store_string(string)
 
     try:
@@ -177,7 +174,10 @@ def _history(path: Path) -> History:
         with path.open("r+b"):
             return KeptHistory(path)
     except OSError as error:
-        print(f"edgemoe: no history is kept in {path}: {error.strerror}", file=sys.stderr)
+        print(
+            f"edgemoe: {path} cannot be written, history ends with the program: {error.strerror}",
+            file=sys.stderr,
+        )
         return InMemoryHistory()
 
 
@@ -217,7 +217,7 @@ def _completer(completions: Completions) -> Completer:
 
 
 def _choices(completions: Completions, before: list[str]) -> Iterable[tuple[str, bool]]:
-    """What may follow the words before the cursor, and whether more follows that."""
+    """Lists (word, whether more words follow it) that may come after the words before the cursor."""
     if not before:
         return [(name, following != {}) for name, following in completions.items()]
     second = completions.get(before[0]) or {}

@@ -1,4 +1,4 @@
-"""Where results will be written, looked at before the minutes that measuring them takes."""
+"""Checks that result files can be written, before a measurement of minutes begins."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from storage.errors import UserError
 
 
 def require_folders(*files: Path | None) -> None:
-    """Raises UserError for the first of these files, where one was asked for, that has no folder to lie in."""
+    """Raises UserError for the first file that has no folder, or is one. None stands for no file."""
     for file in files:
         if file and not file.absolute().parent.is_dir():
-            raise UserError(
-                f"a file {file} was wanted", f"there is no folder {file.parent}", "Make it, or name another"
-            )
+            raise UserError(f"a folder for {file}", f"no folder {file.parent}", "create it, or name another")
         if file and file.is_dir():
-            raise UserError(f"a file {file} was wanted", "a folder is there", "Name a file in it")
+            raise UserError(f"a file at {file}", "a folder", "name a file in it")
 
 
 def require_plot(file: Path | None) -> None:
-    """The same for an image, if one was asked for, which also needs matplotlib and an ending that it knows.
+    """Checks that an image file can be drawn: its folder, matplotlib, and a known suffix. None stands for no file.
 
     Raises:
-        UserError: it could not be drawn.
+        UserError: one of them is missing.
     """
     if file is None:
         return
@@ -30,15 +28,8 @@ def require_plot(file: Path | None) -> None:
     try:
         from matplotlib import backend_bases
     except ImportError as error:
-        raise UserError(
-            f"a plot {file} was wanted",
-            "matplotlib is not installed",
-            "Install it: pip install 'edgemoe[plot]'",
-        ) from error
+        wanted = f"matplotlib, to draw {file}"
+        raise UserError(wanted, "no such package", "pip install 'edgemoe[plot]'") from error
     known = sorted(backend_bases.FigureCanvasBase.get_supported_filetypes())
     if file.suffix[1:].lower() not in known:
-        raise UserError(
-            f"a plot {file} was wanted",
-            f"its name ends in none of {', '.join(known)}",
-            "Give it such an ending, as in .png",
-        )
+        raise UserError(f"an image file ({', '.join(known)})", str(file), "give it such a suffix, as in .png")

@@ -1,69 +1,61 @@
-"""Progress of long work on stderr: a bar with bytes and ETA on a terminal, plain lines elsewhere."""
+"""Shows the progress of long work on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Self
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING, Self
 
 from edgemoe.console.input import obeys_escapes
 from edgemoe.console.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _LINE_EVERY = 5.0
 """Seconds between plain lines."""
 
 
 class ByteProgress:
-    """Shows how far a job of so many bytes is. A context manager; `update` is its callback."""
+    """Shows the progress of a job in bytes. A context manager. Imports rich on a terminal only.
+
+    Args:
+        what: the job, for people.
+        clock: seconds.
+    """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._clock = what, clock
         self._started = self._shown = clock()
         self._bar: Progress | None = None
         if obeys_escapes(sys.stderr):
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                *self._columns(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), *self._columns(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task(what, total=None)
 
     def update(self, done: int, total: int) -> None:
-        """`done` of `total` are finished."""
+        """Shows that `done` of `total` are finished; the callback of the job."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=total)
             return
         now = self._clock()
         if now - self._shown >= _LINE_EVERY or done >= total:
             self._shown = now
-            seconds = now - self._started
-            left = f"{seconds * (total - done) / done:.0f} s left" if done else "starting"
-            share = 100 * done / total if total else 100
-            print(
-                f"{self._what}: {self._amount(done)} of {self._amount(total)} ({share:.0f} %), {left}",
-                file=sys.stderr,
-                flush=True,
-            )
+            left = f"{(now - self._started) * (total - done) / done:.0f} s left" if done else "starting"
+            percent = 100 * done / total if total else 100
+            amount = f"{self._amount(done)} of {self._amount(total)} ({percent:.0f} %)"
+            print(f"{self._what}: {amount}, {left}", file=sys.stderr, flush=True)
 
     def _amount(self, number: int) -> str:
         return format_size(number)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import DownloadColumn, TransferSpeedColumn
+
         return DownloadColumn(), TransferSpeedColumn()
 
     def __enter__(self) -> Self:
@@ -77,10 +69,12 @@ class ByteProgress:
 
 
 class CountProgress(ByteProgress):
-    """The same for a job of so many pieces."""
+    """Shows the progress of a job in counted pieces."""
 
     def _amount(self, number: int) -> str:
         return str(number)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import MofNCompleteColumn
+
         return (MofNCompleteColumn(),)

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 12GB, 11.5GiB, 800MB, or plain bytes."""
+"""Sizes for people: 12GB, 11.5GiB, 800MB, or plain bytes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _UNITS |= {prefix + "IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 
 
 def parse_size(text: str) -> int:
-    """Bytes that `text` stands for.
+    """Parses a size into bytes.
 
     Raises:
-        UserError: not a number with an optional unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), or not above 0.
+        UserError: no number with an optional unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), or 0.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match and match[2].upper() in _UNITS and (size := int(float(match[1]) * _UNITS[match[2].upper()])) > 0:
         return size
-    raise UserError("a size was wanted", f"got {text!r}", "Write it as 12GB, 11.5GiB, 800MB or bytes")
+    raise UserError("a size such as 12GB", repr(text), "write it as 12GB, 11.5GiB, 800MB or bytes")
 
 
 def format_size(size: float) -> str:
-    """Bytes for people, in powers of 1000: 1.5 GB."""
+    """Formats bytes in powers of 1000, to three digits: 1.5 GB."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(size) < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"

@@ -19,6 +19,7 @@ from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.lookahead import predict
@@ -128,7 +129,8 @@ class ExpertLayer:
             bf16 [T, H], or `add_to`.
         """
         runtime, decode = self.runtime, self.runtime.step is None or self.runtime.step.decode
-        runtime.use.add((0, 0, pairs) for pairs in assignments.skipped)
+        if assignments.skipped:
+            runtime.use.add([(0, 0, pairs) for pairs in assignments.skipped])
         rows = hidden.new_empty(
             assignments.rows + 1, hidden.shape[1]
         )  # the last is the zero row of skipped pairs
@@ -186,7 +188,7 @@ class ExpertLayer:
                 for lease, one in batch
             ]
             counts = zip(batch, parts, strict=True)
-            self.runtime.use.add((one.level, part.level, part.rows) for (_, one), part in counts)
+            self.runtime.use.add([(one.level, part.level, part.rows) for (_, one), part in counts])
             own = torch.cat([one.places for _, one in batch])
             end = row + len(own)
             if tokens == 1:
@@ -224,7 +226,7 @@ class ExpertLayer:
         if places:
             row_of[torch.cat(list(places))] = torch.arange(len(rows) - 1)
         if rows.device.type == "cpu" and native.available():
-            return native.weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
+            return weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
         rows[-1].zero_()
         own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
         gates = gates.to(rows.device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face Hub, converted shard by shard."""
+"""Models of the Hugging Face Hub, downloaded and converted shard by shard."""

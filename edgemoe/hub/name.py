@@ -1,4 +1,4 @@
-"""What a model is called on the Hugging Face Hub."""
+"""Names of models on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HubModel:
 
     @classmethod
     def parse(cls, text: str) -> HubModel | None:
-        """The model that `org/name` or `org/name@revision` names; None for anything else."""
+        """Parses `org/name` or `org/name@revision`; None for any other text."""
         match = _ID.fullmatch(text)
         if not match or ".." in text or "--" in match[1]:
             return None
@@ -31,10 +31,10 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """As the user writes it: without the revision where that is `main`."""
+        """The name for people: without the revision where that is `main`."""
         return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
 
     @property
     def slug(self) -> str:
-        """One name of a file for it, different for every model and revision."""
+        """The name as one file name, different for every model and revision."""
         return f"{self.repo}@{self.revision}".replace("/", "--")

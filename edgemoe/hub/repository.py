@@ -1,6 +1,6 @@
 """Files of a model on the Hugging Face Hub, over HTTP.
 
-Everything the network does wrong becomes one typed error, at once: nothing here waits for minutes.
+Every network failure becomes one typed error within seconds.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import (
-    build_hf_headers,
-    disable_progress_bars,
-    get_session,
-    hf_raise_for_status,
-)
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
 from edgemoe.hub.name import HubModel
 from storage.atomic import require_free
 from storage.errors import DamagedData, EdgemoeError, UserError
 
 TIMEOUT = 5.0
-"""Seconds that the Hub has for the first byte of an answer."""
+"""Seconds until the first byte of an answer."""
 
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
-"""Base of every error of the HTTP library, whose name depends on huggingface_hub's version."""
+"""Base of every error of the HTTP library; its name depends on huggingface_hub's version."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIECE = 1 << 20
+"""Bytes hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class RemoteFile:
     Args:
         name: in the repository.
         size: bytes.
-        sha256: of its contents, where the Hub knows it (it does for weights).
+        sha256: of its contents; None where the Hub has none (it has one for weights).
     """
 
     name: str
@@ -62,17 +58,17 @@ class HubRepository:
     """A model's files at one commit. Thread-safe.
 
     Args:
-        model: whose.
+        model: on the Hub.
         commit: full hash.
     """
 
     def __init__(self, model: HubModel, commit: str) -> None:
-        disable_progress_bars()  # edgemoe shows one bar for everything
+        disable_progress_bars()  # edgemoe shows one bar for all files
         self.model, self.commit = model, commit
 
     @classmethod
     def find(cls, model: HubModel) -> tuple[HubRepository, set[str]]:
-        """The repository at the commit that the revision means now, and the names of its files.
+        """Opens the repository at the revision's present commit; returns it and the names of its files.
 
         Raises:
             UserError: there is no such model or revision, it is gated, or the Hub cannot be reached.
@@ -80,33 +76,32 @@ class HubRepository:
         with _errors(model):
             found = HfApi().model_info(model.repo, revision=model.revision, timeout=TIMEOUT)
         if not found.sha:
-            raise UserError(f"{model.name} was wanted from the Hub", "it names no commit", "Try again later")
+            raise UserError(f"a commit of {model.name} from the Hub", "none", "try again later")
         return cls(model, found.sha), {file.rfilename for file in found.siblings or []}
 
     def file(self, name: str) -> RemoteFile:
-        """Size and hash of a file.
+        """Looks up size and hash of a file.
 
         Raises:
-            UserError: as find.
+            UserError: from find.
         """
         with _errors(self.model):
             found = get_hf_file_metadata(self._url(name), timeout=TIMEOUT, headers=self._headers())
         if found.size is None:
-            raise UserError(
-                f"the size of {name} of {self.model.name} was wanted", "the Hub does not tell it", "Retry"
-            )
+            raise UserError(f"the size of {name} of {self.model.name} from the Hub", "none", "try again")
         sha256 = found.etag if found.etag and _SHA256.fullmatch(found.etag) else None
         return RemoteFile(name, found.size, sha256)
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes start .. end - 1 of a file.
+        """Reads bytes start .. end - 1 of a file.
 
         Raises:
-            UserError: as find; or what is between serves no ranges.
+            UserError: from find, or a server that serves no ranges.
+            DamagedData: fewer bytes arrived.
         """
         if start >= end:
             return b""
-        wanted = f"bytes {start} to {end} of {file.name} of {self.model.name} were wanted"
+        wanted = f"bytes {start} to {end} of {file.name} of {self.model.name}"
         headers = self._headers() | {"Range": f"bytes={start}-{end - 1}"}
         with (
             _errors(self.model),
@@ -114,26 +109,24 @@ class HubRepository:
         ):
             hf_raise_for_status(response)
             if response.status_code != 206:
-                raise UserError(
-                    wanted, "the server gives whole files only", "Set HF_ENDPOINT to another server"
-                )
+                raise UserError(wanted, "the whole file", "set HF_ENDPOINT to a server that serves ranges")
             raw = bytes(response.read())
         if len(raw) != end - start:
-            raise DamagedData(wanted, f"{len(raw)} came", "Try again")
+            raise DamagedData(wanted, f"{len(raw)} bytes", "try again")
         return raw
 
     def download(self, file: RemoteFile, part: Path, progress: Callable[[int], None]) -> None:
-        """Completes `part` to the whole file, from where an earlier call was interrupted on, and checks its hash.
+        """Completes `part` to the whole file, resuming an interrupted call, and checks its hash.
 
         Args:
             file: of this repository.
-            part: what is there of it; made if it is not.
-            progress: called with bytes that came.
+            part: the downloaded beginning of the file; created if missing.
+            progress: called with downloaded bytes.
 
         Raises:
-            UserError: as find; what came stays.
+            UserError: from find; `part` stays for the next call.
             DoesNotFit: the disk is too small.
-            DamagedData: the hash is not the file's; `part` is removed.
+            DamagedData: the hash differs; `part` is removed.
         """
         with part.open("ab") as out:
             have = out.tell()
@@ -154,9 +147,9 @@ class HubRepository:
         if found != file.sha256:
             part.unlink()
             raise DamagedData(
-                f"{file.name} of {self.model.name} with sha256 {file.sha256} was wanted",
-                f"what came has {found}",
-                "Run the same command again: it is downloaded anew",
+                f"{file.name} of {self.model.name} with sha256 {file.sha256}",
+                f"sha256 {found}",
+                "run the same command again: it downloads the file again",
             )
 
     def _url(self, name: str) -> str:
@@ -164,12 +157,12 @@ class HubRepository:
 
     @staticmethod
     def _headers() -> dict[str, str]:
-        # Compressed, a file could neither be resumed nor be read in ranges.
+        # A compressed response could neither be resumed nor be read in ranges.
         return build_hf_headers() | {"Accept-Encoding": "identity"}
 
 
 class _Counting:
-    """A file that tells how many bytes are written to it."""
+    """A file that reports written bytes to `progress`."""
 
     def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
         self._file, self._progress = file, progress
@@ -192,26 +185,21 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _errors(model: HubModel) -> Iterator[None]:
-    """Makes one typed error of whatever the Hub, or the way to it, answers."""
-    wanted = f"{model.name} was wanted from the Hub at {constants.ENDPOINT}"
+    """Turns every failure of the Hub, or of the network, into one UserError."""
+    wanted = f"{model.name} from the Hub at {constants.ENDPOINT}"
     try:
         yield
     except EdgemoeError:
         raise
     except GatedRepoError as error:
-        raise UserError(
-            wanted, "it is gated", "Accept its terms on its page, then run `hf auth login`"
-        ) from error
+        action = "accept its terms on its page, then run `hf auth login`"
+        raise UserError(wanted, "a gated model", action) from error
     except RevisionNotFoundError as error:
-        raise UserError(wanted, f"there is no revision {model.revision}", "Check it on its page") from error
+        raise UserError(wanted, f"no revision {model.revision}", "check it on the model's page") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise UserError(
-            wanted,
-            "there is no such model, and no such directory here",
-            "Check the name; for a private model run `hf auth login`",
-        ) from error
+        action = "check the name; for a private model run `hf auth login`"
+        raise UserError(wanted, "no such model, and no such directory here", action) from error
     except (_HTTP_ERROR, OSError) as error:
-        found = f"it cannot be reached ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-        raise UserError(
-            wanted, found, "Connect to the network and run the same command again, or give a directory"
-        ) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        action = "connect to the network and run the same command again, or give a directory"
+        raise UserError(wanted, f"no connection: it cannot be reached ({reason})", action) from error

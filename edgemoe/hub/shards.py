@@ -1,11 +1,10 @@
-"""A checkpoint on the Hub that is converted while its shards pass through: one of them on disk at a time.
+"""Streams a checkpoint from the Hub through the disk while it is converted: one shard at a time.
 
-Every shard is first a stand-in: a sparse file of its size with its own header and both its ends, fetched by
-range, so that a checkpoint can be opened, checked and fingerprinted before any of it is downloaded. A shard
-that is needed takes its stand-in's place. When the next one is needed, the shard becomes a stand-in again in
-which only the tensors that are still to be read have their bytes: those of a layer that goes on in the next
-shard, and dense ones, which a store takes last. Names and offsets never change, so that whoever reads the
-checkpoint sees nothing of this.
+Every shard begins as a stand-in: a sparse file of the shard's size with its header and both its ends, fetched by
+range, so that a checkpoint can be opened, checked and fingerprinted before any shard is downloaded. A download
+replaces the stand-in. When the next shard is needed, the previous one becomes a stand-in again and keeps only the
+tensors that are still to be read: tensors of a layer that continues in the next shard, and dense tensors, which a
+conversion reads last. Names and offsets never change, so the conversion reads an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -23,29 +22,30 @@ from storage.errors import BadHeader
 from storage.header import HEADER_LIMIT, Header, read_header
 
 STATE = ".edgemoe"
-"""Directory inside the checkpoint's for what is neither the checkpoint's nor anyone else's business."""
+"""Subdirectory of a checkpoint for the state of its download."""
 
 ENDS = 1 << 16
-"""Bytes kept of a shard's data at each end: what a checkpoint's fingerprint is made of."""
+"""Bytes of a stand-in's data at each end; the checkpoint's fingerprint reads no others."""
 
 _FIRST = 1 << 20
-"""Bytes of a shard's start that are asked for at once; most headers fit."""
+"""Bytes of the first request for a shard's header; most headers fit."""
 
 _PIECE = 1 << 22
+"""Bytes copied at a time."""
 
 
-class PassingShards:
-    """Implements storage.convert.Arrivals. Used by one thread.
+class StreamedShards:
+    """Shards that are downloaded on demand. Implements storage.convert.Arrivals. For one thread.
 
     Args:
-        directory: the checkpoint's; its small files are there.
-        repository: where the shards are.
-        files: the shards, in the order of their names.
-        keep: shards stay whole.
-        progress: called with bytes that were downloaded.
+        directory: of the checkpoint, with its small files.
+        repository: of the shards.
+        files: the shards, ordered by name.
+        keep: shards stay complete.
+        progress: called with downloaded bytes.
 
     Raises:
-        UserError, BadHeader: a shard's header cannot be had, or lies.
+        UserError, BadHeader: a shard's header cannot be read, or contradicts its file.
     """
 
     def __init__(
@@ -63,45 +63,45 @@ class PassingShards:
         self._shards = [_Shard(directory, file) for file in files]
         for shard in self._shards:
             shard.prepare(repository)
-            if set(shard.header.tensors) <= shard.here:
+            if shard.names <= shard.here:
                 progress(shard.file.size)
-        self._needed = {name for shard in self._shards for name in shard.header.tensors}
+        self._needed = {name for shard in self._shards for name in shard.names}
 
     @property
-    def room(self) -> int:
-        """See Arrivals: the largest shard that is still to come, or all of them if they are kept."""
-        lacking = [s.file.size for s in self._shards if not set(s.header.tensors) & self._needed <= s.here]
-        return sum(lacking) if self._keep else max(lacking, default=0)
+    def peak_bytes(self) -> int:
+        """Bytes of disk still needed: the largest missing shard, or all missing shards if they are kept."""
+        missing = [s.file.size for s in self._shards if not s.names & self._needed <= s.here]
+        return sum(missing) if self._keep else max(missing, default=0)
 
     def require(self, layer: int | None) -> None:
-        """See Arrivals. Downloads what is lacking, one shard after another.
+        """Downloads the missing shards of a layer, one after another; None: of every tensor not yet released.
 
         Raises:
-            UserError, DoesNotFit, DamagedData: as HubRepository.download.
+            UserError, DoesNotFit, DamagedData: from HubRepository.download.
         """
         for shard in self._shards:
-            wanted = {n for n in shard.header.tensors if layer is None or layer_of(n) == layer} & self._needed
-            if not wanted <= shard.here:
+            needed = {n for n in shard.names if layer is None or layer_of(n) == layer} & self._needed
+            if not needed <= shard.here:
                 for other in self._shards:
                     self._thin(other)
                 shard.fetch(self._repository, self._progress)
 
     def release(self, layer: int, keep: Collection[str]) -> None:
-        """See Arrivals. A shard of which only dense tensors are still needed gives up the rest at once."""
+        """Frees the disk of a converted layer, except tensors in `keep`; at once where a shard has only such left."""
         kept = set(keep)
         self._needed -= {name for name in self._needed if layer_of(name) == layer} - kept
         for shard in self._shards:
-            if not (set(shard.header.tensors) & self._needed) - kept:
+            if not (shard.names & self._needed) - kept:
                 self._thin(shard)
 
     def complete(self) -> None:
-        """Downloads every shard of which anything is lacking, needed by a conversion or not.
+        """Downloads every incomplete shard, whether a conversion needs it or not.
 
         Raises:
-            as require.
+            UserError, DoesNotFit, DamagedData: from HubRepository.download.
         """
         for shard in self._shards:
-            if not set(shard.header.tensors) <= shard.here:
+            if not shard.names <= shard.here:
                 shard.fetch(self._repository, self._progress)
 
     def _thin(self, shard: _Shard) -> None:
@@ -110,17 +110,17 @@ class PassingShards:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to: the first number in its name. None where there is none."""
+    """The layer of a tensor: the first number in its name, None without one."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
 
 
 class _Shard:
-    """One file, and which of its tensors have their bytes.
+    """One file of weights, and which of its tensors are on disk.
 
     Attributes:
-        file: as on the Hub.
-        header: once `prepare` was called.
-        here: names of tensors that can be read. Noted on disk before they go, and after they have come.
+        file: on the Hub.
+        header: set by `prepare`.
+        here: names of readable tensors. Its record on disk shrinks before bytes go, and grows after bytes came.
     """
 
     header: Header
@@ -128,43 +128,48 @@ class _Shard:
     def __init__(self, directory: Path, file: RemoteFile) -> None:
         self.file = file
         self._path = directory / file.name
-        self._note = directory / STATE / f"{file.name}.here.json"
+        self._record = directory / STATE / f"{file.name}.here.json"
         self._part = directory / STATE / f"{file.name}.part"
         self.here: set[str] = set()
 
+    @property
+    def names(self) -> set[str]:
+        """Names of all its tensors, readable or not."""
+        return set(self.header.tensors)
+
     def prepare(self, repository: HubRepository) -> None:
-        """Makes sure that at least a stand-in is there, and reads its header."""
+        """Creates the stand-in if there is no file yet, and reads the header."""
         if not (self._path.exists() and self._path.stat().st_size == self.file.size):
             head = _head(repository, self.file)
             tail = max(self.file.size - ENDS, len(head))
             ends = [(0, head), (tail, repository.read(self.file, tail, self.file.size))]
-            self._note.unlink(missing_ok=True)
+            self._record.unlink(missing_ok=True)
             self._replace(ends)
         self.header = read_header(self._path)
-        if self._note.exists():
-            with suppress(ValueError, TypeError):  # a note that is damaged vouches for nothing
-                self.here = set(json.loads(self._note.read_bytes())) & set(self.header.tensors)
+        if self._record.exists():
+            with suppress(ValueError, TypeError):  # a damaged record means that no tensor is readable
+                self.here = set(json.loads(self._record.read_bytes())) & self.names
 
     def fetch(self, repository: HubRepository, progress: Callable[[int], None]) -> None:
-        """Downloads the whole file, or what an interrupted download left of it to do."""
+        """Downloads the whole file, resuming an interrupted download."""
         repository.download(self.file, self._part, progress)
         with self._part.open("rb") as part:
             os.fsync(part.fileno())
         self._part.replace(self._path)
         self.header = read_header(self._path)
-        self._write_note(set(self.header.tensors))
+        self._write_record(self.names)
 
     def thin(self, names: Collection[str]) -> None:
-        """Gives up every tensor that is not in `names`, and the disk it took."""
+        """Frees the disk of every tensor that is not in `names`."""
         kept = sorted(self.header.tensors[name].range for name in self.here.intersection(names))
         head = ByteRange(0, min(self.header.data_start + ENDS, self.file.size))
         tail = ByteRange(max(self.file.size - ENDS, 0), min(ENDS, self.file.size))
-        self._write_note(self.here.intersection(names))
+        self._write_record(self.here.intersection(names))
         with self._path.open("rb") as source:
             self._replace((span.offset, _pieces(source.fileno(), span)) for span in (head, *kept, tail))
 
     def _replace(self, spans: Iterable[tuple[int, bytes | Iterable[bytes]]]) -> None:
-        """Makes the file anew: holes, but for what `spans` say lies at their offsets."""
+        """Replaces the file by a sparse one with the data of `spans` (offset, bytes) and holes between them."""
         with replacing(self._path, 0) as fd:
             for offset, data in spans:
                 os.lseek(fd, offset, os.SEEK_SET)
@@ -172,9 +177,9 @@ class _Shard:
                     write_all(fd, piece)
             os.ftruncate(fd, self.file.size)
 
-    def _write_note(self, here: set[str]) -> None:
+    def _write_record(self, here: set[str]) -> None:
         raw = json.dumps(sorted(here)).encode()
-        with replacing(self._note, len(raw)) as fd:
+        with replacing(self._record, len(raw)) as fd:
             write_all(fd, raw)
         self.here = here
 
@@ -185,14 +190,14 @@ def _pieces(fd: int, span: ByteRange) -> Iterable[bytes]:
 
 
 def _head(repository: HubRepository, file: RemoteFile) -> bytes:
-    """A shard's header and the first ENDS bytes after it."""
+    """Reads a shard's header and the first ENDS bytes after it."""
     raw = repository.read(file, 0, min(_FIRST, file.size))
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(HEADER_LIMIT, file.size - 8):
         raise BadHeader(
-            f"a safetensors header was wanted in {file.name} of {repository.model.name}",
-            f"it claims {length} bytes of header in a file of {file.size}",
-            "Choose another revision",
+            f"a safetensors header in {file.name} of {repository.model.name}",
+            f"{length} bytes of header in a file of {file.size}",
+            "choose another revision",
         )
     end = min(8 + length + ENDS, file.size)
     return raw[:end] + repository.read(file, len(raw), end)

@@ -154,7 +154,7 @@ def make_plan(
     taken = sum(fixed.values())
     minimum = taken + MINIMUM_EXPERTS * each
     if vram_limit is None:
-        free = device.room() if device else available_memory() - dram_limit - PROCESS_BYTES
+        free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
         vram_limit = min(taken + shape.experts * each, free)
     if vram_limit < minimum:
         purposes = "".join(f"{name.removesuffix('_bytes')} {size}, " for name, size in fixed.items() if size)

@@ -1,1 +1,1 @@
-"""From the name of a model to an opened store."""
+"""From a model's name to an open store with a memory plan."""

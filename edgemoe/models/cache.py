@@ -1,4 +1,4 @@
-"""The stores that edgemoe made by itself: where they lie, what is in them, and how one is removed."""
+"""The cache of models: where stores and downloads lie, what they contain, and how a model is removed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from storage.base import LEVELS
-from storage.errors import EdgemoeError, StoreBusy, UserError
+from storage.errors import EdgemoeError, UserError
 from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, Manifest
 
 _REMOVED = ".removed-"
-
-_UNFINISHED: tuple[str, tuple[int, ...], str | None] = ("unfinished", (), None)
+"""Prefix of a directory whose removal has begun."""
 
 
 def stores_directory() -> Path:
-    """Where conversions of checkpoints are kept, one directory each."""
+    """The directory of converted models, one subdirectory each."""
     return Path(platformdirs.user_cache_dir("edgemoe")) / "stores"
 
 
 def downloads_directory() -> Path:
-    """Where checkpoints from the Hub pass through, one directory each."""
+    """The directory of checkpoints from the Hub, complete or being streamed, one subdirectory each."""
     return Path(platformdirs.user_cache_dir("edgemoe")) / "downloads"
 
 
 def file_name(text: str) -> str:
-    """`text` as one harmless name of a file."""
+    """Makes `text` one harmless file name."""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", text)
 
 
 def touch(store: Path) -> None:
-    """Notes that a cached store was used now. Stores elsewhere are not changed."""
+    """Records that a cached store was used now. A store outside the cache is not changed."""
     if store.parent == stores_directory():
-        with suppress(OSError):  # a cache that may not be written is used all the same
+        with suppress(OSError):  # a read-only cache works too
             os.utime(store)
 
 
@@ -50,26 +50,30 @@ class CachedModel:
     """A model of the cache.
 
     Args:
-        name: as `rm` takes it.
-        paths: of its store, of the checkpoint that is passing or was kept, or of both.
-        size: bytes they take on disk.
-        state: `ready`, `unfinished` (a conversion or download that can go on) or `damaged`.
-        levels: that its experts can be computed at, highest first; empty unless ready.
+        name: for `edgemoe rm`.
+        paths: its store, its checkpoint, or both.
+        bytes: on disk, in all paths.
+        state: `ready`, `unfinished` (a conversion or download that can be resumed) or `damaged`.
+        levels: levels of its experts, highest first; empty unless ready.
         layout: of its records; None unless ready.
         last_used: seconds since the epoch.
     """
 
     name: str
     paths: tuple[Path, ...]
-    size: int
+    bytes: int
     state: str
     levels: tuple[int, ...]
     layout: str | None
     last_used: float
 
+    def as_json(self) -> dict[str, Any]:
+        """Every field, by name."""
+        return asdict(self) | {"paths": [str(path) for path in self.paths]}
+
 
 def cached_models() -> list[CachedModel]:
-    """Everything in the cache, most recently used first. Sweeps up what a killed removal left."""
+    """Lists the cache, most recently used model first, and finishes removals that were killed."""
     found: dict[str, list[Path]] = {}
     for parent in (stores_directory(), downloads_directory()):
         for path in _directories(parent):
@@ -78,41 +82,38 @@ def cached_models() -> list[CachedModel]:
 
 
 def find_cached(name: str) -> CachedModel:
-    """The model of a name, or of the one name that begins with it.
+    """Finds the model of a name, or the only model whose name begins so.
 
     Raises:
-        UserError: there is none, or more than one.
+        UserError: no model or several models match.
     """
     models = cached_models()
-    wanted = file_name(name.replace("/", "--"))
-    matching = [m for m in models if name == m.name] or [m for m in models if m.name.startswith(wanted)]
+    prefix = file_name(name.replace("/", "--"))
+    matching = [m for m in models if name == m.name] or [m for m in models if m.name.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]
     known = ", ".join(model.name for model in matching or models) or "nothing"
     raise UserError(
-        f"one model of the cache was wanted by the name {name!r}",
-        f"{len(matching)} begin with it; the cache has {known}" if matching else f"the cache has {known}",
-        "Give a name as `edgemoe models` prints it",
+        f"one model of the cache whose name is or begins with {name!r}",
+        f"{len(matching)} of them, {known}" if matching else f"none: the cache has {known}",
+        "give a name that `edgemoe models` prints",
     )
 
 
 def remove(model: CachedModel) -> None:
-    """Removes a model from the cache, whole or not at all.
+    """Removes a model from the cache, all paths or none.
 
     Raises:
         StoreBusy: a process is using it.
     """
     with ExitStack() as locks:
-        try:
-            for path in model.paths:
-                locks.enter_context(StoreLock(path, exclusive=True))
-        except StoreBusy as error:
-            raise StoreBusy(f"{model.name} was wanted removed", error.found, error.advice) from error
         for path in model.paths:
-            # The name goes first: a removal that is killed leaves no store that looks whole.
-            gone = path.with_name(f"{_REMOVED}{path.name}-{time.time_ns()}")
-            path.rename(gone)
-            shutil.rmtree(gone)
+            locks.enter_context(StoreLock(path, exclusive=True))
+        for path in model.paths:
+            # Renamed first: a removal that is killed leaves no store that looks complete.
+            removed = path.with_name(f"{_REMOVED}{path.name}-{time.time_ns()}")
+            path.rename(removed)
+            shutil.rmtree(removed)
 
 
 def _directories(parent: Path) -> Iterator[Path]:
@@ -125,7 +126,7 @@ def _directories(parent: Path) -> Iterator[Path]:
 
 def _describe(paths: list[Path]) -> CachedModel:
     store, size = paths[0], sum(map(_disk_bytes, paths))
-    state, levels, layout = _UNFINISHED
+    state, levels, layout = "unfinished", tuple[int, ...](), None
     if (store / MANIFEST_NAME).exists():
         try:
             manifest = Manifest.load(store)
@@ -138,9 +139,9 @@ def _describe(paths: list[Path]) -> CachedModel:
 
 
 def _disk_bytes(directory: Path) -> int:
-    """Bytes of disk behind a directory's files; a sparse file counts what it has."""
+    """Bytes of disk that a directory's files occupy; holes of sparse files do not count."""
     size = 0
     for path in directory.rglob("*"):
-        with suppress(FileNotFoundError):  # a conversion that is going on renames its files
+        with suppress(FileNotFoundError):  # a running conversion renames its files
             size += path.lstat().st_blocks * 512
     return size

@@ -1,15 +1,16 @@
-"""From what a user names as a model to a store: a store is used as it is, anything else is converted once."""
+"""Resolves a model's name to a store: a store is used in place, any other model is converted once."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
-from edgemoe.hub.progress import PassingProgress
+from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
@@ -22,30 +23,37 @@ from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, Manifest
 
 KEPT = ".keep-source"
-"""A file in a download's directory that says that the user wants to keep it."""
+"""Marker file in a download's directory: the checkpoint stays after conversion."""
 
 
 def choose_layout(name: str) -> Layout:
-    """The layout of a name; `auto` is what this machine's kernel uses."""
+    """Looks up a layout by name; `auto` is the layout of this machine's fastest CPU kernel."""
     if name == "auto":
         return compute().layout
     if name not in LAYOUTS:
-        raise UserError("a layout was wanted", f"got {name!r}", f"Choose auto or one of {', '.join(LAYOUTS)}")
+        raise UserError("the name of a layout", repr(name), f"choose auto or one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 
 def convert_checkpoint(
     source: Path, destination: Path, *, max_level: int | None, layout: str, dense_bits: int
 ) -> Manifest:
-    """Converts with a progress bar on stderr. `max_level` None is the highest that the source is worth.
+    """Converts a checkpoint on disk, with a progress bar on stderr.
+
+    Args:
+        source: the checkpoint's directory, or a GGUF file.
+        destination: the store's directory.
+        max_level: 8, 4, or None for the highest level that the source's precision justifies.
+        layout: a name, or `auto`.
+        dense_bits: 16 or 8.
 
     Raises:
-        UserError, DamagedData, DoesNotFit: as storage.convert.convert.
+        UserError, DamagedData, DoesNotFit: from storage.convert.convert.
     """
     _check_options(max_level, dense_bits)
     require_known(source)
     with ByteProgress(f"converting {source.name}") as progress:
-        made = convert(
+        manifest = convert(
             source,
             destination,
             family_of(Checkpoint.open(source).config),
@@ -54,8 +62,8 @@ def convert_checkpoint(
             dense_bits=dense_bits,
             progress=progress.update,
         )
-    _say_error(made)
-    return made
+    _print_error(manifest)
+    return manifest
 
 
 def convert_from_hub(
@@ -67,23 +75,21 @@ def convert_from_hub(
     dense_bits: int,
     keep_source: bool = False,
 ) -> Manifest:
-    """Downloads a model's shards one after another and converts each before the next, with a bar on stderr.
+    """Downloads a model shard by shard and converts each shard before the next, with a bar on stderr.
 
-    An interrupted call is taken up by the next. A finished store of the same model is left as it is.
+    Resumes an interrupted call. Leaves a finished store of the same model unchanged.
 
     Args:
         model: on the Hub.
         destination: the store's directory.
-        max_level: as convert_checkpoint's.
-        layout: a name, or `auto`.
-        dense_bits: 16 or 8.
-        keep_source: keep the whole checkpoint, in the cache's directory of downloads.
+        max_level, layout, dense_bits: as for convert_checkpoint.
+        keep_source: keeps the whole checkpoint in downloads_directory().
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.
-        DamagedData, DoesNotFit: as storage.convert.convert, and where a download fails.
+        DamagedData, DoesNotFit: from storage.convert.convert, or a failed download.
     """
-    from edgemoe.hub.checkpoint import open_passing
+    from edgemoe.hub.checkpoint import open_streamed
 
     _check_options(max_level, dense_bits)
     chosen = choose_layout(layout)
@@ -93,13 +99,13 @@ def convert_from_hub(
     if keep_source:
         kept.touch()
     with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
-        progress = PassingProgress(bar)
-        shards, total = open_passing(model, source, keep=kept.exists(), progress=progress.downloaded)
+        progress = ConversionProgress(bar)
+        shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
         progress.expect(total)
         checkpoint = Checkpoint.open(source)
         if not (destination / MANIFEST_NAME).exists():
             announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
-        made = convert(
+        manifest = convert(
             source,
             destination,
             family_of(checkpoint.config),
@@ -113,8 +119,8 @@ def convert_from_hub(
             shards.complete()
         else:
             shutil.rmtree(source)
-    _say_error(made)
-    return made
+    _print_error(manifest)
+    return manifest
 
 
 def convert_named(
@@ -124,44 +130,34 @@ def convert_named(
     max_level: int | None,
     layout: str,
     dense_bits: int,
-    keep_source: bool,
+    keep_source: bool = False,
 ) -> Manifest:
-    """Converts what a user names: a checkpoint's directory, or a model of the Hub.
+    """Converts a checkpoint's directory, or a model of the Hub by its name. A directory goes first.
 
     Raises:
-        UserError: also where keep_source is asked for a directory, which is never removed.
+        UserError: also for keep_source with a directory, which is never removed.
     """
-    hub = None if source.exists() else HubModel.parse(str(source))
+    hub = _hub_model(source, keep_source)
+    options: dict[str, Any] = {"max_level": max_level, "layout": layout, "dense_bits": dense_bits}
     if hub:
-        return convert_from_hub(
-            hub,
-            destination,
-            max_level=max_level,
-            layout=layout,
-            dense_bits=dense_bits,
-            keep_source=keep_source,
-        )
-    if keep_source:
-        raise _not_downloaded(source)
-    return convert_checkpoint(source, destination, max_level=max_level, layout=layout, dense_bits=dense_bits)
+        return convert_from_hub(hub, destination, **options, keep_source=keep_source)
+    return convert_checkpoint(source, destination, **options)
 
 
 def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
-    """The store directory for `model`: itself, or its cached conversion, made now if need be.
+    """Returns the store of `model`: the model itself, or its cached conversion, made now if it is missing.
 
-    A conversion that takes a while is announced on stderr.
+    A long conversion is announced on stderr.
 
     Args:
-        model: a store, a checkpoint, or what a model is called on the Hub.
+        model: a store, a checkpoint, or the name of a model on the Hub.
         layout: of a conversion.
-        keep_source: keep what is downloaded from the Hub; a store that is there already does not do for that.
+        keep_source: keeps the downloaded checkpoint; downloads it even if the store exists.
 
     Raises:
-        UserError: it is none of them; or keep_source is asked for what is no model of the Hub.
+        UserError: no such model, or keep_source without a model of the Hub.
     """
-    hub = None if model.exists() else HubModel.parse(str(model))
-    if keep_source and not hub:
-        raise _not_downloaded(model)
+    hub = _hub_model(model, keep_source)
     if (model / MANIFEST_NAME).exists():
         touch(model)
         return model
@@ -179,46 +175,49 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
             announce(checkpoint, name, store.parent, ASSUMED_RATE)
             convert_checkpoint(model, store, max_level=None, layout=layout, dense_bits=16)
     else:
-        raise _no_model(model)
+        raise UserError(
+            f"a model at {model}",
+            "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
+            "give a checkpoint directory, a GGUF file, a store made by `edgemoe convert`, or org/name for a model "
+            "of the Hub",
+        )
     touch(store)
     return store
 
 
+def _hub_model(model: Path, keep_source: bool) -> HubModel | None:
+    """Parses the name of a model of the Hub; None for a path that exists or is no such name.
+
+    Raises:
+        UserError: keep_source is set and there is no model of the Hub to keep.
+    """
+    hub = None if model.exists() else HubModel.parse(str(model))
+    if keep_source and not hub:
+        raise UserError(
+            "a model of the Hub for --keep-source",
+            f"{model}, and a directory is never removed",
+            "leave the option out",
+        )
+    return hub
+
+
 def _cached(name: str, layout: str) -> Path:
-    """Where the cache has, or will have, a model's store in a layout."""
+    """The path of a model's store in the cache, whether it exists or not."""
     return stores_directory() / f"{name}-{choose_layout(layout).name}"
 
 
-def _say_error(made: Manifest) -> None:
-    """Tells people how far a conversion is from its source."""
-    if made.source_error is not None:
+def _print_error(manifest: Manifest) -> None:
+    """Prints the relative error of a conversion against its source on stderr."""
+    if manifest.source_error is not None:
         print(
-            f"{made.source_format} at level {made.max_level}: relative error {made.source_error:.4f} against the "
-            "source (first and middle expert of every layer)",
+            f"{manifest.source_format} at level {manifest.max_level}: relative error {manifest.source_error:.4f} "
+            "against the source (first and middle expert of every layer)",
             file=sys.stderr,
         )
 
 
 def _check_options(max_level: int | None, dense_bits: int) -> None:
     if max_level is not None and (max_level not in PLANES_OF_LEVEL or max_level < 4):
-        raise UserError("a highest level was wanted", f"got {max_level}", "Choose --max-level 8 or 4")
+        raise UserError("8 or 4 as highest level", str(max_level), "choose --max-level 8 or 4")
     if dense_bits not in (16, 8):
-        raise UserError(
-            "bits of the dense weights were wanted", f"got {dense_bits}", "Choose --dense-bits 16 or 8"
-        )
-
-
-def _not_downloaded(source: Path) -> UserError:
-    return UserError(
-        "--keep-source was wanted",
-        f"{source} is no model of the Hub, and a directory is never removed",
-        "Leave the option out",
-    )
-
-
-def _no_model(model: Path) -> UserError:
-    return UserError(
-        f"a model was wanted at {model}",
-        "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
-        "Give a checkpoint directory, a GGUF file, one made by `edgemoe convert`, or org/name for a model of the Hub",
-    )
+        raise UserError("16 or 8 bits for the dense weights", str(dense_bits), "choose --dense-bits 16 or 8")

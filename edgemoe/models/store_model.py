@@ -1,4 +1,4 @@
-"""A store of a model as it lies on disk, and what can be known of it before anything is loaded."""
+"""A store on disk: its manifest, shape and memory plan, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ from storage.untrusted import read_json
 
 @dataclass(frozen=True)
 class StoreModel:
-    """A store as found on disk, before anything is loaded."""
+    """An open store. Frozen; has neither weights nor file descriptors.
+
+    Args:
+        directory: of the store.
+        manifest: its store.json.
+        config: its config.json, bounded.
+        shape: sizes for a memory plan.
+        form: the form in which experts lie in memory for the kernel here.
+        compute: the kernel here.
+        device: where the model will be computed; None: on the CPU.
+    """
 
     directory: Path
     manifest: Manifest
@@ -32,14 +42,13 @@ class StoreModel:
     form: ResidentForm
     compute: Compute
     device: Device | None = None
-    """Where it will be computed; None: on the CPU."""
 
     @classmethod
     def open(cls, directory: Path, device: Device | None = None) -> StoreModel:
         """Reads store.json, config.json and the dense header.
 
         Raises:
-            UserError, BadManifest, BadHeader, ModelRefused: naming what is wrong.
+            UserError, BadManifest, BadHeader, ModelRefused: with the wrong file or field.
         """
         manifest = Manifest.load(directory)
         config = bounded_config(read_json(directory, "config.json"))
@@ -57,31 +66,28 @@ class StoreModel:
             vocab=config["vocab_size"],
             dense_bytes=dense_bytes(directory / "dense.safetensors"),
         )
-        way = compute(device.place if device else "cpu")
-        if manifest.layout != way.layout.name:
+        kernel = compute(device.place if device else "cpu")
+        if manifest.layout != kernel.layout.name:
             logging.getLogger("edgemoe").warning(
-                "%s is in layout %s, and the kernel here wants %s: every expert is re-laid out as it is read, "
+                "%s is in layout %s, and the kernel here uses %s: every read converts an expert's layout, "
                 "which is several times slower. Convert the model again with --layout %s",
-                directory,
-                manifest.layout,
-                way.layout.name,
-                way.layout.name,
+                *(directory, manifest.layout, kernel.layout.name, kernel.layout.name),
             )
-        form = way.form(manifest.geometry, LAYOUTS[manifest.layout], way.layout)
-        return cls(directory, manifest, config, shape, form, way, device)
+        form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
+        return cls(directory, manifest, config, shape, form, kernel, device)
 
     @property
     def dense_bytes_per_token(self) -> int:
-        """Bytes of dense weights that one decoded token reads: all but the embedding's other rows.
+        """Bytes of dense weights that one decoded token reads: all except the embedding's other rows.
 
-        A tied embedding is read whole, as the head.
+        A tied embedding counts whole, since the head reads it.
         """
         if self.config.get("tie_word_embeddings"):
             return self.shape.dense_bytes
         return self.shape.dense_bytes - self.shape.vocab * self.shape.hidden * self.manifest.dense_bits // 8
 
     def default_context(self) -> int:
-        """Tokens of context where none was asked: what the model was made for, at most 4096."""
+        """Tokens of context by default: the model's maximum, at most 4096."""
         return min(int(self.config.get("max_position_embeddings", 4096)), 4096)
 
     def plan(
@@ -92,13 +98,24 @@ class StoreModel:
         settings: RunSettings | None = None,
         context: int | None = None,
     ) -> MemoryPlan:
-        """See plan.make_plan; settings default to everything at the store's highest level, context to the model's."""
+        """Divides memory limits (memory.plan.make_plan).
+
+        Args:
+            vram_limit: bytes; None: everything resident, or the free memory.
+            dram_limit: bytes; 0: no second tier.
+            settings: by default every expert at the store's highest level.
+            context: tokens; by default default_context().
+
+        Raises:
+            UserError: settings that this store or device cannot run.
+            DoesNotFit: with the smallest limit that works.
+        """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
         if settings.levels[0] > self.manifest.max_level:
             raise UserError(
-                f"level {settings.levels[0]} was wanted",
-                f"{self.directory} was converted with --max-level {self.manifest.max_level}",
-                "Ask for a lower level, or convert the model again with a higher one",
+                f"a store with level {settings.levels[0]}",
+                f"{self.directory}, converted with --max-level {self.manifest.max_level}",
+                "choose a lower level, or convert the model again with a higher one",
             )
         return make_plan(
             self.shape,
@@ -113,7 +130,7 @@ class StoreModel:
 
 
 def dense_bytes(path: Path) -> int:
-    """Bytes of memory that the tensors of dense.safetensors take."""
+    """Bytes of memory for the tensors of dense.safetensors."""
     return sum(tensor.range.length for tensor in read_header(path).tensors.values())
 
 

@@ -1,4 +1,4 @@
-"""Source formats: what a checkpoint's weights can be stored as, and which one a config.json names."""
+"""Source formats of a checkpoint's weights, and the choice of one by config.json."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from storage.formats.gptq import open_gptq
 from storage.formats.mxfp4 import open_mxfp4
 from storage.formats.plain import open_plain
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, USE_SOURCE, shortened
 
 
 @dataclass(frozen=True)
 class Format:
-    """One row.
+    """A source format.
 
     Args:
-        name: as it is printed and documented.
-        method: quant_method in config.json's quantization_config; None: there is none.
-        variants: what of the format is read.
-        stored: what becomes of the experts.
-        open: makes the model's tensors of the stored ones; None: a file type, not a kind of safetensors.
+        name: in messages and documents.
+        method: quant_method in config.json's quantization_config; None: config.json has no quantization_config.
+        variants: supported variants.
+        stored: stored form of the experts.
+        open: builds the model's tensors from the stored ones; None for a file type other than safetensors.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Format:
 
 
 GGUF = "GGUF"
-"""Name of the row that is a file type, which Checkpoint recognises by itself."""
+"""Name of the format that is a file type, which Checkpoint recognises by its suffix."""
 
 _CODES = "its 4-bit codes exactly, at level 4; anything else at level 8"
 _FLOATS = "level 8"
@@ -81,29 +81,27 @@ FORMATS = (
         None,
     ),
 )
-"""Every format that is read."""
+"""Every supported format."""
 
 
 def open_weights(config: Mapping[str, Any], tensors: StoredTensors) -> tuple[str, dict[str, Weight]]:
-    """The format that a config names, and the model's tensors by transformers' names.
+    """Returns the name of the format that a config names, and the model's tensors by transformers' names.
 
     Raises:
-        ModelRefused: a format that is not in the table, or settings of it that are out of bounds.
-        MissingTensor: a quantized matrix lacks a part, or its parts do not fit each other.
+        ModelRefused: a format outside of FORMATS, or settings out of bounds.
+        MissingTensor: a part of a quantized matrix is missing or has the wrong shape.
     """
     settings: Settings | None = config.get("quantization_config")
     if settings is not None and not isinstance(settings, dict):
         raise ModelRefused(
-            "an object was wanted as quantization_config in config.json",
-            f"it is {shortened(settings)}",
-            "Check where this checkpoint is from",
+            "an object as quantization_config in config.json", shortened(settings), CHECK_ORIGIN
         )
     method = None if settings is None else settings.get("quant_method")
     for known in FORMATS:
         if known.open and known.method == method and (settings is None or method is not None):
             return known.name, known.open(settings or {}, tensors)
     raise ModelRefused(
-        f"a known format was wanted for quant_method {shortened(method)} in config.json",
-        f"edgemoe reads {', '.join(row.name for row in FORMATS)}",
-        "Use the checkpoint that this one was quantized from",
+        f"a format among {', '.join(row.name for row in FORMATS)}",
+        f"quant_method {shortened(method)} in config.json",
+        USE_SOURCE,
     )

@@ -1,4 +1,4 @@
-"""AutoRound: GPTQ's packing with GPTQ's or with plain zero points, or AWQ's; `packing_format` says which."""
+"""AutoRound: GPTQ's packing, with its zero points or plain ones, or AWQ's packing, by `packing_format`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from storage.formats.gptq import Packing, packed_weights
 from storage.tensors import StoredTensors
 
 _ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round:gptqmodel": 0, "auto_round": 0}
-"""packing_format -> what is to be added to a stored zero point."""
+"""packing_format -> offset to add to a stored zero point."""
 
 _AWQ = "auto_round:auto_awq"
 
 
 def open_autoround(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of AutoRound checkpoints. Its `extra_config` may leave matrices as they are, and no more.
+    """Opens an AutoRound checkpoint. Its `extra_config` may only exempt matrices from quantization.
 
     Raises:
-        ModelRefused: another packing, or numbers that are not whole.
-        MissingTensor: a matrix whose parts do not agree with the config, such as one with bits of its own.
+        ModelRefused: another packing, or another data type.
+        MissingTensor: a part of a matrix contradicts the config, such as a matrix with other bits.
     """
     packing = choice(settings, "packing_format", (*_ZERO_OFFSETS, _AWQ))
     choice(settings, "data_type", ("int",), "int")

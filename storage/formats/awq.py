@@ -1,4 +1,4 @@
-"""AWQ (its `gemm` version), and AutoRound where it packs as AWQ: 4-bit codes packed along the outputs.
+"""AWQ, version `gemm`, and AutoRound with AWQ's packing: 4-bit codes packed along the outputs.
 
 qweight  int32 [K, N / 8]        field i of a word holds output 8 * word + ORDER[i]
 qzeros   int32 [G, N / 8]        zero points, in the same order
@@ -17,7 +17,7 @@ from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Outputs in the order of their 4-bit fields within a word."""
+"""Output of every 4-bit field of a word, lowest field first."""
 
 _FIELD_OF = [ORDER.index(output) for output in range(8)]
 _PARTS = ("qweight", "qzeros", "scales")
@@ -28,11 +28,11 @@ class AwqWeight(GroupedWeight):
 
     Args:
         tensors: of the checkpoint.
-        stem: name of the tensors that it is made of, up to the last dot.
-        group: consecutive inputs that share a scale; None for all of them.
+        stem: name of the stored parts up to the last dot.
+        group: consecutive inputs that share a scale; None: all inputs.
 
     Raises:
-        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
 
     def __init__(self, tensors: StoredTensors, stem: str, group: int | None) -> None:
@@ -51,17 +51,17 @@ class AwqWeight(GroupedWeight):
 
 
 def _outputs(packed: torch.Tensor) -> torch.Tensor:
-    """int32 [n, N / 8] -> uint8 [n, N], outputs in their own order."""
+    """Unpacks int32 [n, N / 8] into uint8 [n, N], outputs in ascending order."""
     words = fields(packed, 4).view(packed.shape[0], -1, 8)
     return words[:, :, _FIELD_OF].flatten(1)
 
 
 def open_awq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of AWQ checkpoints.
+    """Opens an AWQ checkpoint.
 
     Raises:
-        ModelRefused: other than 4 bits, a group out of bounds, a version that packs otherwise.
-        MissingTensor: as AwqWeight.
+        ModelRefused: other bits than 4, a group out of bounds, or a version with another packing.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     choice(settings, "bits", (4,), settings.get("w_bit"))
     choice(settings, "version", ("gemm", "GEMM"), "gemm")

@@ -1,4 +1,4 @@
-"""What every source format gives: the tensors of a model by transformers' names, as floats or as 4-bit codes."""
+"""Contract of source formats: a model's tensors by transformers' names, as floats or as 4-bit codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 
 from storage.errors import MissingTensor, ModelRefused
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, USE_SOURCE, shortened
 
 Settings = Mapping[str, Any]
-"""The quantization_config of a config.json; nothing in it is believed."""
+"""The quantization_config of a config.json; every value is checked before use."""
 
 GROUPS = (256, 128, 64, 32)
-"""Groups that a record can have, widest first."""
+"""Groups that a record supports, widest first."""
 
 LARGEST_GROUP = 131_072
-"""As large as the largest input size that a config may ask for."""
+"""The largest input size that bounded_config accepts."""
+
+OTHER_CONFIG = f"{DOWNLOAD_AGAIN}; its config.json may belong to another one"
+"""Action of errors about a tensor that contradicts the config."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class FourBit:
 
     Args:
         codes: uint8 [N, K], 0..15.
-        scale: float32 [N, ceil(K / group)]; may be negative.
+        scale: float32 [N, ceil(K / group)], of either sign.
         centre: float32 [N, ceil(K / group)].
-        group: consecutive inputs that share both; one of GROUPS.
+        group: consecutive inputs that share scale and centre; one of GROUPS.
     """
 
     codes: torch.Tensor
@@ -40,7 +43,7 @@ class FourBit:
     group: int
 
     def weights(self) -> torch.Tensor:
-        """float32 [N, K]: what the codes stand for in the source."""
+        """Computes the source's weights, float32 [N, K]."""
         columns = self.codes.shape[1]
 
         def wide(values: torch.Tensor) -> torch.Tensor:
@@ -49,31 +52,28 @@ class FourBit:
         return (self.codes.float() - 8) * wide(self.scale) + wide(self.centre)
 
     def rows(self, start: int, end: int) -> FourBit:
-        """The matrix [end - start, K] of these rows."""
+        """Returns the matrix [end - start, K] of rows start..end."""
         return FourBit(self.codes[start:end], self.scale[start:end], self.centre[start:end], self.group)
 
-    def below(self, other: FourBit) -> FourBit:
-        """This matrix with another of the same K and group under it."""
-        return FourBit(
-            torch.cat((self.codes, other.codes)),
-            torch.cat((self.scale, other.scale)),
-            torch.cat((self.centre, other.centre)),
-            self.group,
-        )
+    def append(self, other: FourBit) -> FourBit:
+        """Returns this matrix with the rows of another one, of the same K and group, appended."""
+        pairs = ((self.codes, other.codes), (self.scale, other.scale), (self.centre, other.centre))
+        codes, scale, centre = map(torch.cat, pairs)
+        return FourBit(codes, scale, centre, self.group)
 
 
 Matrix = torch.Tensor | FourBit
-"""A matrix [N, K] as floats, or as the codes that its source has."""
+"""A matrix [N, K] as floats, or as the 4-bit codes of its source."""
 
 
 class Weight(ABC):
-    """One tensor of a model, however it is stored. Thread-safe; nothing is read before `read`.
+    """One tensor of a model in its stored form. Thread-safe; data is read by `read`, `read_slice` and `codes` only.
 
     Attributes:
-        shape: of the tensor as transformers has it.
-        parts: names of the stored tensors that it is made of.
-        nbytes: of them on disk.
-        group: of its exact 4-bit codes; None where it has none that a record could keep.
+        shape: of the tensor in transformers.
+        parts: names of the stored tensors that it consists of.
+        nbytes: bytes of the parts on disk.
+        group: group of its 4-bit codes; None if it has no codes that a record keeps exactly.
     """
 
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ class Weight(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point type that `read` gives.
+        """The floating-point dtype of the result of `read`.
 
         Raises:
             ModelRefused: the tensor holds no floating-point weights.
@@ -92,82 +92,80 @@ class Weight(ABC):
 
     @abstractmethod
     def read(self) -> torch.Tensor:
-        """The tensor in floating point.
+        """Reads the tensor in floating point.
 
         Raises:
-            ModelRefused: as dtype.
-            TruncatedFile: a file has become shorter.
+            ModelRefused: the tensor holds no floating-point weights.
+            TruncatedFile: a file has become shorter since it was opened.
         """
 
     def read_slice(self, index: int) -> torch.Tensor:
-        """read()[index], in the memory of a slice where the format can."""
+        """Reads tensor[index]; formats that can do so read that slice alone."""
         return self.read()[index]
 
     def codes(self) -> FourBit:
-        """The tensor's own codes. Only where `group` is not None."""
+        """Reads the tensor's 4-bit codes. Only for tensors whose `group` is not None."""
         raise NotImplementedError
 
 
 Opener = Callable[[Settings, StoredTensors], dict[str, Weight]]
-"""(quantization_config, stored tensors) -> the model's tensors by name, every one checked as far as headers say."""
+"""(quantization_config, stored tensors) -> the model's tensors by name, checked against the headers."""
 
 
 def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: object = None) -> Any:
-    """settings[key], or the default, if it is one of those allowed (of the same type: true is not 1).
+    """Returns settings[key], or the default, after a check against the allowed values, types included: true is not 1.
 
     Raises:
-        ModelRefused: it is something else.
+        ModelRefused: another value.
     """
     value = settings.get(key, default)
     if not any(type(value) is type(known) and value == known for known in allowed):
         raise ModelRefused(
-            f"{key} among {', '.join(map(str, allowed))} was wanted in quantization_config",
-            f"it is {shortened(value)}",
-            "Use the checkpoint that this one was quantized from",
+            f"{key} among {', '.join(map(str, allowed))} in quantization_config", shortened(value), USE_SOURCE
         )
     return value
 
 
 def group_size(settings: Settings, key: str = "group_size", default: object = None) -> int | None:
-    """The group that a quantization_config names; None for one over the whole input (-1 or null).
+    """Returns the group in a quantization_config; None for one group over all inputs (-1 or null).
 
     Raises:
-        ModelRefused: no whole number from 1 to LARGEST_GROUP.
+        ModelRefused: not a whole number from 1 to LARGEST_GROUP.
     """
     value = settings.get(key, default)
     if value in (-1, None) and not isinstance(value, float):
         return None
     if type(value) is not int or not 1 <= value <= LARGEST_GROUP:
         raise ModelRefused(
-            f"a group from 1 to {LARGEST_GROUP}, or -1, was wanted as {key} in quantization_config",
-            f"it is {shortened(value)}",
-            "Check where this checkpoint is from",
+            f"a group from 1 to {LARGEST_GROUP}, or -1, as {key} in quantization_config",
+            shortened(value),
+            CHECK_ORIGIN,
         )
     return value
 
 
 def record_group(group: int, columns: int) -> int | None:
-    """The widest group a record can have in which a source's groups are whole; None if there is none.
+    """Returns the widest group of GROUPS that divides a source's groups; None if there is none.
 
     Args:
         group: of the source.
-        columns: inputs of the matrix; a last group may be short only where the record's is the source's own.
+        columns: inputs of the matrix; an incomplete last group is allowed only if both groups are equal.
     """
     for ours in GROUPS:
         if ours == group or (group % ours == 0 and columns % ours == 0):
             return ours
-    # One group over all inputs has no boundary inside to keep.
+    # One group over all inputs has no boundary inside the matrix.
     return next((g for g in GROUPS if columns % g == 0), None) if group >= columns else None
 
 
 def regroup(values: torch.Tensor, group: int, ours: int, columns: int) -> torch.Tensor:
-    """[N, ceil(K / group)] a source's group -> [N, ceil(K / ours)] a record's group, which is no wider."""
+    """Expands parameters [N, ceil(K / group)] of a source to [N, ceil(K / ours)] of a record's narrower groups."""
     wide = values.repeat_interleave(max(group // ours, 1), 1)
     return wide[:, : -(-columns // ours)] if group < columns else values.expand(-1, -(-columns // ours))
 
 
 def fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unsigned fields of `bits` (2, 4 or 8), lowest bits first, out of the last dimension of integers.
+    """Unpacks unsigned fields of `bits` (2, 4 or 8), lowest bits first, from the last dimension of integers.
 
     Args:
         packed: uint8 or int32 [..., n], contiguous.
@@ -183,37 +181,38 @@ def fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def expect(tensors: StoredTensors, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
-    """Makes sure that a stored tensor is what the config and the tensors beside it imply.
+    """Checks that a stored tensor exists with the given shape and one of the given types.
 
     Args:
-        types: safetensors' names of the element types that will do.
+        types: safetensors' names of the allowed element types.
 
     Raises:
-        MissingTensor: it is not there, or of another shape or type.
+        MissingTensor: the tensor is missing, or has another shape or type.
     """
-    found: object = "not there"
-    if name in tensors:
-        if tensors.shape(name) == shape and tensors.type_name(name) in types:
-            return
-        found = f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
-    raise MissingTensor(
-        f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, was wanted in {tensors.directory}",
-        f"it is {found}",
-        "Download the checkpoint again; its config.json may belong to another one",
-    )
+    if name not in tensors or tensors.shape(name) != shape or tensors.type_name(name) not in types:
+        raise MissingTensor(
+            f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
+            described(tensors, name),
+            OTHER_CONFIG,
+        )
+
+
+def described(tensors: StoredTensors, name: str) -> str:
+    """Type and shape of a stored tensor, for a message."""
+    if name not in tensors:
+        return f"no tensor {name}"
+    return f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
 
 
 def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
-    """The shape of a stored tensor that must be a matrix with something in it.
+    """Returns the shape of a stored tensor after a check that it is a matrix and not empty.
 
     Raises:
-        MissingTensor: it is none.
+        MissingTensor: the tensor is missing, empty or not a matrix.
     """
     shape = tensors.shape(name)
     if len(shape) != 2 or 0 in shape:
         raise MissingTensor(
-            f"a matrix was wanted in {name} of {tensors.directory}",
-            f"its shape is {list(shape)}",
-            "Download the checkpoint again",
+            f"a matrix in {name} of {tensors.directory}", f"shape {list(shape)}", DOWNLOAD_AGAIN
         )
     return shape[0], shape[1]

@@ -1,8 +1,8 @@
-"""compressed-tensors, as llm-compressor writes it: whole numbers packed in int32 or as int8, or FP8.
+"""compressed-tensors, the format of llm-compressor: integers packed in int32 or as int8, or FP8.
 
 pack-quantized   weight_packed      int32 [N, K * bits / 32]    code + 2^(bits - 1), lowest bits first
                  weight_scale       float [N, G]
-                 weight_zero_point  int32 [N * bits / 32, G]    packed alike along N; absent: 0
+                 weight_zero_point  int32 [N * bits / 32, G]    packed along N; absent: 0
                  weight_shape       int64 [2]                   (N, K)
                  weight_g_idx       int32 [K]                   with activation order only
 int-quantized    weight             int8 [N, K]     weight_scale  float [N, G]; or one per block or matrix
@@ -34,6 +34,7 @@ from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
 from storage.formats.grouped import GroupedWeight, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN, shortened
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")
@@ -42,13 +43,13 @@ _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a group of the config says of the weights it is about.
+    """The quantization scheme of one config group.
 
     Args:
         bits: of a code.
         block: (outputs, inputs) that share a scale.
-        symmetric: whether there are no zero points.
-        act_order: whether inputs of a group may lie anywhere.
+        symmetric: whether zero points are absent.
+        act_order: whether the inputs of a group may lie anywhere.
     """
 
     bits: int
@@ -58,10 +59,10 @@ class Scheme:
 
 
 class PackedWeight(GroupedWeight):
-    """A matrix of pack-quantized.
+    """A pack-quantized matrix.
 
     Raises:
-        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
 
     def __init__(self, tensors: StoredTensors, stem: str, scheme: Scheme) -> None:
@@ -69,13 +70,7 @@ class PackedWeight(GroupedWeight):
         shape = rows, words * 32 // scheme.bits
         index = f"{stem}.weight_g_idx" if scheme.act_order else None
         super().__init__(
-            tensors,
-            stem,
-            shape,
-            scheme.block[1],
-            bits=scheme.bits,
-            index=index,
-            ordered=not scheme.act_order,
+            tensors, stem, shape, scheme.block[1], bits=scheme.bits, index=index, ordered=not scheme.act_order
         )
         self._scheme = scheme
         expect(tensors, f"{stem}.weight_packed", (rows, words), ("I32",))
@@ -92,9 +87,9 @@ class PackedWeight(GroupedWeight):
         bits, read, stem = self._scheme.bits, self._tensors.read, f"{self._stem}.weight"
         if (found := tuple(read(f"{stem}_shape").tolist())) != self.shape:
             raise DamagedData(
-                f"a weight_shape of {list(self.shape)} was wanted for {stem} in {self._tensors.directory}",
-                f"it is {list(found)}",
-                "Download the checkpoint again",
+                f"a weight_shape of {list(self.shape)} for {stem} in {self._tensors.directory}",
+                str(list(found)),
+                DOWNLOAD_AGAIN,
             )
         codes = fields(read(f"{stem}_packed"), bits)
         scales = read(f"{stem}_scale").float()
@@ -105,12 +100,11 @@ class PackedWeight(GroupedWeight):
 
 
 def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of compressed-tensors checkpoints.
+    """Opens a compressed-tensors checkpoint.
 
     Raises:
-        ModelRefused: a format that is not among these three, numbers out of bounds, weights of one kind
-            with more than one scheme.
-        MissingTensor: as PackedWeight and ScaledWeight.
+        ModelRefused: an unknown format, values out of bounds, or several schemes for weights of one type.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     schemes = _schemes(settings)
     names = {name for name in tensors.names() if not name.endswith(ACTIVATION_SCALES)}
@@ -127,13 +121,13 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
 
 
 def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
-    """int or float -> the schemes that the config has for weights of this type."""
+    """Returns the config's schemes for weights of type int and of type float."""
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelRefused(
-            "config_groups were wanted in quantization_config",
-            f"it has {type(groups).__name__}",
-            "Check that config.json belongs to this checkpoint",
+            "an object of objects as config_groups in quantization_config",
+            shortened(groups),
+            "check that config.json belongs to this checkpoint",
         )
     out: dict[str, list[Scheme]] = {"int": [], "float": []}
     for group in groups.values():
@@ -163,8 +157,8 @@ def _scheme(weights: Mapping[str, Any]) -> tuple[str, Scheme]:
 def _only(schemes: Mapping[str, list[Scheme]], kind: str, name: str) -> Scheme:
     if len(schemes[kind]) != 1:
         raise ModelRefused(
-            f"one scheme for weights of type {kind} was wanted in quantization_config, for {name}",
-            f"it has {len(schemes[kind])}",
-            "Use a checkpoint that is quantized evenly",
+            f"one scheme for weights of type {kind} in quantization_config, for {name}",
+            f"{len(schemes[kind])} schemes",
+            "use a checkpoint with one scheme for all weights",
         )
     return schemes[kind][0]

@@ -11,33 +11,33 @@ from __future__ import annotations
 import torch
 
 from storage.errors import MissingTensor, ModelRefused
-from storage.formats.base import LARGEST_GROUP, Settings, Weight, choice
+from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from storage.untrusted import CHECK_ORIGIN, shortened
 
 SCALES = (*FLOATS, "F8_E8M0")
-"""Types that scales come in."""
+"""safetensors' names of the types of scales."""
 
 _SUFFIX = "_scale_inv"
 ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
-"""What only says how activations could be quantized as well; here they never are."""
+"""Suffixes of the scales of quantized activations, which edgemoe does not use."""
 
 Block = tuple[int, int]
 
 
 class ScaledWeight(Weight):
-    """A tensor [..., N, K] of small numbers, and a tensor of scales for its blocks.
+    """A tensor [..., N, K] of 8-bit numbers, and a tensor of scales for its blocks.
 
     Args:
         tensors: of the checkpoint.
         name: of the stored tensor.
-        scale: name of its scales: [..., ceil(N / b0), ceil(K / b1)]; or with one element.
+        scale: name of its scales, [..., ceil(N / b0), ceil(K / b1)] or a single element.
         block: (b0, b1).
-        types: safetensors' names of the element types the tensor may have.
+        types: safetensors' names of the tensor's allowed element types.
 
     Raises:
-        MissingTensor: the scales are not there, or not of that shape.
+        MissingTensor: the scales are missing, or a shape or type is wrong.
     """
 
     def __init__(
@@ -52,21 +52,20 @@ class ScaledWeight(Weight):
         right = tensors.type_name(name) in types and len(self.shape) > 1 and found is not None
         if not right or not (self._single or found == per_block) or tensors.type_name(scale) not in SCALES:
             raise MissingTensor(
-                f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} were wanted "
-                f"in {tensors.directory}",
-                f"the first is {tensors.type_name(name)} of shape {list(self.shape)}, the scales are "
-                + ("not there" if found is None else f"{tensors.type_name(scale)} of shape {list(found)}"),
-                "Download the checkpoint again; its config.json may belong to another one",
+                f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} in "
+                f"{tensors.directory}",
+                f"{described(tensors, name)} and {described(tensors, scale)}",
+                OTHER_CONFIG,
             )
         self.parts = (name, scale)
         self.nbytes = tensors.nbytes(name) + tensors.nbytes(scale)
 
     def read(self) -> torch.Tensor:
-        """float32, of the tensor's shape."""
+        """Reads the tensor in its shape as float32."""
         return self._scaled(self._tensors.read(self._name), self._tensors.read(self._scale))
 
     def read_slice(self, index: int) -> torch.Tensor:
-        """read()[index]; of three dimensions, without reading the rest."""
+        """Reads tensor[index]; of a tensor with three dimensions that slice alone."""
         if len(self.shape) < 3:
             return self.read()[index]
         weight, source = self._tensors.read_slice(self._name, index), self._tensors
@@ -79,17 +78,17 @@ class ScaledWeight(Weight):
         if self._single:
             return weight.float() * scale.reshape(())
         rows, columns = weight.shape[-2:]
-        # A block may be as large as the config cared to say; no more than the matrix is ever needed.
+        # A config may name any block size; no more than the matrix is allocated.
         wide = scale.repeat_interleave(min(self._block[0], rows), -2)[..., :rows, :]
         return weight.float() * wide.repeat_interleave(min(self._block[1], columns), -1)[..., :columns]
 
 
 def open_fp8(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of checkpoints with quant_method fp8.
+    """Opens a checkpoint with quant_method fp8.
 
     Raises:
-        ModelRefused: another float than E4M3, blocks out of bounds.
-        MissingTensor: as ScaledWeight.
+        ModelRefused: another type than E4M3, or blocks out of bounds.
+        MissingTensor: scales are missing, or a shape or type is wrong.
     """
     choice(settings, "fmt", ("e4m3",), "e4m3")
     block = block_sides(settings.get("weight_block_size") or [128, 128], "weight_block_size")
@@ -102,10 +101,10 @@ def open_fp8(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
 
 
 def block_sides(value: object, key: str) -> Block:
-    """The two sides of a block, as a quantization_config has them.
+    """Returns the two sides of a block from a quantization_config.
 
     Raises:
-        ModelRefused: they are not two whole numbers from 1 to LARGEST_GROUP.
+        ModelRefused: the value is not a pair of whole numbers from 1 to LARGEST_GROUP.
     """
     match value:
         case [int() as rows, int() as columns] if (
@@ -113,13 +112,11 @@ def block_sides(value: object, key: str) -> Block:
         ):
             return rows, columns
     raise ModelRefused(
-        f"two sides from 1 to {LARGEST_GROUP} were wanted as {key} in quantization_config",
-        f"it is {shortened(value)}",
-        "Check where this checkpoint is from",
+        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config", shortened(value), CHECK_ORIGIN
     )
 
 
 def _scale_name(name: str, names: set[str]) -> str:
-    """`_scale_inv` as DeepSeek wrote it, `_scale` as some converters do; both are multiplied by."""
+    """Returns the name of the scales, which are factors: `_scale_inv` by DeepSeek, `_scale` by some converters."""
     plain = f"{name}_scale"
     return plain if plain in names else name + _SUFFIX

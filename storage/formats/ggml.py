@@ -1,14 +1,14 @@
-"""Tensors of a GGUF file: dequantized by the gguf package, or as their own 4-bit codes.
+"""Tensors of a GGUF file: dequantized by the gguf package, or as their 4-bit codes.
 
-Blocks of 32 inputs with uniform 4-bit codes n are kept exactly:
+Three types have blocks of 32 inputs with uniform 4-bit codes n, which records keep exactly:
 
     Q4_0  d f16 | 16 bytes                    w = d * (n - 8)
     Q4_1  d f16 | m f16 | 16 bytes            w = d * n + m
           input i of the block is the low half of byte i, input 16 + i its high half
     Q4_K  d f16 | dmin f16 | 12 bytes | 128 bytes, for 8 blocks       w = d * sc * n - dmin * mn
           blocks 2j and 2j + 1 are the low and the high halves of bytes 32 j to 32 j + 31;
-          sc and mn have 6 bits: those of blocks 0 to 3 in the low bits of the 12 bytes' first and second
-          four, those of blocks 4 to 7 in the last four's halves and the first eight's top two bits
+          sc and mn have 6 bits: for blocks 0 to 3 the low bits of the first and second four of the 12 bytes, for
+          blocks 4 to 7 the halves of the last four bytes and the top two bits of the first eight
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.formats.gguf_header import GgufEntry
 from storage.tensors import read_bytes
 
 _ROWS = 1 << 22
-"""Weights dequantized at a time, so that float32 copies made on the way stay small."""
+"""Weights dequantized at a time, which bounds the size of float32 copies."""
 
 Kind = gguf.GGMLQuantizationType
 READABLE = (
@@ -33,31 +33,31 @@ READABLE = (
     *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4),
     *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
 )
-"""Types of tensors that are read."""
+"""Supported types of tensors."""
 
 Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of blocks [n, bytes]: codes uint8 [n, weights], scale and centre float32 [n, weights / 32]."""
+"""Codes uint8 [n, weights], scale and centre float32 [n, weights / 32] of n blocks."""
 
 
 class GgmlWeight(Weight):
-    """A tensor, or one slice of it.
+    """A tensor of a GGUF file, or one slice of it.
 
     Args:
         path: of the file.
-        name: in the file.
-        entry: where and what it is.
-        index: the slice of a tensor of three dimensions; None for all of it.
+        name: of the tensor in the file.
+        entry: of the tensor in the header.
+        index: slice of a tensor with three dimensions; None: the whole tensor.
 
     Raises:
-        ModelRefused: of a type that is not in READABLE.
+        ModelRefused: its type is not in READABLE.
     """
 
     def __init__(self, path: Path, name: str, entry: GgufEntry, index: int | None = None) -> None:
         if entry.type not in READABLE:
             raise ModelRefused(
-                f"{name} as {', '.join(kind.name for kind in READABLE)} was wanted in {path}",
-                f"it is {entry.type.name}",
-                "Choose a file of another quantization",
+                f"{name} as {', '.join(kind.name for kind in READABLE)} in {path}",
+                entry.type.name,
+                "choose a file of another quantization",
             )
         self._path, self._entry = path, entry
         self.parts = (name,)
@@ -69,7 +69,7 @@ class GgmlWeight(Weight):
             self.group = 32
 
     def read(self) -> torch.Tensor:
-        """float32, of the tensor's shape."""
+        """Reads the tensor in its shape as float32."""
         rows = self._raw()
         out = torch.empty(rows.shape[0], self.shape[-1])
         step = max(_ROWS // self.shape[-1], 1)
@@ -79,24 +79,24 @@ class GgmlWeight(Weight):
         return out.view(self.shape)
 
     def codes(self) -> FourBit:
-        """The matrix's own codes."""
+        """Reads the matrix's 4-bit codes."""
         blocks = self._raw().view(-1, gguf.GGML_QUANT_SIZES[self._entry.type][1])
         codes, scale, centre = _FOUR_BIT[self._entry.type](blocks)
         rows = self.shape[0]
         return FourBit(codes.view(self.shape), scale.view(rows, -1), centre.view(rows, -1), 32)
 
     def _raw(self) -> torch.Tensor:
-        """uint8 [rows, bytes of a row]."""
+        """Reads the stored bytes, uint8 [rows, bytes of a row]."""
         return read_bytes(self._path, self._offset, self.nbytes).view(-1, self._entry.row_bytes)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """float32 [n, 1]: the float16 at a byte of every block."""
+    """Returns the float16 at byte `at` of every block, as float32 [n, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _halves(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., n] -> [..., 2n]: all low halves, then all high ones."""
+    """Unpacks uint8 [..., n] into [..., 2n]: the low halves of all bytes, then the high halves."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 

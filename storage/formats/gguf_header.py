@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read with distrust: counts, lengths and offsets are bounded before they are used.
+"""The header of a GGUF file: counts, lengths and offsets are bounded before use.
 
 "GGUF" | version u32 | tensors u64 | fields u64
 field:   key | type u32 | value                          strings are u64 bytes, then UTF-8
@@ -18,11 +18,12 @@ import gguf
 import numpy as np
 
 from storage.base import ByteRange
-from storage.errors import BadHeader, MissingTensor, ReadFailed, TruncatedFile
+from storage.errors import BadHeader, TruncatedFile
+from storage.retry import read_errors
 from storage.untrusted import shortened
 
 HEADER_LIMIT = 256 << 20
-"""Bytes. Vocabularies take some megabytes."""
+"""Bytes. A vocabulary takes several megabytes."""
 
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 20
@@ -30,16 +31,16 @@ _MAX_DIMENSIONS = 4
 _MAX_SIZE = 1 << 50
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
-_ADVICE = "Download the file again"
+_ACTION = "download the file again"
 
 
 @dataclass(frozen=True)
 class GgufEntry:
-    """Where a tensor lies.
+    """Type, shape and place of a tensor.
 
     Args:
-        type: how its weights are stored.
-        shape: outermost first, as torch has it; the file has it the other way round.
+        type: of its stored weights.
+        shape: outermost dimension first, as in torch; the file has the reverse order.
         range: bytes, counted from the start of the file.
     """
 
@@ -49,17 +50,17 @@ class GgufEntry:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, which is as long as the last dimension."""
+        """Bytes of one row, the last dimension."""
         block, size = gguf.GGML_QUANT_SIZES[self.type]
         return int(self.shape[-1] // block * size)
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says of itself.
+    """The contents of a GGUF header.
 
     Args:
-        fields: texts, numbers, truths, and lists of these, by key.
+        fields: texts, numbers, booleans and lists of them, by key.
         tensors: by name.
     """
 
@@ -68,25 +69,20 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks a file's header, and none of its data.
+    """Reads and checks a file's header, without its data.
 
     Raises:
-        BadHeader: naming the file and what is wrong in it.
-        TruncatedFile: the file ends before the header, or before the last tensor.
-        MissingTensor: there is no such file.
-        ReadFailed: the operating system refuses to read it.
+        BadHeader: with the file and the wrong value.
+        TruncatedFile: the file ends inside the header or before the last tensor.
+        MissingTensor: the file does not exist.
+        ReadFailed: the operating system refuses a read.
     """
-    try:
-        with path.open("rb") as file:
-            return _Parser(path, file).header()
-    except FileNotFoundError as error:
-        raise MissingTensor(f"tensors were wanted from {path}", "there is no such file", _ADVICE) from error
-    except OSError as error:
-        raise ReadFailed(f"the header of {path} was wanted", str(error.strerror), _ADVICE) from error
+    with read_errors(f"a GGUF file {path}", _ACTION), path.open("rb") as file:
+        return _Parser(path, file).header()
 
 
 class _Parser:
-    """One pass over one file."""
+    """Reads the header of one open file from start to end, once."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -95,42 +91,42 @@ class _Parser:
 
     def header(self) -> GgufHeader:
         if self._take(4) != b"GGUF":
-            raise self._bad("it does not begin with GGUF")
+            raise self._bad("a file that does not begin with GGUF")
         if (version := self._number("I")) not in (2, 3):
-            raise self._bad(f"it has version {version}, and 2 and 3 are known")
+            raise self._bad(f"version {version}, not 2 or 3")
         tensor_count, field_count = self._number("Q"), self._number("Q")
         if tensor_count > _MAX_TENSORS or field_count > _MAX_FIELDS:
-            raise self._bad(f"it claims {tensor_count} tensors and {field_count} fields")
+            raise self._bad(f"{tensor_count} tensors and {field_count} fields")
         fields: dict[str, Any] = {}
         for _ in range(field_count):
             key = self._text()
             if key in fields:
-                raise self._bad(f"field {shortened(key)} is there twice")
+                raise self._bad(f"field {shortened(key)} twice")
             fields[key] = self._value(self._number("I"))
         alignment = fields.get("general.alignment", gguf.constants.GGUF_DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
-            raise self._bad(f"its general.alignment is {shortened(alignment)}")
+            raise self._bad(f"general.alignment {shortened(alignment)}")
         relative = [self._tensor() for _ in range(tensor_count)]
         names = [name for name, _ in relative]
         if len(set(names)) < len(names):
-            raise self._bad(f"tensor {shortened(max(names, key=names.count))} is there twice")
+            raise self._bad(f"tensor {shortened(max(names, key=names.count))} twice")
         start = -(-self._file.tell() // alignment) * alignment
         return GgufHeader(fields, self._placed(relative, start, alignment))
 
     def _placed(
         self, relative: list[tuple[str, GgufEntry]], start: int, alignment: int
     ) -> dict[str, GgufEntry]:
-        """Tensors by name, once it is sure that they lie one after another inside the file."""
+        """Returns tensors by name after a check that they lie one after another inside the file."""
         at, out = start, {}
         for name, entry in sorted(relative, key=lambda item: item[1].range):
             offset, length = start + entry.range.offset, entry.range.length
             if offset != at:
-                raise self._bad(f"tensor {shortened(name)} lies at {offset}, where {at} was its place")
+                raise self._bad(f"tensor {shortened(name)} at {offset} instead of {at}")
             if offset + length > self._size:
                 raise TruncatedFile(
-                    f"{offset + length} bytes were wanted in {self._path}, as its header says",
-                    f"it has {self._size}",
-                    _ADVICE,
+                    f"{offset + length} bytes in {self._path}, as its header says",
+                    f"{self._size} bytes",
+                    _ACTION,
                 )
             out[name] = GgufEntry(entry.type, entry.shape, ByteRange(offset, length))
             at = offset + -(-length // alignment) * alignment
@@ -141,16 +137,16 @@ class _Parser:
         label = f"tensor {shortened(name)}"
         dimensions = self._number("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            raise self._bad(f"{label} has {dimensions} dimensions")
+            raise self._bad(f"{label} of {dimensions} dimensions")
         shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
         number, offset = self._number("I"), self._number("Q")
         try:
             kind = gguf.GGMLQuantizationType(number)
         except ValueError as error:
-            raise self._bad(f"{label} has the unknown type {number}") from error
+            raise self._bad(f"{label} of unknown type {number}") from error
         block, size = gguf.GGML_QUANT_SIZES[kind]
         if not 0 < prod(shape) <= _MAX_SIZE or offset > _MAX_SIZE or shape[-1] % block:
-            raise self._bad(f"{label} of type {kind.name} has the shape {shortened(shape)} at {offset}")
+            raise self._bad(f"{label} of type {kind.name} and shape {shortened(shape)} at {offset}")
         return name, GgufEntry(kind, shape, ByteRange(offset, prod(shape) // block * size))
 
     def _value(self, kind: int) -> Any:
@@ -159,14 +155,14 @@ class _Parser:
         if kind in _SCALARS:
             return self._number(_SCALARS[kind])
         if kind != _ARRAY:
-            raise self._bad(f"a field has the unknown type {kind}")
+            raise self._bad(f"a field of unknown type {kind}")
         of, count = self._number("I"), self._number("Q")
         if count > HEADER_LIMIT:
-            raise self._bad(f"a list claims {count} values")
+            raise self._bad(f"a list of {count} values")
         if of == _STRING:
             return [self._text() for _ in range(count)]
         if of not in _SCALARS:
-            raise self._bad(f"a list has values of type {of}")
+            raise self._bad(f"a list with values of type {of}")
         code = "u1" if of == _BOOL else _SCALARS[of]
         dtype = np.dtype(code).newbyteorder("<")
         values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
@@ -177,7 +173,7 @@ class _Parser:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self._bad(f"a text is not UTF-8: {shortened(raw)}") from error
+            raise self._bad(f"a text that is not UTF-8 ({shortened(raw)})") from error
 
     def _number(self, code: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
@@ -185,17 +181,17 @@ class _Parser:
     def _take(self, size: int) -> bytes:
         at = self._file.tell()
         if size > HEADER_LIMIT - at:
-            raise self._bad(f"it wants {size} bytes at {at}, and {HEADER_LIMIT} are allowed for all of it")
+            raise self._bad(f"{size} bytes at {at}, where {HEADER_LIMIT} are allowed for the header")
         if size > self._size - at:
             raise TruncatedFile(
-                f"{size} bytes of header were wanted at {at} in {self._path}", f"it has {self._size}", _ADVICE
+                f"{size} bytes of header at {at} in {self._path}", f"{self._size} bytes in all", _ACTION
             )
         raw = self._file.read(size)
         if len(raw) < size:
             raise TruncatedFile(
-                f"{size} bytes of header were wanted at {at} in {self._path}", f"{len(raw)} came", _ADVICE
+                f"{size} bytes of header at {at} in {self._path}", f"{len(raw)} bytes", _ACTION
             )
         return raw
 
     def _bad(self, found: str) -> BadHeader:
-        return BadHeader(f"a GGUF header was wanted in {self._path}", found, _ADVICE)
+        return BadHeader(f"a valid GGUF header in {self._path}", found, _ACTION)

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: its config and tensors by the names and keys that transformers has for them."""
+"""A GGUF file as a model: its config and tensors by transformers' keys and names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from storage.untrusted import shortened
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a GGUF architecture is called in transformers.
+    """transformers' names for a GGUF architecture.
 
     Args:
         fixed: config values that the architecture implies.
-        keys: config key -> field, after the architecture's name.
+        keys: config key -> field, without the architecture's name in front.
         tensors: part of a tensor's name in a layer -> transformers' name in the layer.
-        experts: the same for tensors over all experts, with {expert}.
-        paired_rows: tensors in which llama.cpp put rows i and i + half of every head beside each other.
+        experts: part of the name of a tensor over all experts -> transformers' name with {expert}.
+        paired_rows: tensors in which llama.cpp interleaves rows i and i + half of every head.
     """
 
     fixed: dict[str, Any]
@@ -70,11 +70,7 @@ ARCHITECTURES = {
             "moe_intermediate_size": "expert_feed_forward_length",
         },
         tensors=_TENSORS
-        | {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "ffn_gate_inp": "mlp.gate",
-        },
+        | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"},
         experts={
             f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")
         },
@@ -90,7 +86,7 @@ ARCHITECTURES = {
         paired_rows=("attn_q", "attn_k"),
     ),
 }
-"""general.architecture -> what transformers calls it."""
+"""general.architecture -> its names in transformers."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -101,13 +97,13 @@ class GgufModel:
 
     Attributes:
         path: of the file.
-        header: what it says of itself.
-        config: as a config.json would have it; nothing in it is bounded yet.
+        header: of the file.
+        config: the content of a config.json, before bounded_config.
 
     Raises:
-        BadHeader, TruncatedFile: as read_gguf_header.
-        ModelRefused: an architecture that is not known, one file of several, scaled rotary embeddings.
-        MissingTensor: a field or tensor that the architecture needs is not there.
+        BadHeader, TruncatedFile: the header contradicts the file.
+        ModelRefused: an unknown architecture, one file of several, or scaled rotary embeddings.
+        MissingTensor: a field or tensor of the architecture is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,27 +113,27 @@ class GgufModel:
         architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if architecture is None or fields.get(f"{name}.expert_count", 0) == 0:
             raise self._refused(
-                f"an architecture among {', '.join(ARCHITECTURES)} was wanted, with experts",
-                f"it is {shortened(name)}, with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
-                "Choose a supported model, or its checkpoint as safetensors",
+                f"an architecture with experts among {', '.join(ARCHITECTURES)}",
+                f"{shortened(name)} with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
+                "choose a supported model, or its checkpoint as safetensors",
             )
         if fields.get("split.count", 0) not in (0, 1):
             raise self._refused(
-                "a whole model was wanted",
-                f"it is one of {shortened(fields['split.count'])} files",
-                "Merge them with llama-gguf-split --merge",
+                "a whole model",
+                f"one of {shortened(fields['split.count'])} files",
+                "merge them with llama-gguf-split --merge",
             )
         if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
             raise self._refused(
-                "rotary embeddings without scaling were wanted",
-                f"it has {shortened(scaling)}",
-                "Use the model's checkpoint as safetensors",
+                "rotary embeddings without scaling",
+                shortened(scaling),
+                "use the model's checkpoint as safetensors",
             )
         self._name, self._architecture = name, architecture
         self.config = self._config()
 
     def weights(self) -> dict[str, Weight]:
-        """Every tensor by transformers' name; one of the file over all experts is as many of them."""
+        """Returns every tensor by transformers' name; a tensor over all experts becomes one per expert."""
         out: dict[str, Weight] = {}
         for name in self.header.tensors:
             out |= self._named(name)
@@ -147,23 +143,19 @@ class GgufModel:
         tensors, fields = self.header.tensors, self.header.fields
         if "token_embd.weight" not in tensors:
             raise MissingTensor(
-                f"token_embd.weight was wanted in {self.path}", "it is not there", "Download it again"
+                f"token_embd.weight in {self.path}", "no such tensor", "download the file again"
             )
         out = dict(self._architecture.fixed)
         for key, field in self._architecture.keys.items():
             if (whole := f"{self._name}.{field}") not in fields:
                 raise MissingTensor(
-                    f"the field {whole} was wanted in {self.path}", "it is not there", "Choose another file"
+                    f"the field {whole} in {self.path}", "no such field", "choose another file"
                 )
             out[key] = fields[whole]
-        # Routers make floats of what is no more than a size; bounded_config looks at all others.
+        # The two values that are no sizes; bounded_config checks the sizes.
         for key in ("rms_norm_eps", "rope_theta"):
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
-                raise self._refused(
-                    f"a number above 0 was wanted for {key}",
-                    f"it is {shortened(out[key])}",
-                    "Choose another file",
-                )
+                raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
         out["vocab_size"] = tensors["token_embd.weight"].shape[0]
         out["tie_word_embeddings"] = "output.weight" not in tensors
         for key, field in _TOKENS.items():
@@ -179,13 +171,10 @@ class GgufModel:
         match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
         part = match[2] if match else ""
         layer = f"model.layers.{match[1]}." if match else ""
-        if part in known.experts and len(entry.shape) == 3 and entry.shape[0] == self._experts:
-            return {
-                f"{layer}{known.experts[part].format(expert=expert)}.weight": GgmlWeight(
-                    self.path, name, entry, expert
-                )
-                for expert in range(entry.shape[0])
-            }
+        count = self.header.fields[f"{self._name}.expert_count"]
+        if part in known.experts and entry.shape[:-2] == (count,):
+            new = f"{layer}{known.experts[part]}.weight"
+            return {new.format(expert=i): GgmlWeight(self.path, name, entry, i) for i in range(count)}
         if part in known.tensors:
             weight: Weight = GgmlWeight(self.path, name, entry)
             if part in known.paired_rows:
@@ -193,37 +182,33 @@ class GgufModel:
                 weight = UnpairedRows(weight, self.config[key])
             return {f"{layer}{known.tensors[part]}.weight": weight}
         raise self._refused(
-            f"only tensors of {self._name} were wanted",
-            f"there is {shortened(name)} of shape {list(entry.shape)}",
-            "Choose a file of a supported model",
+            f"only tensors of {self._name}",
+            f"{shortened(name)} of shape {list(entry.shape)}",
+            "choose a file of a supported model",
         )
 
-    @property
-    def _experts(self) -> object:
-        return self.header.fields[f"{self._name}.expert_count"]
-
-    def _refused(self, wanted: str, found: str, advice: str) -> ModelRefused:
-        return ModelRefused(f"{wanted} in {self.path}", found, advice)
+    def _refused(self, wanted: str, found: str, action: str) -> ModelRefused:
+        return ModelRefused(f"{wanted} in {self.path}", found, action)
 
 
 class UnpairedRows(Weight):
-    """A matrix [heads * D, K] with each head's rows in transformers' order: first all even ones of the file, then odd.
+    """A matrix [heads * D, K], each head's rows in transformers' order: the file's even rows, then its odd rows.
 
     Raises:
-        ModelRefused: the rows do not make so many heads.
+        ModelRefused: the number of rows is not a multiple of 2 * heads.
     """
 
     def __init__(self, weight: Weight, heads: object) -> None:
         if type(heads) is not int or heads < 1 or weight.shape[0] % (2 * heads):
             raise ModelRefused(
-                f"rows of {shortened(heads)} heads were wanted in {weight.parts[0]}",
-                f"it has {weight.shape[0]}",
-                "Choose another file",
+                f"rows of {shortened(heads)} heads in {weight.parts[0]}",
+                f"{weight.shape[0]} rows",
+                "choose another file",
             )
         self._weight, self._heads = weight, heads
         self.shape, self.parts, self.nbytes = weight.shape, weight.parts, weight.nbytes
 
     def read(self) -> torch.Tensor:
-        """float32, of the tensor's shape."""
+        """Reads the tensor in its shape as float32."""
         pairs = self._weight.read().view(self._heads, -1, 2, self.shape[1])
         return pairs.transpose(1, 2).reshape(self.shape)

@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of a GGUF file, written out as transformers writes them."""
+"""The tokenizer and chat template of a GGUF file, as files of transformers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def unpack_tokenizer(path: Path, fields: Mapping[str, Any], into: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja.
+    """Writes tokenizer.json, tokenizer_config.json and, if the file has a template, chat_template.jinja.
 
     Args:
-        path: of the GGUF file, whose header was found good.
+        path: of the GGUF file, whose header is checked.
         fields: of that header.
-        into: a directory.
+        into: directory for the files.
 
     Raises:
-        ModelRefused: transformers knows no tokenizer of this kind, or its parts do not fit each other.
+        ModelRefused: transformers does not support the tokenizer, or its parts contradict each other.
     """
-    # Here and not above: nothing else in this package needs transformers, which takes seconds to import.
+    # Imported here: transformers takes seconds to import, and only this function needs it.
     from transformers import PreTrainedTokenizerFast
 
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # whatever transformers and tokenizers make of a vocabulary that is none
+    except Exception as error:  # transformers and tokenizers raise any type for an invalid vocabulary
         raise ModelRefused(
-            f"the tokenizer of {path} was wanted",
-            f"transformers cannot read it ({shortened(str(error))})",
-            "Choose another file, or the model's checkpoint as safetensors",
+            f"a tokenizer that transformers reads in {path}",
+            f"an error ({shortened(str(error))})",
+            "choose another file, or the model's checkpoint as safetensors",
         ) from error
     template = fields.get(_TEMPLATE)
     tokenizer.chat_template = template if isinstance(template, str) else None

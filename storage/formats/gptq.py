@@ -1,4 +1,4 @@
-"""GPTQ, and AutoRound where it packs as GPTQ: whole numbers packed along the inputs.
+"""GPTQ, and AutoRound with GPTQ's packing: integers packed along the inputs.
 
     qweight  int32 [K * bits / 32, N]        input k in word k * bits / 32, lowest bits first
     qzeros   int32 [G, N * bits / 32]        one less than the zero point, except in `gptq_v2`
@@ -7,7 +7,7 @@
 
     w[n, k] = scales[g, n] * (qweight[k, n] - zero[g, n])
 
-With act-order (`desc_act`) inputs of a group do not lie together, and a record's groups do: such a matrix is
+With act-order (`desc_act`) the inputs of a group are scattered, and a record's groups are contiguous: such a matrix is
 dequantized and stored at level 8.
 """
 
@@ -29,13 +29,13 @@ _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 @dataclass(frozen=True)
 class Packing:
-    """How a checkpoint packs its matrices.
+    """The packing of a checkpoint's matrices.
 
     Args:
         bits: of a code: 2, 4 or 8.
-        group: consecutive inputs that share a scale; None for all of a matrix.
-        act_order: whether g_idx may put inputs into groups in any order.
-        zero_offset: what is to be added to a stored zero point.
+        group: consecutive inputs that share a scale; None: all inputs.
+        act_order: whether g_idx may assign inputs to groups in any order.
+        zero_offset: offset to add to a stored zero point.
     """
 
     bits: int
@@ -48,7 +48,7 @@ class GptqWeight(GroupedWeight):
     """A packed matrix.
 
     Raises:
-        MissingTensor: a part is not there, or its shape does not agree with the others and the config.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
 
     def __init__(self, tensors: StoredTensors, stem: str, packing: Packing) -> None:
@@ -56,13 +56,7 @@ class GptqWeight(GroupedWeight):
         shape = rows, words * 32 // packing.bits
         index = f"{stem}.g_idx" if packing.act_order or f"{stem}.g_idx" in tensors else None
         super().__init__(
-            tensors,
-            stem,
-            shape,
-            packing.group,
-            bits=packing.bits,
-            index=index,
-            ordered=not packing.act_order,
+            tensors, stem, shape, packing.group, bits=packing.bits, index=index, ordered=not packing.act_order
         )
         self._packing = packing
         expect(tensors, f"{stem}.qweight", (words, rows), ("I32",))
@@ -81,38 +75,32 @@ class GptqWeight(GroupedWeight):
 
 
 def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of GPTQ checkpoints.
+    """Opens a GPTQ checkpoint.
 
     Raises:
-        ModelRefused: bits that are not whole in a byte, a group out of bounds, matrices with settings of
-            their own, an unknown version.
-        MissingTensor: as GptqWeight.
+        ModelRefused: other bits than 2, 4 or 8, a group out of bounds, different settings for some matrices, or an
+            unknown version.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     own = settings.get("dynamic") or {}
-    # Keys that begin with -: only name matrices left as they are.
+    # Keys that begin with -: exempt matrices from quantization.
     if not isinstance(own, dict) or not all(key.startswith("-:") for key in own):
         raise ModelRefused(
-            "one kind of packing for all matrices was wanted in quantization_config",
-            f"dynamic gives some another: {shortened(own)}",
-            "Use a checkpoint that is quantized evenly",
+            "one packing for all matrices in quantization_config",
+            f"dynamic {shortened(own)}",
+            "use a checkpoint with one packing for all matrices",
         )
     version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    return packed_weights(
-        tensors,
-        Packing(
-            bits=choice(settings, "bits", (4, 8, 2)),
-            group=group_size(settings, default=-1),
-            act_order=choice(settings, "desc_act", (False, True), False),
-            zero_offset=0 if version == "gptq_v2" else 1,
-        ),
-    )
+    bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings, default=-1)
+    act_order = choice(settings, "desc_act", (False, True), False)
+    return packed_weights(tensors, Packing(bits, group, act_order, 0 if version == "gptq_v2" else 1))
 
 
 def packed_weights(tensors: StoredTensors, packing: Packing) -> dict[str, Weight]:
-    """Every matrix that has a qweight, packed this way, and all other tensors as they are.
+    """Returns every matrix with a qweight as a GptqWeight, and every other tensor as a PlainWeight.
 
     Raises:
-        MissingTensor: as GptqWeight.
+        MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     stems = {name.removesuffix(".qweight") for name in tensors.names() if name.endswith(".qweight")}
     made = {f"{stem}.weight": GptqWeight(tensors, stem, packing) for stem in stems}

@@ -1,4 +1,4 @@
-"""Matrices of whole numbers with a scale and a zero point per group of inputs: w = scale * (code - zero)."""
+"""Matrices of integers with a scale and a zero point per group of inputs: w = scale * (code - zero)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import torch
 from storage.errors import DamagedData
 from storage.formats.base import FourBit, Weight, record_group, regroup
 from storage.tensors import StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN
 
 
 class Parts(NamedTuple):
-    """A matrix as unpacked.
-
-    codes is uint8 [N, K]; scales and zeros are float32 [N, G].
-    """
+    """An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -25,16 +23,16 @@ class Parts(NamedTuple):
 
 
 class GroupedWeight(Weight):
-    """A matrix [N, K]; a format says how it is packed.
+    """A matrix [N, K]; subclasses unpack it.
 
     Args:
         tensors: of the checkpoint.
-        stem: name of the tensors that it is made of, up to the last dot.
+        stem: name of the stored parts up to the last dot.
         shape: (N, K).
-        group: consecutive inputs that share a scale; None for all of them.
+        group: consecutive inputs that share a scale; None: all inputs.
         bits: of a code.
-        index: name of the stored tensor, int32 [K], that gives every input's group; None for k / group.
-        ordered: whether the config promises that inputs of a group lie together.
+        index: name of the stored tensor, int32 [K], with every input's group; None: the group is k / group.
+        ordered: whether the inputs of a group are contiguous, by the config.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class GroupedWeight(Weight):
             self.group = record_group(self._group, shape[1])
 
     def _made_of(self, parts: Iterable[str]) -> None:
-        """Says which tensors it is made of; those that are not there are no part of it."""
+        """Sets `parts` and `nbytes` from the parts that exist."""
         self.parts = tuple(part for part in parts if part in self._tensors)
         self.nbytes = sum(self._tensors.nbytes(part) for part in self.parts)
 
@@ -65,51 +63,48 @@ class GroupedWeight(Weight):
         """Reads and unpacks the matrix."""
 
     def read(self) -> torch.Tensor:
-        """float32 [N, K].
+        """Reads the matrix as float32 [N, K].
 
         Raises:
-            DamagedData: a group is named that is not there.
-            TruncatedFile: as Weight.read.
+            DamagedData: the index names a group outside of 0 .. G - 1.
+            TruncatedFile: a file has become shorter since it was opened.
         """
         codes, scales, zeros = self._unpack()
         group_of = self._group_of()
         return (codes.float() - zeros[:, group_of]) * scales[:, group_of]
 
     def codes(self) -> FourBit:
-        """The matrix's own codes.
+        """Reads the matrix's 4-bit codes.
 
         Raises:
-            DamagedData: inputs of a group do not lie together, though the config says so.
+            DamagedData: the inputs of a group are scattered, against the config.
         """
         assert self.group is not None
         codes, scales, zeros = self._unpack()
         columns = self.shape[1]
         if not torch.equal(self._group_of(), self._in_order()):
             raise DamagedData(
-                f"inputs in order were wanted in {self._index} of {self._tensors.directory}",
-                "they are not, though quantization_config names no act-order",
-                "Say so in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
+                f"inputs in order in {self._index} of {self._tensors.directory}",
+                "inputs out of order, where quantization_config names no act-order",
+                "set act-order in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
             )
-        centre = (8 - zeros) * scales
-        return FourBit(
-            codes,
-            regroup(scales, self._group, self.group, columns),
-            regroup(centre, self._group, self.group, columns),
-            self.group,
+        scale, centre = (
+            regroup(values, self._group, self.group, columns) for values in (scales, (8 - zeros) * scales)
         )
+        return FourBit(codes, scale, centre, self.group)
 
     def _in_order(self) -> torch.Tensor:
         return torch.arange(self.shape[1]) // self._group
 
     def _group_of(self) -> torch.Tensor:
-        """int64 [K]: every input's group."""
+        """Returns every input's group, int64 [K]."""
         if self._index is None:
             return self._in_order()
         index = self._tensors.read(self._index).long()
         if int(index.min()) < 0 or int(index.max()) >= self._groups:
             raise DamagedData(
-                f"groups from 0 to {self._groups - 1} were wanted in {self._index} of {self._tensors.directory}",
-                f"they go from {int(index.min())} to {int(index.max())}",
-                "Download the checkpoint again",
+                f"groups from 0 to {self._groups - 1} in {self._index} of {self._tensors.directory}",
+                f"groups from {int(index.min())} to {int(index.max())}",
+                DOWNLOAD_AGAIN,
             )
         return index

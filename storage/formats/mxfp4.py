@@ -1,11 +1,11 @@
-"""MXFP4 (gpt-oss): 32 inputs share a power of two, every weight is one of 16 values of 4 bits.
+"""MXFP4 (gpt-oss): 32 inputs share a power of two, and every weight is one of 16 values.
 
     X_blocks  U8 [E, N, K / 32, 16]        input 2i in the low half of byte i
     X_scales  U8 [E, N, K / 32]            exponent + 127
 
     X[e, k, n] = VALUES[code] * 2^(scale - 127)
 
-The values are not evenly spaced, so no 4-bit code of a record gives them: they are stored at level 8.
+The values are not evenly spaced, so a record's 4-bit codes cannot represent them: they are stored at level 8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from storage.errors import MissingTensor
 from storage.formats.base import Settings, Weight, expect, fields
 from storage.formats.plain import with_rest
 from storage.tensors import StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1: sign, two bits of exponent, one of mantissa."""
@@ -24,10 +25,10 @@ _GROUP = 32
 
 
 class Mxfp4Weight(Weight):
-    """All experts' matrices of a layer, [E, K, N] as transformers has them: inputs before outputs.
+    """The matrices of a layer's experts, [E, K, N], inputs before outputs as in transformers.
 
     Raises:
-        MissingTensor: blocks or scales are not there, or their shapes do not agree.
+        MissingTensor: blocks or scales are missing, or their shapes contradict each other.
     """
 
     def __init__(self, tensors: StoredTensors, stem: str) -> None:
@@ -35,9 +36,9 @@ class Mxfp4Weight(Weight):
         shape = tensors.shape(self._blocks)
         if len(shape) != 4 or 0 in shape:
             raise MissingTensor(
-                f"{self._blocks} of four dimensions was wanted in {tensors.directory}",
-                f"its shape is {list(shape)}",
-                "Download the checkpoint again",
+                f"{self._blocks} of four dimensions in {tensors.directory}",
+                f"shape {list(shape)}",
+                DOWNLOAD_AGAIN,
             )
         experts, rows, groups, _ = shape
         expect(tensors, self._blocks, (experts, rows, groups, _GROUP // 2), ("U8",))
@@ -47,23 +48,23 @@ class Mxfp4Weight(Weight):
         self.nbytes = tensors.nbytes(self._blocks) + tensors.nbytes(self._scales)
 
     def read(self) -> torch.Tensor:
-        """float32 [E, K, N]."""
+        """Reads all experts as float32 [E, K, N]."""
         return torch.stack([self.read_slice(expert) for expert in range(self.shape[0])])
 
     def read_slice(self, index: int) -> torch.Tensor:
-        """float32 [K, N] of one expert."""
+        """Reads one expert as float32 [K, N]."""
         blocks = self._tensors.read_slice(self._blocks, index)
         exponents = self._tensors.read_slice(self._scales, index).view(torch.uint8).to(torch.int32) - 127
-        # Not through bf16 or float8 arithmetic: 2^-127 is no normal number there.
+        # In float32: 2^-127 is not a normal number of bf16 or float8.
         values = torch.tensor(VALUES)[fields(blocks, 4).long()]
         return torch.ldexp(values, exponents.unsqueeze(-1)).flatten(-2).t()
 
 
 def open_mxfp4(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Opener of checkpoints with quant_method mxfp4.
+    """Opens a checkpoint with quant_method mxfp4.
 
     Raises:
-        MissingTensor: as Mxfp4Weight.
+        MissingTensor: blocks or scales are missing, or their shapes contradict each other.
     """
     stems = {name.removesuffix("_blocks") for name in tensors.names() if name.endswith("_blocks")}
     made = {stem: Mxfp4Weight(tensors, stem) for stem in stems}

@@ -1,4 +1,4 @@
-"""Weights stored as floating point: a tensor of the file is a tensor of the model."""
+"""Weights in floating point: a tensor of the file is a tensor of the model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 from storage.errors import ModelRefused
 from storage.formats.base import Settings, Weight
 from storage.tensors import DTYPES, StoredTensors
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
 
 FLOATS = ("BF16", "F16", "F32")
-"""safetensors' names of the types that weights are taken from as they are."""
+"""safetensors' names of the types of unquantized weights."""
 
 
 class PlainWeight(Weight):
-    """A stored tensor. One that holds no floating point is refused when its type is asked for."""
+    """A stored tensor. `dtype`, `read` and `read_slice` refuse a type that is not floating point."""
 
     def __init__(self, tensors: StoredTensors, name: str) -> None:
         self._tensors, self._name = tensors, name
@@ -31,40 +32,38 @@ class PlainWeight(Weight):
         found = self._tensors.type_name(self._name)
         if found not in FLOATS:
             raise ModelRefused(
-                f"{self._name} in bfloat16, float16 or float32 was wanted",
-                f"it is {found} in {self._tensors.place(self._name)}, and config.json does not say how to read it",
-                "Use the checkpoint that this one was quantized from",
+                f"{self._name} in bfloat16, float16 or float32",
+                f"{found} in {self._tensors.place(self._name)}, which config.json does not explain",
+                USE_SOURCE,
             )
         return DTYPES[found]
 
     def read(self) -> torch.Tensor:
-        """The tensor in its own dtype."""
+        """Reads the tensor in its own dtype."""
         _ = self.dtype
         return self._tensors.read(self._name)
 
     def read_slice(self, index: int) -> torch.Tensor:
-        """tensor[index], without reading the rest. Raises IndexError outside 0 .. len - 1."""
+        """Reads tensor[index] alone. Raises IndexError outside 0 .. len - 1."""
         _ = self.dtype
         return self._tensors.read_slice(self._name, index)
 
 
 def open_plain(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
-    """Every stored tensor by its own name."""
+    """Returns every stored tensor by its own name."""
     return with_rest({}, tensors, tensors.names())
 
 
 def with_rest(made: Mapping[str, Weight], tensors: StoredTensors, names: Iterable[str]) -> dict[str, Weight]:
-    """What a format has made of stored tensors, and those among `names` that are no part of it as they are.
+    """Returns a format's weights, and a PlainWeight for each of `names` that is not a part of them.
 
     Raises:
-        ModelRefused: a tensor is there both quantized and as it is.
+        ModelRefused: a tensor exists in a quantized and in a plain form.
     """
     taken = {part for weight in made.values() for part in weight.parts}
     rest = {name: PlainWeight(tensors, name) for name in names if name not in taken}
     if twice := made.keys() & rest.keys():
         raise ModelRefused(
-            f"one form of {min(twice)} was wanted in {tensors.directory}",
-            "it is there quantized and as it is",
-            "Download the checkpoint again",
+            f"one form of {min(twice)} in {tensors.directory}", "a quantized and a plain form", DOWNLOAD_AGAIN
         )
     return {**made, **rest}

@@ -19,6 +19,8 @@ from cache.plane_tier import PlaneTier
 from storage.base import LEVELS, Blocks, ExpertKey
 from storage.errors import DoesNotFit
 
+pytestmark = pytest.mark.e2e
+
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
 
 Serials = dict[str, int]

@@ -26,7 +26,7 @@ rig = pytest.fixture(rigs)
 
 
 @FORMS
-@pytest.mark.parametrize("room", [1, 2, 3, 7])
+@pytest.mark.parametrize("available_bytes", [1, 2, 3, 7])
 def test_every_expert_comes_once(rig: type[Rig], form: ToyForm, room: int) -> None:
     """However few fit at once, all wanted are handed out, each at its level and with its own bytes."""
     r = rig(form, room)
@@ -187,6 +187,7 @@ def test_the_engine_may_run_in_any_thread(rig: type[Rig]) -> None:
     assert sorted(orders[0]) == [A, B, C]
 
 
+@pytest.mark.e2e
 @settings(max_examples=120, deadline=None)
 @given(
     form=st.sampled_from([MERGED, SLICED]),

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 from fetch_rig import WAIT, Rig, after, rigs
+from prefetch.transfer import Transfer
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from prefetch.fetcher import Fetcher
-from prefetch.transfer import Transfer
 from storage.base import ExpertKey
 
 A, B, C = (ExpertKey(0, e) for e in range(3))
@@ -180,7 +180,7 @@ def test_a_waiting_demand_keeps_guesses_out(rig: type[Rig]) -> None:
         assert r.fetcher.take_counts().speculated == 1
 
 
-@pytest.mark.parametrize("room", [4, 3, 2])
+@pytest.mark.parametrize("available_bytes", [4, 3, 2])
 def test_a_demand_takes_room_back(rig: type[Rig], monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """X needs a second block for its promotion: that of a guess not begun, or else of one that is only pinned."""
     r = rig(MERGED, room, workers=1, speculate="full")

@@ -10,12 +10,14 @@ import pytest
 from fetch_rig import WAIT, CountingReader, Rig, broken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefetch.transfer import Transfer
 from toys import MERGED, SLICED, ToyForm, contents, expected
 
 from prefetch.lookahead_gate import Judge
-from prefetch.transfer import Transfer
 from storage.base import ExpertKey
 from storage.errors import ChecksumMismatch
+
+pytestmark = pytest.mark.e2e
 
 KEYS = st.builds(ExpertKey, st.integers(0, 2), st.integers(0, 3))
 LEVELS = st.dictionaries(KEYS, st.sampled_from([2, 4, 8]), max_size=5)

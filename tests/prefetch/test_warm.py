@@ -19,8 +19,8 @@ from terminals import Terminal
 from toys import MERGED, SLICED, disk_bytes
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.idle_prefetch import filling
-from edgemoe.chat.loop import _from_person, run_chat
+from edgemoe.chat.idle_prefetch import idle_prefetch
+from edgemoe.chat.loop import _read_and_prefetch, run_chat
 from edgemoe.console.input import Turn
 from edgemoe.engine.generate import Sampling
 from prefetch.lookahead_gate import Judge
@@ -240,11 +240,11 @@ def test_the_engine_fills_while_somebody_waits(engines) -> None:
     """On a thread of its own, which has ended when the waiting has; then the engine is the waiter's again."""
     engine = engines(None)
     deadline = time.monotonic() + 60
-    with filling(engine):
+    with idle_prefetch(engine):
         while len(engine.vram.resident()) < engine.shape.experts:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert "filling" not in [thread.name for thread in threading.enumerate()]
+    assert "idle-prefetch" not in [thread.name for thread in threading.enumerate()]
     engine.prefill(engine.new_sequence(), PROMPT)
     assert engine.take_counts().ssd_bytes == 0
 
@@ -266,7 +266,7 @@ def test_who_leaves_does_not_wait_for_all_of_it(engines, monkeypatch) -> None:
     """An error ends the filling behind the reads that are under way."""
     engine, begun = engines(None), threading.Event()
     slowed(engine, begun, monkeypatch)
-    with suppress(ZeroDivisionError), filling(engine):
+    with suppress(ZeroDivisionError), idle_prefetch(engine):
         assert begun.wait(60)
         raise ZeroDivisionError
     assert len(engine.vram.resident()) < engine.shape.experts
@@ -289,7 +289,7 @@ def test_ctrl_c_while_the_filling_ends(engines, monkeypatch) -> None:
         gate.set()
 
     def wait_and_leave():
-        with filling(engine):
+        with idle_prefetch(engine):
             assert begun.wait(60)
             threading.Thread(target=interrupt).start()
 
@@ -310,15 +310,15 @@ def test_a_turn_is_dropped_by_ctrl_c_behind_it(engines, monkeypatch, capsys) -> 
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgemoe.chat.loop.filling", interrupted)
-    assert _from_person(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
+    monkeypatch.setattr("edgemoe.chat.loop.idle_prefetch", interrupted)
+    assert _read_and_prefetch(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
     assert "dropped" in capsys.readouterr().out
 
     def empty():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _from_person(chat, SimpleNamespace(read=empty))
+        _read_and_prefetch(chat, SimpleNamespace(read=empty))
 
 
 def test_what_goes_wrong_is_logged(engines, monkeypatch, caplog) -> None:
@@ -329,11 +329,12 @@ def test_what_goes_wrong_is_logged(engines, monkeypatch, caplog) -> None:
         raise RuntimeError("a device refused a copy")
 
     monkeypatch.setattr(engine, "fill", fail)
-    with filling(engine):
+    with idle_prefetch(engine):
         pass
     assert "refused a copy" in caplog.text
 
 
+@pytest.mark.e2e
 def test_a_chat_fills_at_a_terminal(tiny_store, tmp_path) -> None:
     """What a person finds who took their time: every expert resident before the first question."""
     with Terminal(tmp_path, "chat", "--model", tiny_store) as terminal:

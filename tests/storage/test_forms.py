@@ -1,4 +1,4 @@
-"""How an expert lies in memory: planes read, merged and promoted, against the plain decoder."""
+"""Blocks of an expert in memory: planes read, merged and promoted, against the plain decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.record import RecordGeometry
 
 
 def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """p4 and p0 packed straight from the codes, without going through planes."""
+    """Packs p4 and p0 from the codes, without planes."""
     p4, p0 = np.zeros(geometry.codes_bytes, np.uint8), np.zeros(geometry.codes_bytes, np.uint8)
     for (spec, _, at), weight in zip(geometry.matrix_offsets(), weights, strict=True):
         codes, _ = quantize_matrix(weight, spec)
@@ -43,8 +43,8 @@ def form_class(request):
 
 @pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
 @pytest.mark.parametrize("level", [2, 4, 8])
-def test_planes_are_those_of_the_codes_in_the_used_layout(shape, used, stored, level):
-    """Whatever layout a store has, every plane lies as if the record had been packed for this machine's kernel."""
+def test_planes_equal_the_codes_in_the_used_layout(shape, used, stored, level):
+    """For a store of any layout, every plane equals the plane of a record in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
     form = PlaneForm(geometry, LAYOUTS[stored], used)
     into = blocks_for(form, level)
@@ -59,7 +59,7 @@ def test_planes_are_those_of_the_codes_in_the_used_layout(shape, used, stored, l
 
 
 def test_half_the_bits_take_half_the_memory(shape, used):
-    """With a block per plane an expert at level 2 occupies what its base occupies on disk, and no more."""
+    """With one block per plane, an expert occupies the bytes of its prefix on disk."""
     geometry, _, _ = a_store(shape, used)
     form = PlaneForm(geometry, used, used)
     assert [form.bytes_at(level) for level in (2, 4, 8)] == [geometry.prefix_bytes(n) for n in (2, 4, 8)]
@@ -68,7 +68,7 @@ def test_half_the_bits_take_half_the_memory(shape, used):
 
 @pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
-    """Whatever layout a store has, resident nibbles are the codes as this machine's kernel wants them."""
+    """For a store of any layout, resident nibbles are the codes in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
     form = MergedForm(geometry, LAYOUTS[stored], used)
     into = blocks_for(form, 8)
@@ -79,7 +79,7 @@ def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
 
 
 def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
-    """A level 2 expert reads only its base and holds nibbles 4 * (code >> 6) + 1."""
+    """A level 2 expert reads only base, and its nibbles are 4 * (code >> 6) + 1."""
     geometry, weights, record = a_store(shape, used)
     form, reader = MergedForm(geometry, used, used), MemoryReader(record, geometry)
     into = blocks_for(form, 2)
@@ -89,43 +89,45 @@ def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
     assert bytes(into[P4][geometry.parameter_bytes :]) == ((p4 & 0xCC) | 0x11).tobytes()
 
 
-@pytest.mark.parametrize(("held", "level"), [(2, 4), (2, 8), (4, 8)])
+@pytest.mark.parametrize(("resident", "level"), [(2, 4), (2, 8), (4, 8)])
 @pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic", "cuda"])
-def test_promotion_reads_missing_planes_only_and_changes_nothing_held(
-    form_class, shape, used, stored, held, level
+def test_promotion_reads_missing_planes_only_and_changes_no_source(
+    form_class, shape, used, stored, resident, level
 ):
-    """A promoted expert equals one read whole; the old blocks keep their bytes, for whoever computes from them."""
+    """A promoted expert equals one read from disk, and the source's blocks keep their bytes."""
     geometry, _, record = a_store(shape, LAYOUTS[stored])
     form, reader = form_class(geometry, LAYOUTS[stored], used), MemoryReader(record, geometry)
-    old, whole = blocks_for(form, held), blocks_for(form, level)
-    form.fill(reader, KEY, held, old, None)
+    old, whole = blocks_for(form, resident), blocks_for(form, level)
+    form.fill(reader, KEY, resident, old, None)
     form.fill(reader, KEY, level, whole, None)
     before = {name: bytes(block) for name, block in old.items()}
     into = {
-        name: block for name, block in blocks_for(form, level).items() if name in form.rewritten(held, level)
+        name: block
+        for name, block in blocks_for(form, level).items()
+        if name in form.rewritten(resident, level)
     }
-    read = form.fill(reader, KEY, level, into, Source(held, old))
-    assert read == geometry.prefix_bytes(level) - geometry.prefix_bytes(held)
+    read = form.fill(reader, KEY, level, into, Source(resident, old))
+    assert read == geometry.prefix_bytes(level) - geometry.prefix_bytes(resident)
     assert {name: bytes(block) for name, block in old.items()} == before
     assert {name: bytes(block) for name, block in (old | into).items()} == {
         n: bytes(b) for n, b in whole.items()
     }
 
 
-@pytest.mark.parametrize(("held", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])
-def test_a_move_between_tiers_copies_what_is_there(form_class, shape, used, held, level):
-    """From another tier's blocks an expert becomes the same as from disk, reading only what that tier lacks."""
+@pytest.mark.parametrize(("resident", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])
+def test_a_move_between_tiers_copies_resident_planes(form_class, shape, used, resident, level):
+    """An expert from another tier's blocks equals one from disk; only missing planes are read."""
     geometry, _, record = a_store(shape, used)
     form, reader = form_class(geometry, used, used), MemoryReader(record, geometry)
-    other, whole, into = blocks_for(form, held), blocks_for(form, level), blocks_for(form, level)
-    form.fill(reader, KEY, held, other, None)
+    other, whole, into = blocks_for(form, resident), blocks_for(form, level), blocks_for(form, level)
+    form.fill(reader, KEY, resident, other, None)
     form.fill(reader, KEY, level, whole, None)
-    read = form.fill(reader, KEY, level, into, Source(held, other))
-    assert read == max(geometry.prefix_bytes(level) - geometry.prefix_bytes(held), 0)
+    read = form.fill(reader, KEY, level, into, Source(resident, other))
+    assert read == max(geometry.prefix_bytes(level) - geometry.prefix_bytes(resident), 0)
     assert {name: bytes(block) for name, block in into.items()} == {n: bytes(b) for n, b in whole.items()}
 
 
 def test_a_store_of_four_bits_has_no_p0(shape, used):
-    """Where d8 is not stored, no block is made for it."""
+    """A store without d8 has no p0 block."""
     geometry, _, _ = a_store(shape, used, max_level=4)
     assert [kind.name for kind in MergedForm(geometry, used, used).kinds] == [P4]

@@ -1,4 +1,4 @@
-"""storage/layout.py against orders written out byte by byte, and against torch's own operator."""
+"""storage/layout.py against orders written out byte by byte, and against torch's operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = [(16, 32), (32, 32), (48, 64), (64, 32), (80, 64), (112, 96), (200 // 1
 
 
 def pack_slowly(name: str, nibbles: np.ndarray) -> bytes:
-    """The order that the module's docstring describes, one byte at a time."""
+    """Packs in the order of the module's docstring, one byte at a time."""
     rows, cols = nibbles.shape
     if name == "cuda":
         slab = 32 if cols % 64 else 64
@@ -55,7 +55,7 @@ def a_matrix(rows: int, cols: int) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_pack_is_the_described_order_and_unpack_its_inverse(name, shape):
-    """Each layout's bytes are where its description puts them, incomplete blocks too, and come back."""
+    """Every layout packs bytes to their described places, incomplete blocks included, and unpacks them."""
     matrix = a_matrix(*shape)
     packed = LAYOUTS[name].pack(matrix)
     assert packed.numpy().tobytes() == pack_slowly(name, matrix.numpy())
@@ -64,7 +64,7 @@ def test_pack_is_the_described_order_and_unpack_its_inverse(name, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_detected_layout_is_the_operators_own(shape):
-    """In this process torch packs every shape exactly as the detected layout does."""
+    """torch's operator packs every shape exactly as the detected layout."""
     matrix = a_matrix(*shape)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(matrix.to(torch.int32), 1)
     assert torch.equal(detect().pack(matrix), packed.reshape(-1))
@@ -73,7 +73,7 @@ def test_the_detected_layout_is_the_operators_own(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-generic"])
 def test_add_to_adds_every_nibble_transposed(name, shape):
-    """Each weight's nibble is added at its own column and row, to what was there."""
+    """Every weight's nibble is added to the value at its column and row."""
     matrix = a_matrix(*shape)
     out = torch.full((shape[1], shape[0]), 0.5)
     LAYOUTS[name].add_to(LAYOUTS[name].pack(matrix), out)
@@ -83,7 +83,7 @@ def test_add_to_adds_every_nibble_transposed(name, shape):
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("lengths", [(1024, 3072), (256, 512, 1280), (8192,)])
 def test_spans_cover_every_byte_once(name, lengths):
-    """Matrices share an expert's nibbles out among them: no byte twice, each as many as it has, padding left over."""
+    """The spans of all matrices are disjoint, have the matrices' lengths, and leave only padding."""
     total, taken = 8192, []
     for at, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         spans = LAYOUTS[name].spans(at, length, total)
@@ -101,11 +101,12 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("capability", "name"), [("default", "cpu-generic"), ("avx2", "cpu-avx2"), ("avx512", "cpu-avx512")]
 )
 def test_the_kernel_computes_at_every_vector_width(capability, name):
-    """With torch held to a width, its layout is detected, and the kernel's tests hold there."""
+    """With torch limited to a vector width, its layout is detected and the kernel's tests pass."""
     widths = ["default", "avx2", "avx512"]
     if widths.index(capability) > widths.index(torch.backends.cpu.get_cpu_capability().lower()):
         pytest.skip(f"this processor has no {capability}")
@@ -127,8 +128,8 @@ def test_the_kernel_computes_at_every_vector_width(capability, name):
     assert "passed" in inner.stdout
 
 
-def test_probes_tell_layouts_apart_and_stay():
-    """A probe is the hash of a fixed matrix in the described order, so old stores keep matching."""
+def test_probes_are_distinct_and_fixed():
+    """Probes are fixed and distinct, so that existing stores keep matching."""
     known = np.array([(i * 2654435761 >> 13) % 16 for i in range(80 * 64)], np.uint8).reshape(80, 64)
     assert {name: probe(name) for name in LAYOUTS} == {
         name: xxhash.xxh3_64_hexdigest(pack_slowly(name, known)) for name in LAYOUTS
@@ -140,7 +141,7 @@ def test_probes_tell_layouts_apart_and_stay():
     "answer", [AttributeError("no such operator"), torch.zeros(80, 32, dtype=torch.uint8)]
 )
 def test_a_kernel_that_is_missing_or_unknown_is_refused(monkeypatch, answer):
-    """Without a kernel whose order is known, the user is told which torch to install."""
+    """Without a kernel of a known order, the message names a torch version to install."""
 
     def convert(matrix: torch.Tensor, tiles: int) -> torch.Tensor:
         if isinstance(answer, Exception):
@@ -148,5 +149,5 @@ def test_a_kernel_that_is_missing_or_unknown_is_refused(monkeypatch, answer):
         return answer
 
     monkeypatch.setattr(layout_module.torch.ops.aten, "_convert_weight_to_int4pack_for_cpu", convert)
-    with pytest.raises(UserError, match="Install"):
+    with pytest.raises(UserError, match="install"):
         detect.__wrapped__()

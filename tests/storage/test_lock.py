@@ -1,4 +1,4 @@
-"""storage/lock.py: readers share a store, a converter has it alone, and a dead process holds nothing."""
+"""storage/lock.py: shared locks of readers, the exclusive lock of a converter, and the end of their processes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def other_process(tmp_path):
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(True, True), (True, False), (False, True)])
-def test_a_converter_excludes_everyone_until_it_dies(tmp_path, other_process, theirs, ours):
-    """A lock that clashes with another process's is refused at once; after SIGKILL it is to be had."""
+def test_a_converter_excludes_all_others_until_it_ends(tmp_path, other_process, theirs, ours):
+    """A lock that conflicts with another process's is refused at once, and granted after SIGKILL of that process."""
     process = other_process(theirs)
     with pytest.raises(StoreBusy, match="another process"):
         StoreLock(tmp_path, exclusive=ours)
@@ -56,13 +56,13 @@ def test_a_converter_excludes_everyone_until_it_dies(tmp_path, other_process, th
 
 
 def test_readers_share(tmp_path, other_process):
-    """Two processes read at a time."""
+    """Two processes lock a store for reading at the same time."""
     other_process(False)
     StoreLock(tmp_path, exclusive=False).close()
 
 
-def test_locks_of_one_process_clash_too_and_close_gives_back(tmp_path):
-    """What holds between processes holds between threads; closing twice does nothing."""
+def test_locks_of_one_process_conflict_and_close_releases(tmp_path):
+    """Locks of one process conflict like those of two; a second close has no effect."""
     first = StoreLock(tmp_path, exclusive=True)
     with pytest.raises(StoreBusy):
         StoreLock(tmp_path, exclusive=False)
@@ -73,14 +73,14 @@ def test_locks_of_one_process_clash_too_and_close_gives_back(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_directory_is_the_users_mistake(tmp_path):
-    """The path is named."""
+def test_a_missing_directory_is_a_user_error(tmp_path):
+    """A missing directory is refused with its path."""
     with pytest.raises(UserError, match="nowhere"):
         StoreLock(tmp_path / "nowhere", exclusive=False)
 
 
 def test_a_filesystem_without_locks_can_be_read_only(tmp_path, monkeypatch, caplog):
-    """Where the kernel cannot lock, a reader goes on with a warning, a converter does not."""
+    """Without locks in the file system a reader continues with a warning, and a converter is refused."""
 
     def refuse(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -98,7 +98,7 @@ def test_a_filesystem_without_locks_can_be_read_only(tmp_path, monkeypatch, capl
 
 
 def test_windows_is_refused_clearly(tmp_path, monkeypatch):
-    """Without flock there is no store."""
+    """A platform without flock is refused."""
     monkeypatch.setattr(lock, "fcntl", None)
     with pytest.raises(UserError, match="Linux or macOS"):
         StoreLock(tmp_path, exclusive=False)

@@ -1,4 +1,4 @@
-"""storage/manifest.py: what is saved is loaded again, and what cannot be true is refused."""
+"""storage/manifest.py: a saved manifest is loaded again, and an invalid one is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from small_store import geometry
 from storage.base import ByteRange
 from storage.errors import BadManifest, UserError
 from storage.layout import probe
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, FileEntry, LayerRecords, Manifest, RecordEntry
+from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
 
 SIZE = geometry().record_bytes
 LAYER = LayerRecords(
@@ -46,7 +47,7 @@ def content() -> Content:
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_saved_manifest_is_loaded_again(tmp_path, level):
-    """Loading gives back what was saved, layer numbers with gaps and all, whichever planes there are."""
+    """A loaded manifest equals the saved one, with gaps in layer numbers and any number of planes."""
     planes = {8: 3, 4: 2, 2: 1}[level]
     layer = LayerRecords("e", (RecordEntry(4096, (9,) * planes),))
     manifest = Manifest("s", "cuda", probe("cuda"), geometry(level), 16, {5: layer}, {})
@@ -57,8 +58,8 @@ def test_a_saved_manifest_is_loaded_again(tmp_path, level):
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 
 
-def test_the_file_is_what_the_format_says():
-    """Planes, requirements and checksums are where another program would look for them."""
+def test_the_file_has_the_documented_format():
+    """Planes, requirements and checksums have their documented places in the JSON."""
     # [40, 100] in groups of 64 is padded to [48, 128], [100, 20] in groups of 32 to [112, 32].
     parameters = 48 * 2 * 4 + 112 * 1 * 4
     codes = (48 * 128 + 112 * 32) // 2
@@ -74,7 +75,7 @@ def test_the_file_is_what_the_format_says():
 
 
 def test_two_thousand_records_stay_compact():
-    """A record costs less than 80 bytes of JSON."""
+    """A record takes less than 80 bytes of JSON."""
     layers = {
         n: LayerRecords(f"e{n}", tuple(RecordEntry(4096 + SIZE * i, (2**63, 2**62, i)) for i in range(128)))
         for n in range(16)
@@ -83,7 +84,7 @@ def test_two_thousand_records_stay_compact():
     assert len(manifest.to_json()) < 80 * 2048
 
 
-def test_planes_it_does_not_know_are_skipped_if_optional(tmp_path):
+def test_unknown_planes_are_skipped_if_optional(tmp_path):
     """A newer plane marked optional, with its column of checksums, changes nothing for this reader."""
     new = content()
     end = geometry().record_bytes
@@ -100,29 +101,29 @@ def test_planes_it_does_not_know_are_skipped_if_optional(tmp_path):
     assert loaded.layers[3].records[1].offset == 4096 + end + 4096
 
 
-def test_planes_it_does_not_know_are_refused_otherwise(tmp_path):
-    """Without the newer plane the experts would be wrong, so the store is refused and the plane named."""
+def test_unknown_planes_are_refused_otherwise(tmp_path):
+    """An unknown plane that is not optional is refused by name."""
     new = content()
     new["planes"].append(
         {"name": "warp", "requires": ["base"], "optional": False, "offset": SIZE, "length": 4096}
     )
-    with pytest.raises(BadManifest, match="'warp' is not optional"):
+    with pytest.raises(BadManifest, match="'warp', unknown to this edgemoe and not optional"):
         load(tmp_path, new)
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    """Both versions are named."""
-    with pytest.raises(BadManifest, match="format 2, this edgemoe knows up to 1"):
+    """A newer format is refused with both versions in the message."""
+    with pytest.raises(BadManifest, match="format 2, above 1"):
         load(tmp_path, content() | {"format": 2})
 
 
-def test_fields_it_does_not_know_are_ignored(tmp_path):
-    """Fields are added, never renamed, so an unknown one is harmless."""
+def test_unknown_fields_are_ignored(tmp_path):
+    """Unknown fields are ignored."""
     assert load(tmp_path, content() | {"later": 1}) == MANIFEST
 
 
 def put(*path: Any) -> Callable[[Content], None]:
-    """Sets the last of `path` at the place that the others lead to."""
+    """Returns a change that sets the last item of `path` at the place of the items before it."""
     *keys, last, value = path
 
     def change(content: Any) -> None:
@@ -145,7 +146,7 @@ def drop(*path: Any) -> Callable[[Content], None]:
 
 
 ROW = ("layers", "3", "records", 0)
-LIES = {
+FAULTS = {
     "format a text": put("format", "1"),
     "format true": put("format", True),
     "no source": drop("source"),
@@ -195,11 +196,11 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_manifest_that_lies_is_refused(tmp_path, lie):
-    """Each lie raises BadManifest, which names the file."""
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_invalid_manifest_is_refused(tmp_path, fault):
+    """Every fault raises BadManifest with the file's name."""
     changed = content()
-    lie(changed)
+    fault(changed)
     with pytest.raises(BadManifest, match=MANIFEST_NAME.replace(".", r"\.")):
         load(tmp_path, changed)
 
@@ -218,7 +219,7 @@ def test_a_manifest_that_lies_is_refused(tmp_path, lie):
     ],
     ids=range(8),
 )
-def test_bytes_that_are_no_manifest_are_refused(tmp_path, raw):
+def test_bytes_of_another_kind_are_refused(tmp_path, raw):
     """Torn, empty or foreign bytes raise BadManifest."""
     (tmp_path / MANIFEST_NAME).write_bytes(raw)
     with pytest.raises(BadManifest):
@@ -226,7 +227,7 @@ def test_bytes_that_are_no_manifest_are_refused(tmp_path, raw):
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in nested JSON."""
+    """Yields the path of every value in nested JSON."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, inner in items for place in [(*at, key), *paths(inner, (*at, key))]]
 
@@ -250,8 +251,8 @@ junk = (
         max_size=3,
     )
 )
-def test_junk_anywhere_raises_nothing_else(tmp_path, changes):
-    """Whatever value stands in whatever place, the manifest is believed whole or refused."""
+def test_any_value_at_any_place_raises_no_other_error(tmp_path, changes):
+    """With any value at any place, the manifest is loaded or refused with BadManifest."""
     changed = copy.deepcopy(content())
     for place, value in changes:
         try:
@@ -269,7 +270,7 @@ def test_junk_anywhere_raises_nothing_else(tmp_path, changes):
 
 
 def test_a_directory_without_manifest_is_no_store(tmp_path):
-    """An unfinished conversion and a directory that is no store are told apart; both are the user's."""
+    """An unfinished conversion and a directory without a store raise UserError with different messages."""
     with pytest.raises(UserError, match="convert the model first"):
         Manifest.load(tmp_path)
     MANIFEST.save(tmp_path / MARKER_NAME)

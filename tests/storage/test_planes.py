@@ -1,4 +1,4 @@
-"""storage/planes.py against the formulas of its docstring, worked out weight by weight."""
+"""storage/planes.py against the formulas of its docstring, computed weight by weight."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from storage.planes import base_of, dequantize, merge, midpoint, quantize, split
 
 
 def value(code: int, scale: float, centre: float, level: int) -> float:
-    """What a code stands for at a level: the middle of the codes that share its top bits."""
+    """Computes a code's value at a level: the middle of the codes that share its top bits."""
     s = scale / 16
     middle = {8: code, 4: 16 * (code >> 4) + 7.5, 2: 64 * (code >> 6) + 31.5}[level]
     return (middle - 135.5) * s + centre
 
 
 def nibbles(n: int = 32, seed: int = 0) -> np.ndarray:
-    """An aligned nibble array of n bytes."""
+    """A random nibble array of n bytes."""
     return np.random.default_rng(seed).integers(0, 256, n, np.uint8)
 
 
 def joined(p4: np.ndarray) -> np.ndarray:
-    """d4 | base of a nibble array, one after another as merge wants them."""
+    """Returns d4 | base of a nibble array, the operand of merge."""
     return np.concatenate(split(p4)[::-1])
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_dequantize_is_the_formula(level):
-    """Every weight of a small matrix is what its code and its group's parameters say."""
+    """Every weight of a small matrix equals the formula on its code and parameters."""
     weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     codes, parameters = quantize(weight, 32)
     got = dequantize(codes, parameters, level)
@@ -51,14 +51,14 @@ def test_dequantize_is_the_formula(level):
     st.sampled_from([0.0, 1.0, -3.0, 1000.0]),
 )
 def test_level_8_is_off_by_half_a_step_at_most(weight, size, shift):
-    """No weight is clipped, whatever its group's size and however far from zero the group lies."""
+    """No weight is clipped, for any range of its group and any distance from zero."""
     w = (torch.from_numpy(weight) + shift) * size
     codes, parameters = quantize(w, 32)
     step = parameters.float()[0, :, 0:1] / 16
-    # Steps below float32's smallest normal number are not told apart: 120 of them, at most, lie before a weight.
+    # Steps below float32's smallest normal number are not distinguished: up to 120 of them precede a weight.
     noise = 1e-6 * w.abs().max() + 120 * torch.finfo(torch.float32).tiny
     assert ((dequantize(codes, parameters, 8) - w).abs() <= 0.5001 * step + noise).all()
-    # The step is no larger than 256 codes over the range need, but for the rounding of its two parameters.
+    # The step is minimal for 256 codes over the range, except for the rounding of its two parameters.
     centre = parameters.float()[0, :, 1:2]
     reach = (w - centre).abs().amax(-1, keepdim=True)
     assert (step <= reach / 119.5 * 1.01 + noise).all()
@@ -67,14 +67,14 @@ def test_level_8_is_off_by_half_a_step_at_most(weight, size, shift):
 @pytest.mark.parametrize("constant", [0.0, 1.0, -0.37, 1e-20, 3e8])
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_constant_group_is_as_good_as_bf16(constant, level):
-    """A group without a range keeps its value to bf16's rounding, at every level."""
+    """A constant group keeps its value, up to bf16's rounding, at every level."""
     weight = torch.full((2, 32), constant)
     got = dequantize(*quantize(weight, 32), level)
     assert (got - weight).abs().max() <= abs(constant) / 128
 
 
-def test_errors_on_gaussian_weights_are_those_the_design_counts_on():
-    """Relative error 0.0053 at level 8, 0.0878 at 4, 0.352 at 2, groups of 64."""
+def test_errors_on_gaussian_weights_equal_the_design():
+    """The relative error is 0.0053 at level 8, 0.0878 at 4 and 0.352 at 2, in groups of 64."""
     weight = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
     codes, parameters = quantize(weight, 64)
     errors = {
@@ -90,7 +90,7 @@ def test_errors_on_gaussian_weights_are_those_the_design_counts_on():
 
 @pytest.mark.parametrize("size", [16, 48, 1 << 18, (1 << 20) + 16])
 def test_split_and_merge_are_inverse_beyond_one_chunk(size):
-    """Whatever the length, merging the planes in place gives the nibbles back."""
+    """For any length, the merged planes equal the nibbles."""
     p4 = nibbles(size)
     planes = joined(p4)
     merge(planes)
@@ -98,7 +98,7 @@ def test_split_and_merge_are_inverse_beyond_one_chunk(size):
 
 
 def test_split_gives_the_top_bits_to_base():
-    """base has the upper two bits of all nibbles and d4 the lower two, none lost, none twice."""
+    """base has the upper two bits of every nibble and d4 the lower two."""
     p4 = nibbles()
     base, d4 = split(p4)
 
@@ -115,7 +115,7 @@ def test_split_gives_the_top_bits_to_base():
 
 @pytest.mark.parametrize("garbage", [0, 0xFF, 0x5A])
 def test_midpoint_needs_base_only(garbage):
-    """From base alone every nibble becomes its top two bits and 01, whatever lay where d4 would."""
+    """Every nibble becomes its top two bits and 01, for any bytes in d4's place."""
     p4 = nibbles(64)
     got = np.full(64, garbage, np.uint8)
     got[32:] = split(p4)[0]
@@ -124,8 +124,8 @@ def test_midpoint_needs_base_only(garbage):
         assert nibble == 4 * (was >> 2) + 1
 
 
-def test_base_of_takes_the_same_from_level_2_and_level_4():
-    """Slicing base out again gives what was on disk, from complete nibbles and from mid-points."""
+def test_base_of_is_equal_for_level_2_and_level_4():
+    """base_of returns the base of the disk, from level 4's nibbles and from level 2's."""
     p4 = nibbles(64)
     base = split(p4)[0]
     level2 = np.concatenate((np.zeros(32, np.uint8), base))
@@ -137,7 +137,7 @@ def test_base_of_takes_the_same_from_level_2_and_level_4():
 
 
 def test_truncating_level_4_gives_level_2s_nibbles():
-    """Computing at level 2 from higher planes uses the very nibbles that a level 2 expert has."""
+    """Nibbles truncated to level 2 equal the nibbles of a level 2 expert."""
     p4 = nibbles(64)
     level2 = np.concatenate((np.zeros(32, np.uint8), split(p4)[0]))
     midpoint(level2)

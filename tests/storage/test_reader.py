@@ -1,4 +1,4 @@
-"""storage/reader.py: planes as they were written, past the page cache, and every fault by its name."""
+"""storage/reader.py: reads of the written planes past the page cache, and an error type for every fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from storage.retry import RETRIES
 GEOMETRY = geometry()
 SIZE = GEOMETRY.record_bytes
 BOUNDS = {Plane.BASE: (0, 8192), Plane.D4: (8192, 12288), Plane.D8: (12288, 20480)}
-"""What test_manifest computes by hand from the matrices."""
+"""The bounds that test_manifest computes by hand from the matrices."""
 KEY = ExpertKey(4, 1)
 EXPECTED = record(*KEY, SIZE).tobytes()
 
@@ -41,7 +41,7 @@ def good(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """A store to be damaged."""
+    """A store that a test may damage."""
     (tmp_path / "config.json").write_text("{}")
     convert(tmp_path / "store", tmp_path / "config.json")
     return tmp_path / "store"
@@ -52,13 +52,13 @@ def opened(directory: Path, **options) -> RecordReader:
 
 
 def shard(directory: Path) -> tuple[Path, int]:
-    """The file that KEY's record lies in, and where in it."""
+    """Path of KEY's record, and its offset."""
     layer = Manifest.load(directory).layers[KEY.layer]
     return directory / layer.file, layer.records[KEY.expert].offset
 
 
 def read(reader: RecordReader, first=Plane.BASE, last=Plane.D8, cuts=()) -> bytes:
-    """KEY's planes, read into one buffer, or into several that end at `cuts`."""
+    """Reads KEY's planes into one buffer, or into several that end at `cuts`."""
     (start, _), (_, end) = BOUNDS[first], BOUNDS[last]
     edges = [0, *cuts, end - start]
     into = [buffer(b - a) for a, b in pairwise(edges)]
@@ -68,7 +68,7 @@ def read(reader: RecordReader, first=Plane.BASE, last=Plane.D8, cuts=()) -> byte
 
 @pytest.mark.parametrize(("first", "last"), list(combinations_with_replacement(Plane, 2)))
 def test_any_run_of_planes_is_read_into_any_buffers(good, first, last):
-    """Planes first..last arrive in order, wherever the buffers' borders lie, in one system call."""
+    """One system call reads planes first..last in order, for any borders of the buffers."""
     (start, _), (_, end) = BOUNDS[first], BOUNDS[last]
     preadv = FaultyPreadv()
     with opened(good, preadv=preadv) as reader:
@@ -79,7 +79,7 @@ def test_any_run_of_planes_is_read_into_any_buffers(good, first, last):
 
 
 def test_every_record_is_read(good):
-    """Each key gives its own record."""
+    """Every key reads its own record."""
     with opened(good) as reader:
         for layer in LAYERS:
             for expert in range(EXPERTS):
@@ -89,7 +89,7 @@ def test_every_record_is_read(good):
 
 
 def test_direct_reads_are_really_direct(good, caplog):
-    """The descriptors that are read from carry O_DIRECT, and nothing is said about it."""
+    """The descriptors have O_DIRECT, and no warning is logged."""
     probe = os.open(good / "store.json", os.O_RDONLY)
     allowed = unbuffered.bypass_cache(probe)
     os.close(probe)
@@ -111,8 +111,8 @@ def test_direct_reads_are_really_direct(good, caplog):
 
 @pytest.mark.parametrize("count", [4096, 8192, 12288, 5000, 4095, 512, 20479])
 @pytest.mark.parametrize("cuts", [(), (8192,), (4096, 12288)])
-def test_a_short_read_is_gone_on_with(good, count, cuts):
-    """After a short read the rest is read, from a whole block on, into the right places."""
+def test_a_short_read_is_continued(good, count, cuts):
+    """After a short read the rest is read from a whole block on, into the right places."""
     preadv = FaultyPreadv(short(count))
     with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
         assert read(reader, cuts=cuts) == EXPECTED
@@ -121,15 +121,15 @@ def test_a_short_read_is_gone_on_with(good, count, cuts):
     assert preadv.offsets == [start, start + count // 4096 * 4096]
 
 
-def test_many_short_reads_are_no_failure(good):
-    """Retries are counted against standing still, not against many steps."""
+def test_many_short_reads_are_not_a_failure(good):
+    """Retries count consecutive reads without progress, not all short reads."""
     with opened(good, preadv=FaultyPreadv(*[short(4096)] * 4)) as reader:
         assert read(reader) == EXPECTED
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINTR, errno.EAGAIN])
 def test_a_transient_error_is_retried(good, number):
-    """Up to RETRIES errors in a row are survived, waiting longer each time."""
+    """Up to RETRIES consecutive errors are survived, with growing delays."""
     waits: list[float] = []
     with opened(good, preadv=FaultyPreadv(*[error(number)] * RETRIES), sleep=waits.append) as reader:
         assert read(reader) == EXPECTED
@@ -139,8 +139,8 @@ def test_a_transient_error_is_retried(good, number):
 
 
 @pytest.mark.parametrize("fault", [error(errno.EIO), error(errno.EINTR), short(0), short(100)])
-def test_an_error_that_stays_is_named(good, fault):
-    """After RETRIES retries the error says which expert, planes, file and offset; the next read works."""
+def test_a_permanent_error_is_reported_with_its_place(good, fault):
+    """After RETRIES retries the error contains expert, planes, file and offset; the next read works."""
     preadv = FaultyPreadv(*[fault] * (RETRIES + 1))
     path, offset = shard(good)
     with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
@@ -153,16 +153,16 @@ def test_an_error_that_stays_is_named(good, fault):
         assert read(reader) == EXPECTED
 
 
-def test_an_error_that_no_retry_helps_is_not_retried(good):
-    """A device that is gone is reported at once."""
+def test_an_error_that_is_not_transient_is_not_retried(good):
+    """The error of a missing device is raised at once."""
     preadv = FaultyPreadv(error(errno.ENODEV))
     with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="No such device"):
         read(reader)
     assert len(preadv.offsets) == 1
 
 
-def test_o_direct_refused_at_the_first_read_falls_back_and_says_so_once(good, caplog):
-    """EINVAL from every layer's first read turns O_DIRECT off; everything is read, with one warning."""
+def test_o_direct_refused_at_the_first_read_falls_back_with_one_warning(good, caplog):
+    """EINVAL from every layer's first read turns O_DIRECT off; all reads succeed, with one warning."""
 
     def without_direct(fd, buffers, offset):
         if unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL) & os.O_DIRECT:
@@ -177,8 +177,8 @@ def test_o_direct_refused_at_the_first_read_falls_back_and_says_so_once(good, ca
     assert len(caplog.records) == 1
 
 
-def test_o_direct_refused_at_open_falls_back_and_says_so_once(good, caplog, monkeypatch):
-    """A filesystem that refuses the flag itself is read through the page cache, which is emptied after."""
+def test_o_direct_refused_at_open_falls_back_with_one_warning(good, caplog, monkeypatch):
+    """A file system that refuses the flag is read through the page cache, and the pages are dropped."""
     forgotten = []
     monkeypatch.setattr(reader_module, "bypass_cache", lambda fd: False)
     monkeypatch.setattr(
@@ -192,14 +192,14 @@ def test_o_direct_refused_at_open_falls_back_and_says_so_once(good, caplog, monk
 
 
 def test_einval_from_a_buffered_read_is_a_failure(good):
-    """Where O_DIRECT is off already, EINVAL means something else and ends the read."""
+    """With O_DIRECT off, EINVAL is not retried and ends the read."""
     preadv = FaultyPreadv(error(errno.EINVAL), error(errno.EINVAL))
     with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="Invalid argument"):
         read(reader)
 
 
 def test_threads_that_meet_the_refusal_together_all_fall_back(good):
-    """Two threads whose direct reads are refused at the same time both read on."""
+    """Two threads whose direct reads are refused at the same time both complete."""
     both = threading.Barrier(2)
 
     def refused(fd, buffers, offset):
@@ -213,20 +213,20 @@ def test_threads_that_meet_the_refusal_together_all_fall_back(good):
 @pytest.mark.parametrize("plane", Plane)
 @pytest.mark.parametrize("at", [0, -1])
 def test_a_flipped_bit_is_found_and_named(store, plane, at):
-    """One bit anywhere in a plane raises, naming layer, expert, plane, file and the plane's offset."""
+    """One flipped bit in a plane raises an error with layer, expert, plane, file and the plane's offset."""
     path, offset = shard(store)
     start, end = BOUNDS[plane]
     flip(path, offset + (start if at == 0 else end - 1))
     with opened(store) as reader:
         with pytest.raises(ChecksumMismatch) as caught:
             read(reader, Plane.BASE, Plane.D8, cuts=(4096, 12288))
-        for part in (f"plane {plane.label} of layer 4, expert 1", str(path), f"offset {offset + start} "):
+        for part in (f"plane {plane.label} of layer 4, expert 1", str(path), f"offset {offset + start}:"):
             assert part in str(caught.value)
         for other in set(Plane) - {plane}:
             assert read(reader, other, other) == EXPECTED[slice(*BOUNDS[other])]
 
 
-def test_planes_that_are_not_read_are_not_judged(store):
+def test_planes_that_are_not_read_are_not_verified(store):
     """Damage in d8 does not stop a model that runs at level 4."""
     path, offset = shard(store)
     flip(path, offset + BOUNDS[Plane.D8][0])
@@ -235,7 +235,7 @@ def test_planes_that_are_not_read_are_not_judged(store):
 
 
 def test_a_truncated_file_is_refused_at_open(store):
-    """A file one byte short is found at once; both sizes are named, and the lock is given back."""
+    """A file one byte short is refused at open with both sizes in the message, and the lock is released."""
     path, _ = shard(store)
     size = path.stat().st_size
     os.truncate(path, size - 1)
@@ -251,14 +251,14 @@ def test_a_file_truncated_while_open_is_named(store, kept):
     path, offset = shard(store)
     with opened(store, sleep=lambda seconds: None) as reader:
         os.truncate(path, offset + kept)
-        with pytest.raises(TruncatedFile, match=f"expert 1.*{path} ends at {offset + kept}"):
+        with pytest.raises(TruncatedFile, match=f"expert 1.*{path} at {offset + kept}"):
             read(reader)
         into = buffer(SIZE)
         reader.read(ExpertKey(4, 0), Plane.BASE, Plane.D8, [into])
         assert bytes(into) == record(4, 0, SIZE).tobytes()
 
 
-def test_a_file_replaced_while_open_goes_on_being_read_as_it_was(store):
+def test_a_file_replaced_while_open_is_read_as_it_was(store):
     """A new file under the old name, or none, does not disturb a reader."""
     path, _ = shard(store)
     with opened(store) as reader:
@@ -271,7 +271,7 @@ def test_a_file_replaced_while_open_goes_on_being_read_as_it_was(store):
 
 
 def test_a_missing_file_is_named(store):
-    """A layer's file that is not there stops opening."""
+    """A missing layer file is refused at open."""
     path, _ = shard(store)
     path.unlink()
     with pytest.raises(MissingTensor, match=f"layer 4.*{path.name}"):
@@ -279,7 +279,7 @@ def test_a_missing_file_is_named(store):
 
 
 def test_a_store_being_written_is_not_read_and_the_other_way_round(store):
-    """A reader keeps converters out until it is closed, a converter keeps readers out."""
+    """A reader excludes converters until it is closed, and a converter excludes readers."""
     with opened(store), opened(store), pytest.raises(StoreBusy), writer(store):
         pass
     with writer(store), pytest.raises(StoreBusy):
@@ -288,7 +288,7 @@ def test_a_store_being_written_is_not_read_and_the_other_way_round(store):
 
 
 def test_threads_share_a_reader(good):
-    """Reads of many threads do not mix, and every byte is counted."""
+    """Concurrent reads return their own bytes, and every byte is counted."""
 
     def one(index: int) -> bool:
         key = ExpertKey(LAYERS[index % 2], index % EXPERTS)
@@ -302,7 +302,7 @@ def test_threads_share_a_reader(good):
 
 
 def test_close_closes_everything_and_reads_after_it_are_errors(good):
-    """No descriptor is left after close, which may be called again; then reading raises ValueError."""
+    """close leaves no descriptor and is idempotent; a later read raises ValueError."""
     opened_files = Path("/proc/self/fd")
     before = len(list(opened_files.iterdir())) if opened_files.exists() else 0
     reader = opened(good)
@@ -314,14 +314,14 @@ def test_close_closes_everything_and_reads_after_it_are_errors(good):
 
 
 @pytest.mark.parametrize("key", [ExpertKey(2, 0), ExpertKey(4, EXPERTS), ExpertKey(4, -1)])
-def test_an_expert_that_is_not_there_is_the_callers_mistake(good, key):
-    """An unknown layer or expert raises ValueError instead of reading something else."""
-    with opened(good) as reader, pytest.raises(ValueError, match="the store has no"):
+def test_a_missing_expert_raises_value_error(good, key):
+    """An unknown layer or expert raises ValueError."""
+    with opened(good) as reader, pytest.raises(ValueError, match="expected an expert of the store"):
         reader.read(key, Plane.BASE, Plane.BASE, [buffer(8192)])
 
 
-def test_buffers_of_another_length_are_the_callers_mistake(good):
-    """Too much or too little room raises ValueError."""
+def test_buffers_of_another_length_raise_value_error(good):
+    """Buffers that are too long or too short raise ValueError."""
     with opened(good) as reader:
         for size in (4096, 12288):
             with pytest.raises(ValueError, match="8192 bytes"):
@@ -329,7 +329,7 @@ def test_buffers_of_another_length_are_the_callers_mistake(good):
 
 
 def test_a_platform_without_preadv_is_refused(good, monkeypatch):
-    """Windows gets a sentence, not an AttributeError."""
+    """A platform without preadv raises UserError, not AttributeError."""
     manifest = Manifest.load(good)
     monkeypatch.delattr(os, "preadv")
     with pytest.raises(UserError, match="no preadv"):

@@ -1,4 +1,4 @@
-"""storage/verify.py: all damage is found and named, none is invented, and descriptions are true."""
+"""storage/verify.py: exactly the damaged parts are reported, and descriptions equal the files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def record_at(store: Path, layer: int, expert: int) -> tuple[Path, int]:
 
 
 def test_a_good_store_has_no_damage_and_is_read_whole(store):
-    """Every record and every other file is read once; progress rises to the whole, and nothing is changed."""
+    """Every record and every other file is read once; progress ascends to the total, and no file changes."""
     calls: list[tuple[int, int]] = []
     before = {path.name: path.read_bytes() for path in store.iterdir()}
     report = verify(store, lambda done, total: calls.append((done, total)))
@@ -56,7 +56,7 @@ def test_a_good_store_has_no_damage_and_is_read_whole(store):
 
 
 def test_all_damage_is_found_in_one_run(store):
-    """Two planes of one record, one of another layer, and two files: five errors, in the store's order."""
+    """Damage in two planes of one record, one plane of another layer and two files gives five errors in order."""
     path, offset = record_at(store, 1, 2)
     flip(path, offset + 1)
     flip(path, offset + 12288)
@@ -80,7 +80,7 @@ def test_all_damage_is_found_in_one_run(store):
 
 @pytest.mark.parametrize("kept", [0, 100, 5000, 4096 + SIZE])
 def test_a_truncated_layer_is_one_error_and_the_others_are_read(store, kept):
-    """A cut file is named once, whatever the cut leaves, and the rest of the store is still checked."""
+    """A truncated file is reported once, and the rest of the store is checked."""
     path, _ = record_at(store, 1, 0)
     os.truncate(path, kept)
     flip(*record_at(store, 4, 2))
@@ -91,7 +91,7 @@ def test_a_truncated_layer_is_one_error_and_the_others_are_read(store, kept):
 
 
 def test_missing_files_are_named(store):
-    """A layer's file and another file that are gone are two errors."""
+    """A missing layer file and another missing file give two errors."""
     record_at(store, 4, 0)[0].unlink()
     (store / "config.json").unlink()
     found = verify(store, lambda done, total: None).damage
@@ -99,7 +99,7 @@ def test_missing_files_are_named(store):
 
 
 def test_progress_reaches_the_end_despite_damage(store):
-    """What cannot be read is counted as done."""
+    """Unreadable parts count as done."""
     record_at(store, 4, 0)[0].unlink()
     calls: list[tuple[int, int]] = []
     verify(store, lambda done, total: calls.append((done, total)))
@@ -107,7 +107,7 @@ def test_progress_reaches_the_end_despite_damage(store):
 
 
 def test_a_header_that_names_other_tensors_is_damage(store):
-    """Records may be whole while other readers would take one for another."""
+    """A header with other tensor names is damage, although the records are intact."""
     path, _ = record_at(store, 1, 0)
     path.write_bytes(path.read_bytes().replace(b"experts.1.0", b"experts.2.0"))
     (error,) = verify(store, lambda done, total: None).damage
@@ -116,7 +116,7 @@ def test_a_header_that_names_other_tensors_is_damage(store):
 
 
 def test_a_header_that_is_gone_is_damage_of_the_header_alone(store):
-    """Records behind a ruined header are found through the manifest and are whole."""
+    """Behind a damaged header the records are found through the manifest and are intact."""
     path, _ = record_at(store, 1, 0)
     with path.open("r+b") as file:
         file.write(b"\xff" * 8)
@@ -124,8 +124,8 @@ def test_a_header_that_is_gone_is_damage_of_the_header_alone(store):
     assert isinstance(error, BadHeader)
 
 
-def test_without_a_manifest_there_is_nothing_to_compare_with(store):
-    """A broken store.json is raised, one that is missing is the user's mistake."""
+def test_a_store_without_a_manifest_is_not_verified(store):
+    """A broken store.json raises BadManifest, a missing one UserError."""
     (store / MANIFEST_NAME).write_text("{")
     with pytest.raises(BadManifest):
         verify(store, lambda done, total: None)
@@ -135,13 +135,13 @@ def test_without_a_manifest_there_is_nothing_to_compare_with(store):
 
 
 def test_a_store_being_written_is_not_verified(store):
-    """What is being written cannot be judged."""
+    """A store that a converter writes raises StoreBusy."""
     with writer(store), pytest.raises(StoreBusy):
         verify(store, lambda done, total: None)
 
 
 def test_describe_agrees_with_the_files(store):
-    """Counts and sizes are those of the files, and everything is JSON."""
+    """Counts and sizes equal those of the files, and the description is JSON."""
     found = json.loads(json.dumps(describe(store)))
     assert (found["layers"], found["experts"], found["experts_per_layer"]) == (2, 6, [3])
     assert (found["format"], found["layout"], found["source"], found["dense_bits"]) == (
@@ -159,7 +159,7 @@ def test_describe_agrees_with_the_files(store):
     ("max_level", "expected"), [(8, {"8": 8.5, "4": 4.5, "2": 2.5}), (4, {"4": 4.5, "2": 2.5})]
 )
 def test_bits_per_weight_on_disk(tmp_path, max_level, expected):
-    """Experts of a real model's shape take exactly the bits that the format promises, padding and all."""
+    """Experts of a real model's shape take the documented bits per weight, with padding."""
     matrices = (MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768))
     with writer(tmp_path, geometry=RecordGeometry(matrices, max_level)) as out:
         out.finish()

@@ -1,4 +1,4 @@
-"""storage/writer.py and atomic.py: what is written, and what a kill or a full disk leaves behind."""
+"""storage/writer.py and atomic.py: the written files, and the files after a kill or on a full disk."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
-def test_everything_is_written_where_the_manifest_says(store, config):
-    """Records, their planes' checksums, dense weights and copies are all as they were given."""
+def test_files_and_records_have_the_places_of_the_manifest(store, config):
+    """Records, planes' checksums, dense weights and copies equal the inputs."""
     manifest = convert(store, config)
     assert Manifest.load(store) == manifest
     assert set(files(store)) == {
@@ -70,7 +70,7 @@ def test_everything_is_written_where_the_manifest_says(store, config):
 
 
 def test_the_safetensors_library_reads_every_file(store, config):
-    """A store is valid safetensors, by name, shape, element type and value."""
+    """The safetensors library reads every tensor with its name, shape, type and value."""
     convert(store, config)
     loaded = load_file(store / "experts-00004.safetensors")
     assert set(loaded) == {f"experts.4.{expert}" for expert in range(EXPERTS)}
@@ -82,7 +82,7 @@ def test_the_safetensors_library_reads_every_file(store, config):
 
 
 def test_records_start_on_blocks(store, config):
-    """Every record's file offset is a multiple of 4 KiB, as O_DIRECT needs it."""
+    """Every record's file offset is a multiple of 4 KiB, as O_DIRECT requires."""
     convert(store, config)
     entries = read_header(store / "experts-00001.safetensors").tensors
     assert [entry.range.offset % 4096 for entry in entries.values()] == [0] * EXPERTS
@@ -91,7 +91,7 @@ def test_records_start_on_blocks(store, config):
 @pytest.mark.parametrize("max_level", [8, 4])
 @pytest.mark.parametrize("stop_at", [(layer, expert) for layer in LAYERS for expert in range(EXPERTS)])
 def test_a_resumed_conversion_gives_the_same_bytes(tmp_path, store, config, stop_at, max_level):
-    """Wherever a conversion fails, no half file is left, and the next run ends as a straight one does."""
+    """A conversion that fails anywhere leaves no partial file, and the next run completes the same bytes."""
     convert(tmp_path / "straight", config, max_level=max_level)
     with pytest.raises(FailureError):
         convert(store, config, stop_at=stop_at, max_level=max_level)
@@ -136,8 +136,9 @@ print(calls)
 """
 
 
+@pytest.mark.e2e
 def test_sigkill_before_any_system_call_is_recovered_from(tmp_path, config):
-    """Killed before any one of its writes, fsyncs or renames, a conversion resumes to the same bytes."""
+    """A conversion that is killed before any write, fsync or rename resumes to the same bytes."""
     convert(tmp_path / "straight", config)
     expected = files(tmp_path / "straight")
     roots = [str(Path(atomic.__file__).parent.parent), str(Path(__file__).parents[1] / "support" / "files")]
@@ -150,8 +151,8 @@ def test_sigkill_before_any_system_call_is_recovered_from(tmp_path, config):
         assert files(tmp_path / str(kill_at)) == expected
 
 
-def test_a_layers_file_that_was_tampered_with_is_written_anew(tmp_path, store, config):
-    """A file of the right name that is not whole, or not ours, is no finished layer."""
+def test_a_changed_layer_file_is_written_again(tmp_path, store, config):
+    """An incomplete or foreign file with a layer's name is not a finished layer."""
     convert(tmp_path / "straight", config)
     with pytest.raises(FailureError):
         convert(store, config, stop_at=(4, 1))
@@ -177,7 +178,7 @@ def test_a_layers_file_that_was_tampered_with_is_written_anew(tmp_path, store, c
 )
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_conversion_is_refused_and_left_alone(store, config, change, finished):
-    """A directory of another source or other options keeps every byte, and the message says what differs."""
+    """A store of another source or other options keeps every byte, and the message names the difference."""
     if finished:
         convert(store, config)
     else:
@@ -192,7 +193,7 @@ def test_another_conversion_is_refused_and_left_alone(store, config, change, fin
 
 
 def test_a_directory_of_something_else_is_refused(store):
-    """Files that no conversion left are never mixed with a store."""
+    """A directory with other files is refused and not changed."""
     store.mkdir()
     (store / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"thesis\.txt"), writer(store):
@@ -200,8 +201,8 @@ def test_a_directory_of_something_else_is_refused(store):
     assert set(files(store)) == {"thesis.txt"}
 
 
-def test_what_a_kill_in_the_first_moment_left_is_no_stranger(store):
-    """A directory that holds only a file that was never completed is as good as empty."""
+def test_an_incomplete_marker_is_ignored(store):
+    """A directory with only an incomplete marker counts as empty."""
     store.mkdir()
     (store / (MARKER_NAME + PARTIAL)).write_text("{")
     with writer(store):
@@ -210,15 +211,15 @@ def test_what_a_kill_in_the_first_moment_left_is_no_stranger(store):
 
 
 def test_a_finished_store_can_be_finished_again(store, config):
-    """Converting the same once more changes no byte."""
+    """A second identical conversion changes no byte."""
     convert(store, config)
     before = files(store)
     convert(store, config)
     assert files(store) == before
 
 
-def test_two_converters_clash(store):
-    """The second one is told that the first is at work."""
+def test_two_converters_conflict(store):
+    """The second converter raises StoreBusy."""
     with writer(store), pytest.raises(StoreBusy), writer(store):
         pass
     with writer(store):
@@ -227,22 +228,22 @@ def test_two_converters_clash(store):
 
 @pytest.mark.parametrize("records", [0, 2, 4])
 def test_a_wrong_number_of_records_writes_nothing(store, records):
-    """Too few or too many records leave no file."""
+    """Too few or too many records raise ValueError and leave no file."""
     with writer(store) as out, pytest.raises(ValueError, match="3 records"):
         out.write_layer(0, 3, (record(0, e, SIZE) for e in range(records)))
     assert set(files(store)) == {MARKER_NAME}
 
 
 def test_a_record_of_another_length_writes_nothing(store):
-    """A record that is not geometry's length leaves no file."""
+    """A record of another length raises ValueError and leaves no file."""
     with writer(store) as out, pytest.raises(ValueError, match=str(SIZE)):
         out.write_layer(0, 1, [record(0, 0, SIZE - 1)])
     assert set(files(store)) == {MARKER_NAME}
 
 
 @pytest.mark.parametrize("change", ["missing", "order", "shape", "extra"])
-def test_dense_tensors_that_were_not_announced_write_nothing(store, change):
-    """What comes must be what the header says, in its order."""
+def test_dense_tensors_other_than_the_specs_write_nothing(store, change):
+    """The tensors must match the specs in name, shape and order; otherwise no file is left."""
     tensors = list(dense_tensors())
     changed = {
         "missing": tensors[:-1],
@@ -250,7 +251,7 @@ def test_dense_tensors_that_were_not_announced_write_nothing(store, change):
         "shape": [(name, tensor.reshape(-1)) for name, tensor in tensors],
         "extra": [*tensors, ("more", torch.zeros(1))],
     }[change]
-    with writer(store) as out, pytest.raises(ValueError, match="announced"):
+    with writer(store) as out, pytest.raises(ValueError, match="expected the tensor"):
         out.write_dense(DENSE, changed)
     assert set(files(store)) == {MARKER_NAME}
 
@@ -259,7 +260,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_disk_too_small_is_refused_before_writing(store, monkeypatch):
-    """The error names the bytes needed and free, and nothing is written."""
+    """The error contains the bytes needed and free, and no file is written."""
     with writer(store) as out:
         monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: Usage(0, 0, 3 * SIZE))
         with pytest.raises(DoesNotFit, match=f"{3 * SIZE} bytes free") as caught:
@@ -272,8 +273,8 @@ def test_a_disk_too_small_is_refused_before_writing(store, monkeypatch):
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing_half(store, monkeypatch, after, config):
-    """ENOSPC in the middle raises DoesNotFit, removes the file begun, and keeps the layers before it."""
+def test_a_disk_that_fills_up_leaves_no_partial_file(store, monkeypatch, after, config):
+    """ENOSPC raises DoesNotFit, removes the incomplete file, and keeps earlier layers."""
     real, writes = os.write, 0
     with writer(store) as out:
         out.write_layer(0, 1, [record(0, 0, SIZE)])
@@ -293,8 +294,8 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_half(store, monkeypatch, 
         assert out.finished_layers() == {0}
 
 
-def test_writes_that_stop_short_are_gone_on_with(store, config, tmp_path, monkeypatch):
-    """An operating system that takes a few bytes a call gets them all."""
+def test_short_writes_are_continued(store, config, tmp_path, monkeypatch):
+    """Writes of a few bytes per call complete the same files."""
     convert(tmp_path / "straight", config)
     real = os.write
     monkeypatch.setattr(atomic.os, "write", lambda fd, data: real(fd, data[:1000]))
@@ -302,8 +303,8 @@ def test_writes_that_stop_short_are_gone_on_with(store, config, tmp_path, monkey
     assert files(store) == files(tmp_path / "straight")
 
 
-def test_replacing_keeps_the_old_file_until_the_new_one_is_whole(tmp_path):
-    """While a file is written, and if writing fails, its name goes on meaning the old one."""
+def test_replacing_keeps_the_old_file_until_the_new_one_is_complete(tmp_path):
+    """The old file keeps its name during a write and after a failed one."""
     path = tmp_path / "x"
     path.write_bytes(b"old")
 
@@ -322,8 +323,8 @@ def test_replacing_keeps_the_old_file_until_the_new_one_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_the_old_file_is_there_until_the_very_rename(tmp_path, monkeypatch, call):
-    """Up to the rename itself, a failure leaves the old file whole under its name."""
+def test_the_old_file_exists_until_the_rename(tmp_path, monkeypatch, call):
+    """A failure up to the rename leaves the old file complete under its name."""
     path = tmp_path / "x"
     path.write_bytes(b"old")
 
@@ -338,15 +339,15 @@ def test_the_old_file_is_there_until_the_very_rename(tmp_path, monkeypatch, call
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EIO, WriteFailed), (errno.EFBIG, DoesNotFit)])
-def test_what_the_disk_refuses_has_a_type_and_names_the_file(tmp_path, number, kind):
-    """A device that fails is told from one that is full or takes no file so large; nothing is left behind."""
+def test_a_refused_write_has_a_type_and_names_the_file(tmp_path, number, kind):
+    """EIO raises WriteFailed and EFBIG DoesNotFit, with the path; no file is left."""
     with pytest.raises(kind, match=str(tmp_path / "x")), replacing(tmp_path / "x", 1):
         raise OSError(number, os.strerror(number))
     assert files(tmp_path) == {}
 
 
 def test_the_marker_becomes_the_manifest(store, config):
-    """Until the end the directory says what it is going to hold; the manifest takes the marker's place."""
+    """The marker describes the conversion until the manifest replaces it."""
     with pytest.raises(FailureError):
         convert(store, config, stop_at=(1, 0))
     marker = json.loads((store / MARKER_NAME).read_text())

@@ -1,4 +1,4 @@
-"""Plain attention written out, for what computes it quickly."""
+"""Reference attention in float64, for the tests of fast attention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import torch
 
 
 def by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, scaling):
-    """Float64, a head and a token at a time; returns the sums, and the key and value of the new token."""
+    """Attention of one token in float64, one head at a time.
+
+    Args:
+        qkv: [(heads + 2 kv_heads) dim], the outputs of the three projections.
+        norms: weights and epsilons of the norms of queries and keys, or None.
+        rotation: cosine and sine, [dim] each.
+        keys, values: [kv_heads, context, dim]; the tokens in [first, past) are attended to.
+
+    Returns:
+        [heads dim], and the token's keys and values [kv_heads, dim].
+    """
     kv_heads, _, dim = keys.shape
     cosine, sine = (table.double() for table in rotation)
     query, key, value = qkv.double().split([heads * dim, kv_heads * dim, kv_heads * dim])

@@ -1,4 +1,4 @@
-"""A double of os.preadv that fails as told, call by call."""
+"""A double of os.preadv with a list of faults, one per call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 
 Fault = Callable[[int, Sequence[memoryview], int], int]
-"""What one call does instead of os.preadv."""
+"""Replaces one call of os.preadv."""
 
 
 class FaultyPreadv:
-    """Does one fault a call, in order, then reads as os.preadv does. Notes every offset it was asked for."""
+    """Runs one fault per call, in order, then os.preadv. Records the offset of every call."""
 
     def __init__(self, *faults: Fault) -> None:
         self.faults = list(faults)
@@ -23,7 +23,7 @@ class FaultyPreadv:
 
 
 def error(number: int) -> Fault:
-    """The call fails with this errno."""
+    """Returns a fault that raises OSError with this errno."""
 
     def fail(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         raise OSError(number, os.strerror(number))
@@ -32,7 +32,7 @@ def error(number: int) -> Fault:
 
 
 def short(count: int) -> Fault:
-    """The call reads `count` bytes only, and scribbles over the rest of the buffers, as it may."""
+    """Returns a fault that reads `count` bytes only, and overwrites the rest of the buffers."""
 
     def read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         os.preadv(fd, buffers, offset)

@@ -1,4 +1,4 @@
-"""A double of the operating system's file calls, of which the Nth fails as told."""
+"""A double of the operating system's file calls, of which the Nth fails."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "preadv", "lsee
 
 
 class FaultyDisk:
-    """Counts every call that opens, reads, writes, names or syncs a file, and spoils the one numbered `at`.
+    """Counts every call that opens, reads, writes, renames or syncs a file, and makes the one numbered `at` fail.
 
     Args:
-        patch: puts the double in place, and takes it away.
-        at: number of the call to spoil, from 1; 0 for none.
-        number: errno that it fails with; None: it transfers one byte only, where it transfers any.
-        stays: all calls after it that are of the same kind fail, too.
+        patch: installs the double, and removes it.
+        at: number of the failing call, from 1; 0 for none.
+        number: errno of the failure; None: the call transfers one byte only, if it transfers bytes.
+        stays: all later calls of the same kind fail, too.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FaultyDisk:
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self.spoils(name):
+            if not self.counts_and_fails(name):
                 return real(*args, **kwargs)
             if self._number is not None:
                 raise OSError(self._number, os.strerror(self._number))
@@ -48,27 +48,27 @@ class FaultyDisk:
 
         return call
 
-    def spoils(self, name: str) -> bool:
-        """Counts a call; whether it is to go wrong."""
+    def counts_and_fails(self, name: str) -> bool:
+        """Counts a call, and returns whether it fails."""
         with self._lock:
             self.calls.append(name)
-            spoiled = self.calls[self._at - 1] if 0 < self._at <= len(self.calls) else None
-            return len(self.calls) == self._at or (self._stays and name == spoiled)
+            failing = self.calls[self._at - 1] if 0 < self._at <= len(self.calls) else None
+            return len(self.calls) == self._at or (self._stays and name == failing)
 
     def fail(self) -> None:
-        """Raises what the spoiled call raises, if it raises."""
+        """Raises the OSError of the failing call, if it has an errno."""
         if self._number is not None:
             raise OSError(self._number, os.strerror(self._number))
 
 
 class _File:
-    """A file object whose reads are calls of the disk."""
+    """A file object whose reads are counted by the disk."""
 
     def __init__(self, file: Any, disk: FaultyDisk) -> None:
         self._file, self._disk = file, disk
 
     def read(self, *args: Any) -> Any:
-        if self._disk.spoils("read"):
+        if self._disk.counts_and_fails("read"):
             self._disk.fail()
         return self._file.read(*args)
 

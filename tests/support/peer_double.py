@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A peer that speaks compare_peers_run's protocol and takes no time: stands for the Python of --llama-python.
+"""A peer with the protocol of tools/peers/run.py that answers at once; replaces the Python of --llama-python.
 
-PEER_DOUBLE names a file that every request is appended to, and PEER_FAILS a way to fail: exit, silence or memory.
+PEER_DOUBLE names a file to which every request is appended; PEER_FAILS is empty, "exit", "silence" or "memory".
 """
 
 import json

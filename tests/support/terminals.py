@@ -1,4 +1,4 @@
-"""The program in a pseudo-terminal, as a person has it."""
+"""Runs the program in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pexpect
 ROOT = Path(__file__).resolve().parents[2]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 EDITOR = r"\x1b\[\?2004h"
-"""What the line editor sends when it waits for input."""
+"""The escape sequence of the line editor when it waits for input."""
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
-    """Of a process whose caches, state and settings are in `home`."""
+    """The environment of a process whose caches, state and settings are in `home`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEMOE_")}
     kept.pop("NO_COLOR", None)
     return kept | {
@@ -24,7 +24,7 @@ def environment(home: Path, **changes: str) -> dict[str, str]:
         "XDG_CACHE_HOME": str(home / "cache"),
         "XDG_STATE_HOME": str(home / "state"),
         "PYTHONPATH": str(ROOT),
-        "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
+        "PROMPT_TOOLKIT_NO_CPR": "1",  # this terminal does not answer cursor queries
         "TERM": "xterm",
         **changes,
     }
@@ -34,10 +34,10 @@ class Terminal:
     """A command in a terminal of 200 columns.
 
     Args:
-        home: see `environment`.
+        home: directory of caches, state and settings.
         arguments: of edgemoe.
-        ready: what it shows when it waits for input.
-        changes: of the environment.
+        ready: pattern that it shows when it waits for input.
+        changes: variables of the environment.
     """
 
     def __init__(self, home: Path, *arguments: object, ready: str = EDITOR, **changes: str) -> None:
@@ -54,22 +54,22 @@ class Terminal:
         )
 
     def until(self, pattern: str) -> str:
-        """Everything shown up to a pattern, and it, without escape sequences."""
+        """Waits for a pattern; returns the text up to its end, without escape sequences."""
         self.process.expect(pattern)
         self.seen += (shown := self.process.before + self.process.after)
         return ESCAPES.sub("", shown)
 
     def ready(self) -> str:
-        """Everything shown up to the next prompt."""
+        """Waits for the next prompt; returns the text before it."""
         return self.until(self._ready)
 
     def enter(self, text: str) -> str:
-        """Types a turn; everything shown up to the next prompt."""
+        """Types a turn; returns the text up to the next prompt."""
         self.process.send(text + "\r")
         return self.ready()
 
     def end(self) -> tuple[int, str]:
-        """Waits for the process: (exit code, what it showed since)."""
+        """Waits for the process to end; returns (exit code, text since the last call)."""
         self.process.expect(pexpect.EOF)
         self.seen += (shown := self.process.before)
         self.process.close()

@@ -50,7 +50,7 @@ class ToyForm(ResidentForm):
         return tuple(new)
 
     def fill(self, reader, key: ExpertKey, level: int, into: Blocks, source: Source | None) -> int:
-        held = source.held if source else 0
+        held = source.level if source else 0
         for kind, block in source.blocks.items() if source else ():
             assert bytes(block) == self.content(key, kind, held)
         changed = self.rewritten(held, level)

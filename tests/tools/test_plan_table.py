@@ -1,4 +1,4 @@
-"""tools/plan_table.py: the published models' sizes against what is published, and docs against the tool."""
+"""tools/plan_table.py: the models' sizes against published ones, and the table in docs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_has_as_many_parameters_as_its_model(name):
-    """A size that was copied wrongly would show in the total."""
+def test_config_gives_the_models_parameters(name):
+    """The parameters of a config equal the published number: a wrong size would change the total."""
     dense, experts = dense_shapes(CONFIGS[name])
     total = sum(map(prod, dense.values())) + experts
     assert total / 1e9 == pytest.approx(PUBLISHED[name], abs=0.1)
 
 
 @pytest.mark.skipif(not native.available(), reason="the table is planned for edgemoe's own kernel")
-def test_docs_have_what_the_tool_prints():
-    """docs/models.md changes with the plan, or not at all."""
+def test_docs_contain_the_tools_table():
+    """docs/models.md contains the table that the tool prints."""
     text = DOCS.read_text(encoding="utf-8")
     assert f"{BEGIN}{table()}{END}" in text
     assert rewritten(text) == text

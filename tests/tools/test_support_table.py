@@ -1,4 +1,4 @@
-"""The tables of families and formats: what stands in the docs is what the registries have."""
+"""tools/support_table.py: its verdicts, and the committed tables against the registries."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ DOCS = FILES[0].read_text(encoding="utf-8")
 
 
 def committed(section: str) -> dict[str, tuple[str, str]]:
-    """row's name -> (verdict, remark) of the table in docs/models.md."""
+    """The (verdict, remark) of each row of a table in docs/models.md."""
     cells = re.findall(r"^\| `([^`]+)` \| (.*) \| (.*) \|$", sections(DOCS)[section], re.MULTILINE)
     return {name: (verdict, remark) for name, verdict, remark in cells}
 
 
-def test_the_docs_have_the_families():
-    """The table that test_the_committed_table_is_the_registrys looks at is there."""
+def test_docs_have_the_table_of_families():
+    """docs/models.md has the table that test_committed_table_equals_the_registry reads."""
     assert "families" in sections(DOCS)
 
 
 @pytest.mark.parametrize("section", sections(DOCS))
-def test_the_committed_table_is_the_registrys(section):
-    """Every row of the registry and no other stands in docs/models.md, with its remark and a verdict."""
+def test_committed_table_equals_the_registry(section):
+    """docs/models.md has exactly the registry's rows, each with its remark and a verdict."""
     found = committed(section)
     assert {name: remark for name, (_, remark) in found.items()} == {
         row.name: row.remark for row in rows_of(section)
@@ -39,12 +39,12 @@ def test_the_committed_table_is_the_registrys(section):
 
 @pytest.mark.parametrize("section", REQUIRED)
 def test_no_required_row_is_missing(section):
-    """What users were promised a word about has a row."""
+    """Every row of REQUIRED exists."""
     assert set(REQUIRED[section]) <= {row.name for row in rows_of(section)}
 
 
-def test_a_row_says_yes_only_where_all_its_tests_passed(monkeypatch):
-    """Passed, failed, untested and refused rows each say so."""
+def test_row_says_yes_only_if_all_its_tests_pass(monkeypatch):
+    """Passed, failed, untested and refused rows have their own verdicts."""
     rows = [support_table.Row(name, "") for name in ("good", "bad", "bare")]
     rows.append(support_table.Row("never", "", "reasons"))
     monkeypatch.setattr(support_table, "rows_of", lambda section: rows)
@@ -62,8 +62,8 @@ def test_a_row_says_yes_only_where_all_its_tests_passed(monkeypatch):
     assert text.endswith("<!-- end -->\nafter\n")
 
 
-def test_outcomes_are_counted_by_the_rows_that_tests_cover(tmp_path: Path):
-    """A marked test counts for its row, a failure and a skip count against it, an unmarked one does not run."""
+def test_outcomes_count_for_the_covered_rows(tmp_path: Path):
+    """A passed test counts for its rows, a failure or skip against them, and an unmarked test does not run."""
     (tmp_path / "conftest.py").write_text(
         "def pytest_configure(config):\n    config.addinivalue_line('markers', 'covers(row): x')\n"
     )

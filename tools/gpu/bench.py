@@ -1,21 +1,22 @@
-"""What a GPU makes of a model larger than its memory, from nothing, in one command:
+"""Measures edgemoe on a GPU with a synthetic model larger than the GPU's memory.
 
-    gpu_bench.py --json gpu.json
-    gpu_bench.py --device cpu --like tiny --limits 3MB,4MB --dram-small 200KB --offload-layers 2    (a rehearsal)
+    python -m tools.gpu.bench --json gpu.json
+    python -m tools.gpu.bench --device cpu --like tiny --limits 3MB,4MB --dram-small 200KB --offload-layers 2
 
 Synthesizes a store of Qwen3-30B-A3B's shape (48 layers, experts up to level 4, 17 GB) in a folder of --work that is
-removed at the end, and measures with `edgemoe bench`'s own means, cold and warm each:
+removed at the end, and measures as `edgemoe bench` does, cold and warm:
   - loading on demand, from SSD and from DRAM, with the same readers and kernels;
-  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well if that pays, for every limit of GPU
-    memory, with a large and a small DRAM tier;
-  - everything resident: the ceiling;
-  - on a GPU, 4/2 with prefetch and everything resident again, with --graphs;
-  - transformers with accelerate's CPU offload: the same shape in bf16, --offload-layers of it, with its share of the
-    smallest limit (gpu_bench_offload.py; left out where accelerate is not installed).
-Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then what the project
-aims at beside what was found. What --minutes leave no time for is named, not run. Needs 50 GB of disk, 100 GB of RAM.
+  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well where that is faster, for every limit of
+    GPU memory, with a large and a small DRAM tier;
+  - the fully resident model: the ceiling;
+  - on a GPU, 4/2 with prefetch and the fully resident model again, with --graphs;
+  - transformers with accelerate's CPU offload: --offload-layers of the same shape in bf16, with the same fraction of
+    the smallest limit (tools/gpu/offload.py; left out where accelerate is not installed).
+Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then each aim of the
+project with its figure. Cases that start after --minutes are listed, not run. Needs 50 GB of disk and 100 GB of RAM.
 
-On --device cpu "VRAM" is RAM: that tests the command and says nothing about a GPU, and the output says so.
+The second command is a rehearsal: on --device cpu "VRAM" is RAM, no figure says anything about a GPU, and the output
+says so.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from edgemoe.kernels.registry import compute
 from edgemoe.machine.devices import chosen, open_device
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, EdgemoeError, UserError
+from tools.checkout import child_environment
+from tools.command_line import failed
 from tools.gpu.options import parse
 
 Json = dict[str, Any]
@@ -58,8 +61,8 @@ TIERED = (
     BenchRow("4/0 + prefetch", MIXED.with_(levels=(4, 0))),
 )
 RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
-NOTED = (BenchRow("4/2 + prefetch, graphs", MIXED.with_(graphs=True)),)
-NOTED_RESIDENT = (BenchRow("exact 4, graphs", RunSettings.uniform(4, graphs=True)),)
+CAPTURED = (BenchRow("4/2 + prefetch, graphs", MIXED.with_(graphs=True)),)
+CAPTURED_RESIDENT = (BenchRow("exact 4, graphs", RunSettings.uniform(4, graphs=True)),)
 LOADED = (
     BenchRow("on demand from SSD", ON_DEMAND),
     BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
@@ -71,10 +74,10 @@ class Case:
     """Rows under the same limits.
 
     Args:
-        name: before the rows' own.
+        name: prefix of the rows' names in the report.
         rows: at least one.
-        vram: bytes; None: what everything resident needs.
-        dram: bytes.
+        vram: limit of GPU memory in bytes; None: as much as the fully resident model needs.
+        dram: limit of DRAM in bytes.
     """
 
     name: str
@@ -84,14 +87,14 @@ class Case:
 
 
 def cases(limits: Sequence[int], dram_large: int, dram_small: int, *, gpu: bool) -> Iterator[Case]:
-    """Every case, what the aims need first. The smallest limit is the first; graphs are a GPU's only."""
+    """Yields every case, first the cases of the aims, which are under the smallest limit; graphs on a GPU only."""
     least, *more = sorted(limits)
     yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
     yield Case(_named(least, "DRAM large"), LOADED, least, dram_large)
     yield Case("everything resident", RESIDENT, None, 0)
     if gpu:
-        yield Case("everything resident", NOTED_RESIDENT, None, 0)
-        yield Case(_named(least, "DRAM large"), NOTED, least, dram_large)
+        yield Case("everything resident", CAPTURED_RESIDENT, None, 0)
+        yield Case(_named(least, "DRAM large"), CAPTURED, least, dram_large)
     yield Case(_named(least, "DRAM small"), TIERED, least, dram_small)
     for limit in more:
         yield Case(_named(limit, "DRAM large"), TIERED, limit, dram_large)
@@ -103,40 +106,40 @@ def _named(limit: int, dram: str) -> str:
 
 
 class Clock:
-    """Says what is done, and when the time is up."""
+    """Prints progress with the time since the start, and knows when the minutes are over."""
 
     def __init__(self, minutes: float) -> None:
         self._start, self._seconds = time.monotonic(), 60 * minutes
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more should be begun."""
+        """Whether no further case may start."""
         return self.seconds > self._seconds
 
     def say(self, what: str, of: str = "") -> None:
-        """One line on stderr."""
+        """Prints one line on stderr."""
         print(f"{self.seconds:6.1f} s  {of}{what}", file=sys.stderr, flush=True)
 
 
 def synthesize(given: argparse.Namespace, layout: str, store: Path) -> None:
-    """Writes the store, in a process of its own.
+    """Writes the store in a process of its own.
 
     Raises:
-        subprocess.CalledProcessError: it failed, and has said why.
+        subprocess.CalledProcessError: the process failed; its stderr says why.
     """
     command = [sys.executable, "-m", "tools.synthetic.store", "--like", given.like, "--max-level", "4"]
     command += ["--layout", layout, "--seed", str(given.seed)]
     command += ["--layers", str(given.layers)] if given.layers else []
-    subprocess.run([*command, str(store)], check=True)
+    subprocess.run([*command, str(store)], check=True, env=child_environment())
 
 
 def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple[Json, list[str]]:
-    """One report of all cases, and what was left out."""
+    """Measures every case that starts in time; returns one report, and the cases left out with the reason."""
     experts = store.shape.experts * store.form.bytes_at(4)
     large = parse_size(given.dram_large) if given.dram_large else experts
     limits = [parse_size(limit) for limit in given.limits.split(",")]
@@ -167,22 +170,22 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
     return {"environment": environment, "rows": rows}, left_out
 
 
-def offload(given: argparse.Namespace, device: str, share: int) -> Json | str:
-    """What accelerate's offload takes, by a process of its own; or why that is not known."""
+def offload(given: argparse.Namespace, device: str, memory: int) -> Json | str:
+    """Times accelerate's offload with `memory` bytes on the device, in its own process; or says why it cannot."""
     if importlib.util.find_spec("accelerate") is None:
         return "accelerate is not installed: pip install accelerate"
     command = [sys.executable, "-m", "tools.gpu.offload", "--like", given.like]
-    command += ["--layers", str(given.offload_layers), "--memory", str(share), "--device", device]
+    command += ["--layers", str(given.offload_layers), "--memory", str(memory), "--device", device]
     command += ["--prompt-tokens", str(given.prompt_tokens), "--new-tokens", str(given.offload_tokens)]
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=child_environment())
     if child.returncode:
-        return f"accelerate's process ended with {child.returncode}, and has said why"
+        return f"accelerate's process ended with {child.returncode}; its stderr says why"
     answer: Json = json.loads(child.stdout.splitlines()[-1])
     return answer
 
 
 def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -> list[Json]:
-    """What the project aims at: each with the figure wanted and the one found, None where it was not measured."""
+    """The project's aims, each with its bound and the measured figure, which is None where a row is missing."""
     at = f"{_named(least, 'DRAM large')}: "
     found = {(row["name"], row["arm"]): row for row in rows}
 
@@ -212,7 +215,7 @@ def _aim(what: str, at_least: float, found: float | None) -> Json:
 
 
 def summary(report: Json) -> str:
-    """The report as text."""
+    """Formats the report as text."""
     parts = [report["label"], "", times_and_bytes(report["rows"]), ""]
     offloaded = report["offload"]
     parts.append(
@@ -231,15 +234,15 @@ def _shown(found: float | None) -> str:
 
 
 def run(given: argparse.Namespace, clock: Clock) -> Json:
-    """Everything, in turn.
+    """Synthesizes the store, measures every case and accelerate's offload; returns the report.
 
     Raises:
-        EdgemoeError: no such device, a size that is none, or no folder for what is to be written.
+        EdgemoeError: no such device, an option that is no size, or a missing folder.
         subprocess.CalledProcessError: the store could not be written.
     """
     require_folders(given.json)
     if given.work and not given.work.is_dir():
-        raise UserError(f"a folder {given.work} was wanted", "there is none", "Make it, or name another")
+        raise UserError(f"a folder {given.work}", "none", "make it, or name another")
     device = open_device(given.device)
     least = min(parse_size(limit) for limit in given.limits.split(","))
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
@@ -248,10 +251,10 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
         store = StoreModel.open(Path(folder, "store"), device)
         measured, left_out = measure(store, given, clock)
         layers = len(store.manifest.layers)
-    share = int(least * given.offload_layers / layers)
+    memory = int(least * given.offload_layers / layers)
     clock.say("accelerate's offload")
     late = f"{given.minutes:g} minutes were over"
-    offloaded = late if clock.is_over else offload(given, chosen(given.device), share)
+    offloaded = late if clock.is_over else offload(given, chosen(given.device), memory)
     label = f"Measured on {device.name}." if device else "A rehearsal on the CPU: no figure here is a GPU's."
     return measured | {
         "label": label,
@@ -268,8 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = run(given, Clock(given.minutes))
     except EdgemoeError as error:
-        print(f"gpu_bench: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.gpu.bench", error)
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
     print(summary(report), flush=True)

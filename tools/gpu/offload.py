@@ -1,31 +1,34 @@
-"""transformers with accelerate's CPU offload, as a child of gpu_bench.py: one line of JSON on stdout.
+"""Times transformers with accelerate's CPU offload, as a child of tools.gpu.bench: one line of JSON on stdout.
 
-A model of a preset's shape with random weights in bf16. As many whole layers as --memory holds are on the device; the
+    python -m tools.gpu.offload --like tiny --layers 2 --memory 1000000 --device cpu --prompt-tokens 8 --new-tokens 2
+
+The model has a preset's shape and random weights in bf16. Whole layers up to --memory bytes are on the device; the
 others stay in RAM, and accelerate copies a layer's weights to the device every time the layer runs. On --device cpu
-nothing is offloaded: that tests the command only.
+nothing is offloaded: that only tests the command.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
-import accelerate
 import torch
 import transformers
-from accelerate.utils import set_module_tensor_to_device
 
-from tools.counts import positive
+from tools.command_line import make_parser, positive, two_or_more
 from tools.synthetic.workload import PRESETS, Shape
 
 
 def random_model(shape: Shape) -> Any:
-    """The model in RAM, in bf16. Its weights repeat a few million random numbers, which copying does not mind."""
+    """Makes the model in RAM, in bf16; the weights repeat a few million random numbers, which costs no copy time."""
+    import accelerate
+    from accelerate.utils import set_module_tensor_to_device
+
     with accelerate.init_empty_weights(include_buffers=False):
         model = transformers.AutoModelForCausalLM.from_config(shape.config(), dtype=torch.bfloat16)
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(torch.bfloat16)
@@ -36,19 +39,18 @@ def random_model(shape: Shape) -> Any:
 
 
 def offloaded(model: Any, device: str, memory: int) -> Any:
-    """The model with what does not fit into `memory` bytes of the device left in RAM."""
+    """Puts up to `memory` bytes of whole layers on the device; the others stay in RAM."""
     if device == "cpu":
         return model
-    places = accelerate.infer_auto_device_map(
-        model,
-        max_memory={0: memory, "cpu": 1 << 50},
-        no_split_module_classes=sorted(model._no_split_modules),
-    )
+    import accelerate
+
+    whole, limits = sorted(model._no_split_modules), {0: memory, "cpu": 1 << 50}
+    places = accelerate.infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
     return accelerate.dispatch_model(model, places)
 
 
 def token_times(model: Any, device: str, prompt: torch.Tensor, new_tokens: int) -> list[float]:
-    """Seconds after the start at which each greedy token was known. `prompt` is int64 [1, T]."""
+    """Decodes greedily after `prompt`, int64 [1, T]; returns the seconds from the start to each token."""
     cache = transformers.DynamicCache(config=model.config)
     times: list[float] = []
     ids, start = prompt.to(device), time.perf_counter()
@@ -63,20 +65,18 @@ def token_times(model: Any, device: str, prompt: torch.Tensor, new_tokens: int) 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("tools.gpu.offload", __doc__)
     parser.add_argument("--like", choices=sorted(PRESETS), required=True)
     parser.add_argument("--layers", type=positive, required=True)
     parser.add_argument("--memory", type=positive, required=True, help="bytes of weights on the device")
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     parser.add_argument("--prompt-tokens", type=positive, required=True)
-    parser.add_argument("--new-tokens", type=int, required=True, help="2 or more")
+    parser.add_argument("--new-tokens", type=two_or_more, required=True, help="2 or more")
     given = parser.parse_args(argv)
     shape = replace(PRESETS[given.like], layers=given.layers)
     model = offloaded(random_model(shape), given.device, given.memory)
     prompt = torch.randint(shape.vocab, (1, given.prompt_tokens), generator=torch.Generator().manual_seed(0))
-    token_times(model, given.device, prompt[:, :8], 2)  # what a process pays once
+    token_times(model, given.device, prompt[:, :8], 2)  # first-call costs of the process
     times = token_times(model, given.device, prompt, given.new_tokens)
     places = getattr(model, "hf_device_map", {})
     answer = {
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "modules_in_ram": sum(place == "cpu" for place in places.values()),
         "ttft_s": times[0],
         "tpot_s": (times[-1] - times[0]) / (len(times) - 1),
-        "versions": {module.__name__: module.__version__ for module in (accelerate, torch, transformers)},
+        "versions": {name: metadata.version(name) for name in ("accelerate", "torch", "transformers")},
     }
     print(json.dumps(answer), flush=True)
     return 0

@@ -1,7 +1,8 @@
-"""transformers with accelerate's disk offload as a child of tools/peers/compare.py: the protocol of compare_peers_run.
+"""Answers a request of tools/peers/compare.py by transformers with accelerate's disk offload.
 
-The request's model is a checkpoint; `memory` is what may stay in RAM, in bytes, or null for all. What does not fit is
-offloaded by accelerate to a folder beside the checkpoint, whole modules at a time, and read when its module runs.
+The protocol is that of tools/peers/run.py. The request's model is a checkpoint; `memory` is the bytes that may stay in
+RAM, or null for the whole model. accelerate offloads whole modules that do not fit to a folder beside the checkpoint,
+and reads each when it runs.
 """
 
 from __future__ import annotations
@@ -21,21 +22,17 @@ from tools.peers.warm_up import warm_ups
 
 
 def load(request: dict[str, Any], folder: str) -> Any:
-    """The model in bf16, its layers placed by accelerate within the memory allowed."""
+    """Loads the model in bf16; accelerate places its layers within `memory`."""
     placed: dict[str, Any] = {}
     if request["memory"] is not None:
-        placed = {
-            "device_map": "auto",
-            "max_memory": {"cpu": request["memory"]},
-            "offload_folder": folder,
-        }
+        placed = {"device_map": "auto", "max_memory": {"cpu": request["memory"]}, "offload_folder": folder}
     return transformers.AutoModelForCausalLM.from_pretrained(
         request["model"], dtype=torch.bfloat16, **placed
     ).eval()
 
 
 def generate(model: Any, prompt: list[int], new_tokens: int) -> tuple[list[float], list[int]]:
-    """Greedy tokens after a prompt: seconds since the start at which each was known, and their ids."""
+    """Decodes greedily: seconds from the start to each token, and the tokens' ids."""
     cache = transformers.DynamicCache(config=model.config)
     times: list[float] = []
     tokens: list[int] = []
@@ -50,20 +47,21 @@ def generate(model: Any, prompt: list[int], new_tokens: int) -> tuple[list[float
     return times, tokens
 
 
-def counting(model: Any) -> tuple[list[list[int]], list[Any]]:
-    """Counts [layer][expert] of what routers choose from now on, and the hooks that do it."""
+def counting(model: Any) -> list[list[int]]:
+    """Hooks the routers of a model; the result [layer][expert] counts the experts that they choose."""
     modules = [module for _, module in model.named_modules() if hasattr(module, "_apply_gate")]
     counts = [[0] * module.num_experts for module in modules]
 
-    def counter(of: list[int]) -> Any:
-        def note(module: Any, given: tuple[Any, ...]) -> None:
-            for expert in given[1].flatten().tolist():
-                of[expert] += 1
+    def counter(layer: list[int]) -> Any:
+        def count(module: Any, inputs: tuple[Any, ...]) -> None:
+            for expert in inputs[1].flatten().tolist():
+                layer[expert] += 1
 
-        return note
+        return count
 
-    hooks = [m.register_forward_pre_hook(counter(of)) for m, of in zip(modules, counts, strict=True)]
-    return counts, hooks
+    for module, layer in zip(modules, counts, strict=True):
+        module.register_forward_pre_hook(counter(layer))
+    return counts
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         model = load(request, folder)
         load_s = time.perf_counter() - started
         if request["popularity"]:
-            counts, _ = counting(model)
+            counts = counting(model)
             _, tokens = generate(model, request["prompt"], request["new_tokens"])
             return {"counts": counts, "tokens": tokens}
         for warm_up in warm_ups(request):

@@ -1,21 +1,23 @@
-"""edgemoe beside llama.cpp, or transformers with accelerate's disk offload, alternating under the same memory limits.
+"""Compares edgemoe with llama.cpp, or transformers with accelerate's disk offload, under the same memory limits.
 
-    synthesize_gguf.py --like qwen3-30b-a3b --layers 16 --vocab 32000 w1.gguf
-    synthesize.py --from-gguf w1.gguf --max-level 4 --dense-bits 8 w1-store
-    compare_peers.py --gguf w1.gguf --store w1-store --limits 3GB,2GB,none --rounds 3 --json w1.json --plot w1.png
+    python -m tools.synthetic.gguf --like qwen3-30b-a3b --layers 16 --vocab 32000 w1.gguf
+    python -m tools.synthetic.store --from-gguf w1.gguf --max-level 4 --dense-bits 8 w1-store
+    python -m tools.peers.compare --gguf w1.gguf --store w1-store --limits 3GB,2GB,none --rounds 3 --json w1.json
 
-Every answer is a process of its own in a fresh memory cgroup, page cache counted and dropped before (limited.py), on
---threads threads. Both sides get the same token ids, a different prompt each round: conversations of the demo's tasks
-or a text, by the demo model's tokenizer, so that ids repeat as a text's do. Decoding is greedy and no token ends it.
-Under a limit the runs are cold: times begin when the model is open, with what mapping the file left in memory
-(llama.cpp) or with what loading filled free room with, as a chat does (edgemoe; a row 4-empty does not). `load s` is
-what came before. Without one they are warm: a prompt of random tokens and the prompt itself come
-first, for ten seconds, so that all is resident. llama.cpp maps its model; its weight repacking is off under a
-limit. edgemoe gets the limit less --beside, what its process takes beside its own --vram-limit.
+Every answer runs in its own process and its own memory cgroup, on --threads threads; the page cache counts against the
+limit and is dropped first (tools/peers/limited.py). The programs alternate. Both sides get the same token ids, another
+prompt each round: conversations of the demo's tasks, or a text, tokenized by the demo model's tokenizer, so that ids
+repeat as they do in text. Decoding is greedy and no token ends it.
 
-Nothing is measured unless the kernel enforces the limit: first a process that takes too much must die, and every run
-reads back its limit and whether it is inside. A run that fails or is killed for memory is told and the others go on.
-The JSON is written anew after every run. Linux, as root. Needs llama-cpp-python, here or in another --llama-python.
+Under a limit the runs are cold: the clock starts when the model is open. llama.cpp then has in memory whatever mapping
+the file left there, edgemoe whatever loading filled its free blocks with (a row such as 4-empty fills none). `load s`
+is the time before. Without a limit the runs are warm: random tokens and the prompt itself run first, for ten seconds,
+so that the whole model is resident. llama.cpp maps its model; its weight repacking is off under a limit. edgemoe's
+--vram-limit is the limit less --beside, the memory that its process takes outside --vram-limit.
+
+Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
+run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
+The JSON is rewritten after every run. Linux, as root. Needs llama-cpp-python, here or in another --llama-python.
 """
 
 from __future__ import annotations
@@ -39,33 +41,35 @@ from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
 from storage.errors import EdgemoeError, UserError
+from tools.command_line import failed
 from tools.peers.limited import Controller, LimitError, find_controller
 from tools.peers.options import parse
 from tools.peers.popularity import as_table as popularity_table
 from tools.peers.popularity import compare
 from tools.peers.programs import Program, edgemoe_program, peer_program
 from tools.peers.report import Case, Json, as_table, plot, run_of, show_limit, summarize
-from tools.peers.run import Outcome, hear_endings, prove_enforced, run_child
+from tools.peers.run import Outcome, interrupt_on_signals, prove_enforced, run_child
 
 WARM_UP_SECONDS = 10
-"""Least that a warm run is warmed up for: a machine's host may give cores that have just become busy less of its
-memory's rate, and who loads or answers sooner is not to be measured sooner."""
+"""Minimum warm-up of a warm run. A host may give cores that have just become busy less memory bandwidth; a fixed time
+gives a program that loads or answers sooner no advantage."""
 
 WARM_UP_TOKENS = 512
-"""Random tokens before a warm run: enough for nearly every expert of W1 to be asked for."""
+"""Random tokens before a warm run: enough to route to nearly every expert of W1."""
 
 
 @dataclass
 class Comparison:
-    """A comparison under way: what has run, and how to run the rest.
+    """Runs the programs in turn and collects their runs.
 
     Args:
-        controller: of memory cgroups.
-        programs: the peer first.
+        controller: where memory cgroups are made.
+        programs: the peer first, then edgemoe's rows.
         cases: limits and prompt lengths.
         prompts: prompt length -> token ids for each round.
-        experts, vocabulary: of the model.
-        options: of the command line.
+        experts: of an MoE layer.
+        vocabulary: tokens that the model knows.
+        options: the parsed command line.
     """
 
     controller: Controller
@@ -79,7 +83,7 @@ class Comparison:
     popularity: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def order(self) -> Iterator[tuple[int, Case, Program]]:
-        """Every run. The programs alternate, and a different one is first each round."""
+        """Yields every run as (round, case, program); the programs alternate, another one first each round."""
         for number in range(self.options.rounds):
             first = number % len(self.programs)
             for case in self.cases:
@@ -87,7 +91,7 @@ class Comparison:
                     yield number, case, program
 
     def request(self, program: Program, case: Case, number: int, *, popularity: bool = False) -> Json:
-        """What a child is asked. Under a limit edgemoe's own, and accelerate's, is what that leaves them."""
+        """The request for a child. Under a limit edgemoe and accelerate may use the limit less --beside."""
         limit, length = case
         prompt = self.prompts[length][number]
         random = torch.Generator().manual_seed(self.options.seed)
@@ -109,12 +113,12 @@ class Comparison:
         return request | {"memory": own}
 
     def run(self, program: Program, case: Case, number: int) -> None:
-        """One run, added to `runs`."""
+        """Runs a program once and appends the result to `runs`."""
         outcome = self._child(program, case, self.request(program, case, number))
         self.runs.append(run_of(program.name, case, number, outcome))
 
     def count(self) -> None:
-        """A run of the peer and of edgemoe's first row, untimed and unlimited, that counts the experts chosen."""
+        """Counts the experts that the peer and edgemoe's first row choose, in an untimed, unlimited run of each."""
         case = (None, max(self.prompts))
         for program in self.programs[:2]:
             outcome = self._child(program, case, self.request(program, case, 0, popularity=True))
@@ -127,7 +131,7 @@ class Comparison:
         )
 
     def report(self, facts: Json) -> Json:
-        """All there is so far, as one JSON object."""
+        """The rows, popularity and runs so far, as one JSON object."""
         own = {p.name: run_settings(8, **p.settings) for p in self.programs if p.settings is not None}
         quality = load_quality(self.options.quality) if self.options.quality else []
         rows = summarize(self.runs, self.programs[0].name, quality, own)
@@ -135,7 +139,7 @@ class Comparison:
 
 
 def measure(comparison: Comparison, facts: Json) -> None:
-    """Runs everything; the JSON is written anew after every run."""
+    """Runs every program in every case and round; rewrites the JSON after each run."""
     order = list(comparison.order())
     started = time.monotonic()
     for done, (number, case, program) in enumerate(order):
@@ -151,15 +155,15 @@ def measure(comparison: Comparison, facts: Json) -> None:
             if last["failure"]
             else f"  TTFT {last['ttft_s']:.2f} s, TPOT {1000 * last['tpot_s']:.1f} ms"
         )
-        keep(comparison, facts)
+        write_report(comparison, facts)
     if comparison.options.popularity:
         say("counting the experts chosen")
         comparison.count()
-        keep(comparison, facts)
+        write_report(comparison, facts)
 
 
-def keep(comparison: Comparison, facts: Json) -> None:
-    """Writes the JSON, if one was asked for, in place of the one before."""
+def write_report(comparison: Comparison, facts: Json) -> None:
+    """Replaces the file of --json, if given, by the report so far."""
     path: Path | None = comparison.options.json
     if path:
         partial = path.with_name(path.name + ".partial")
@@ -168,12 +172,12 @@ def keep(comparison: Comparison, facts: Json) -> None:
 
 
 def say(what: str) -> None:
-    """Progress, on stderr."""
+    """Prints a line of progress on stderr."""
     print(what, file=sys.stderr, flush=True)
 
 
 def show(comparison: Comparison, facts: Json) -> None:
-    """Tables, and the plot if one was asked for."""
+    """Prints the tables and draws the plot of --plot, if given."""
     rows = comparison.report(facts)["rows"]
     print(as_table(rows))
     if len(comparison.popularity) == 2:
@@ -186,7 +190,7 @@ def show(comparison: Comparison, facts: Json) -> None:
 
 
 def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
-    """What was compared, on what. Bytes."""
+    """The environment and conditions of a comparison; sizes in bytes."""
     options, peer = comparison.options, comparison.programs[0]
     files = [peer.model] if peer.model.is_file() else sorted(peer.model.glob("*.safetensors"))
     return environment(store) | {
@@ -203,13 +207,13 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
     }
 
 
-def require_room(
+def require_fit(
     store: StoreModel, programs: Sequence[Program], cases: Sequence[Case], options: argparse.Namespace
 ) -> None:
-    """Says what of each limit is edgemoe's own.
+    """Prints the --vram-limit that each limit leaves to each of edgemoe's rows.
 
     Raises:
-        DoesNotFit: a program of edgemoe's cannot run in that.
+        DoesNotFit: a row cannot run in its --vram-limit.
     """
     for limit, length in cases:
         for program in programs:
@@ -221,12 +225,12 @@ def require_room(
 
 
 def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
-    """Checks all that can be checked before the first run.
+    """Makes the comparison and its facts, and finds before the first run whatever would stop a later one.
 
     Raises:
         UserError: a file, a module or a prompt is missing.
         DoesNotFit: edgemoe cannot run inside a limit.
-        LimitError: this machine enforces none.
+        LimitError: this machine enforces no memory limit.
     """
     require_folders(options.json)
     require_plot(options.plot)
@@ -244,12 +248,12 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
     highest = max(max(ids) for of in prompts.values() for ids in of)
     if highest >= store.shape.vocab:
         raise UserError(
-            f"a vocabulary above {highest} was wanted",
-            f"the model has {store.shape.vocab}",
-            "Use a larger one",
+            f"a model that knows token {highest} of the prompts",
+            f"a vocabulary of {store.shape.vocab}",
+            "use a model with a larger vocabulary",
         )
     cases = [(limit, length) for limit in options.limits for length in options.prompt_tokens]
-    require_room(store, programs[1:], cases, options)
+    require_fit(store, programs[1:], cases, options)
     controller = find_controller(Path("/proc/mounts").read_text())
     comparison = Comparison(
         controller, programs, cases, prompts, store.shape.experts_per_layer, store.shape.vocab, options
@@ -259,10 +263,10 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code. What was measured is shown even where a signal ends it."""
+    """Runs the command line; returns the exit code. Prints the runs so far also where a signal ends the comparison."""
     try:
         options = parse(argv, __doc__)
-        hear_endings()
+        interrupt_on_signals()
         comparison, facts = prepare(options)
         try:
             measure(comparison, facts)
@@ -270,10 +274,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if comparison.runs:
                 show(comparison, facts)
     except (EdgemoeError, LimitError) as error:
-        print(f"compare_peers: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, EdgemoeError) else 2
+        return failed("tools.peers.compare", error)
     except KeyboardInterrupt:
-        say("compare_peers: interrupted; nothing of it is left running")
+        say("tools.peers.compare: interrupted; no process of it still runs")
         return 130
     return 0
 

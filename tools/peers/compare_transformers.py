@@ -1,11 +1,11 @@
-"""Greedy answers of edgemoe beside transformers' bf16 ones, prompt by prompt, on small chat tasks.
+"""Compares edgemoe's greedy answers with transformers' bf16 answers, prompt by prompt, on small chat tasks.
 
     python -m tools.peers.compare_transformers CHECKPOINT [--exact 8] [--prompts 100] [--limit-over-minimum 1.05]
         [--json]
     python -m tools.peers.compare_transformers CHECKPOINT --own-prompts [--seed 0]
 
-edgemoe runs at a factor over the smallest limit that its plan allows, so that experts are really read while
-it decodes. Prints how many answers are the same text, and exits 1 if fewer than --at-least of them are.
+edgemoe's limit is --limit-over-minimum times the smallest that its plan allows, so that decoding reads experts. Prints
+how many answers are equal as text; exits 1 if the fraction is below --at-least.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ from edgemoe.models.resolve import resolve_store
 from edgemoe.policy.settings import RunSettings
 from storage.planes import dequantize, quantize
 from storage.record import MatrixSpec
+from tools.command_line import make_parser
+
+_MARK = "."
+_TOGETHER = 32
+_MOST_SAMPLES = 40 * _TOGETHER
 
 
 def task_prompts(count: int, seed: int) -> list[str]:
-    """`count` distinct first questions of held-out chat tasks, every kind in turn."""
+    """Returns `count` distinct first questions of held-out chat tasks, every kind in turn."""
     each = -(-count // len(KINDS))
     columns = [held_out_tasks(kind, 2 * each, seed) for kind in KINDS]
     prompts = dict.fromkeys(task.turns[0].question for row in zip(*columns, strict=True) for task in row)
@@ -38,9 +43,12 @@ def task_prompts(count: int, seed: int) -> list[str]:
 
 
 def own_prompts(checkpoint: Path, tokenizer: Any, count: int, seed: int) -> list[str]:
-    """`count` distinct questions that the checkpoint writes itself, sampled: what it was taught, as it was taught it.
+    """Samples `count` distinct questions from the checkpoint, in the wording of its training.
 
-    In float32, so that neither side of the comparison has had a hand in them.
+    The checkpoint runs in float32, so that neither side of the comparison shapes the prompts.
+
+    Raises:
+        SystemExit: the checkpoint writes fewer distinct questions.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     turn = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
@@ -62,17 +70,12 @@ def own_prompts(checkpoint: Path, tokenizer: Any, count: int, seed: int) -> list
             )
         for row in rows[:, ids.shape[1] :]:
             text, found, _ = tokenizer.decode(row, skip_special_tokens=False).partition(end)
-            # A question of several lines would begin a turn of its own in a file of prompts.
+            # In a file of prompts a question of several lines would be several prompts.
             if found and text.strip() and "<|" not in text and "\n" not in text.strip():
                 prompts.setdefault(text.strip())
         if len(prompts) >= count:
             return list(prompts)[:count]
-    raise SystemExit(f"{count} prompts were wanted, the checkpoint wrote {len(prompts)} different ones")
-
-
-_MARK = "."
-_TOGETHER = 32
-_MOST_SAMPLES = 40 * _TOGETHER
+    raise SystemExit(f"expected {count} distinct prompts, got {len(prompts)}: lower --prompts")
 
 
 def reference_answers(
@@ -84,10 +87,16 @@ def reference_answers(
     level: int | None = None,
     attention: str | None = None,
 ) -> list[str]:
-    """transformers' own greedy answers.
+    """Generates transformers' greedy answers.
 
-    With `level`, what it answers with its experts' weights rounded to that; with `attention`, by this one of its
-    implementations instead of its default.
+    Args:
+        checkpoint: model directory.
+        tokenizer: the model's tokenizer, with a chat template.
+        prompts: one question each.
+        tokens: maximum new tokens of an answer.
+        dtype: dtype of the model.
+        level: round the experts' weights to this level; None: leave them as they are.
+        attention: transformers' attention implementation; None: its default.
     """
     chosen = {"attn_implementation": attention} if attention else {}
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), **chosen).eval()
@@ -110,7 +119,7 @@ def reference_answers(
 
 
 def round_experts(model: Any, level: int) -> None:
-    """Puts what a level stands for in the place of every expert's weights [N, K], in the model's dtype."""
+    """Replaces every expert's weights [N, K] by their values at a level, in the model's dtype."""
     for module in model.modules():
         if hasattr(module, "_apply_gate"):
             for stacked in (module.gate_up_proj.data, module.down_proj.data):
@@ -122,7 +131,11 @@ def round_experts(model: Any, level: int) -> None:
 def edgemoe_answers(
     store: StoreModel, tokenizer: Any, prompts: list[str], tokens: int, *, exact: int, over_minimum: float
 ) -> tuple[list[str], dict[str, float]]:
-    """edgemoe's greedy answers under a limit, each a conversation of its own, and what they cost."""
+    """Generates edgemoe's greedy answers at level `exact` under a limit, each in its own conversation.
+
+    Returns:
+        the answers; and their cost: the limit, experts resident, bytes read a token, peak bytes.
+    """
     settings = RunSettings.uniform(exact)
     smallest = store.plan(vram_limit=None, settings=settings, context=512).minimum_vram_bytes
     plan = store.plan(vram_limit=int(smallest * over_minimum), settings=settings, context=512)
@@ -146,10 +159,8 @@ def edgemoe_answers(
 
 
 def options() -> argparse.Namespace:
-    """Of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Parses the command line."""
+    parser = make_parser("tools.peers.compare_transformers", __doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--store", type=Path, help="a store of the same checkpoint, e.g. with --dense-bits 8")
     parser.add_argument("--exact", type=int, default=8, choices=(8, 4, 2))
@@ -158,29 +169,29 @@ def options() -> argparse.Namespace:
     prompts_from.add_argument(
         "--prompt-file",
         type=Path,
-        help="one prompt a line, the first ones are taken; default: held-out tasks",
+        help="one prompt a line, of which the first --prompts are used; default: held-out tasks",
     )
     prompts_from.add_argument(
-        "--own-prompts", action="store_true", help="questions that the checkpoint itself writes, sampled"
+        "--own-prompts", action="store_true", help="questions sampled from the checkpoint"
     )
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--limit-over-minimum", type=float, default=1.05)
-    parser.add_argument("--at-least", type=float, default=0.95, help="share of answers that must be the same")
+    parser.add_argument("--at-least", type=float, default=0.95, help="fraction of answers that must be equal")
     parser.add_argument(
         "--reference-dtype",
         choices=("bfloat16", "float32"),
         default="bfloat16",
-        help="float32 shows how often transformers' own bf16 rounding changes an answer",
+        help="float32 shows how often bf16 rounding in transformers changes an answer",
     )
     parser.add_argument(
         "--rounded-reference",
         action="store_true",
-        help="also: how many answers transformers itself gives with its experts' weights at --exact's level",
+        help="also count equal answers of transformers with its experts' weights rounded to --exact",
     )
     parser.add_argument(
         "--eager-reference",
         action="store_true",
-        help="also: how many answers transformers itself gives with its eager attention, all else the same",
+        help="also count equal answers of transformers with eager attention",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
@@ -188,7 +199,7 @@ def options() -> argparse.Namespace:
 
 
 def prompts_of(given: argparse.Namespace, tokenizer: Any) -> list[str]:
-    """What both sides are asked."""
+    """The prompts that the command line names."""
     if given.prompt_file:
         lines: list[str] = given.prompt_file.read_text().splitlines()
         return lines[: given.prompts]
@@ -198,7 +209,7 @@ def prompts_of(given: argparse.Namespace, tokenizer: Any) -> list[str]:
 
 
 def main() -> int:
-    """Runs the comparison."""
+    """Runs the command line; returns the exit code."""
     given = options()
     store = StoreModel.open(resolve_store(given.store or given.checkpoint))
     tokenizer = load_tokenizer(store.directory)

@@ -1,8 +1,9 @@
-"""edgemoe as a child of tools/peers/compare.py: the protocol of tools/peers/run.py, one prompt.
+"""Answers a request of tools/peers/compare.py by edgemoe.
 
-The request's model is a store; `settings` are those of edgemoe.commands.options.run_settings (exact, or levels and
-retention); `vram_limit` in bytes, or null for everything resident; `fill`: whether loading ends with Engine.fill. The
-answer's `row` is a row of `edgemoe bench`'s report, with bandwidths probed once the engine is closed.
+The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
+edgemoe.commands.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
+resident model; `fill` says whether loading ends with Engine.fill. The answer's `row` is a row of `edgemoe bench`'s
+report, with bandwidths probed after the engine is closed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from tools.peers.warm_up import warm_ups
 
 
 def counting(layers: int, experts: int) -> tuple[list[list[int]], Callable[[int, torch.Tensor], None]]:
-    """Counts [layer][expert], and what adds to them what a layer's router chooses (Engine.watch)."""
+    """Counts [layer][expert] of chosen experts, all 0, and the callback for Engine.watch that increments them."""
     counts = [[0] * experts for _ in range(layers)]
 
-    def note(layer: int, chosen: torch.Tensor) -> None:
+    def count(layer: int, chosen: torch.Tensor) -> None:
         for expert in chosen.flatten().tolist():
             counts[layer][expert] += 1
 
-    return counts, note
+    return counts, count
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +53,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     plan = store.plan(
         vram_limit=request["vram_limit"], settings=settings, context=longest + request["new_tokens"]
     )
-    counts, note = counting(store.shape.layers, store.shape.experts_per_layer)
-    sample = _run(store, plan, settings, request, note if request["popularity"] else None)
+    counts, count = counting(store.shape.layers, store.shape.experts_per_layer)
+    sample = _run(store, plan, settings, request, count if request["popularity"] else None)
     gc.collect()
     if request["popularity"]:
         return {"counts": counts, "tokens": sample.tokens, "setting": settings.name}
@@ -82,16 +83,16 @@ def _run(
     plan: MemoryPlan,
     settings: RunSettings,
     request: dict[str, Any],
-    note: Callable[[int, torch.Tensor], None] | None,
+    count: Callable[[int, torch.Tensor], None] | None,
 ) -> Sample:
-    """Warm-up prompts, two tokens each, then the one that is asked for."""
+    """Answers the warm-up prompts, two tokens each, then the request's prompt; returns the latter's sample."""
     started = time.perf_counter()
     with Engine(store, plan, settings) as engine:
         if request["fill"]:
             engine.fill()
         load_s = time.perf_counter() - started
-        if note:
-            engine.watch(note)
+        if count:
+            engine.watch(count)
         sequence = engine.new_sequence()
         for warm_up in warm_ups(request):
             take_sample(engine, sequence, partial(list, warm_up), 2)

@@ -1,13 +1,15 @@
-"""Runs a command under a hard memory limit, page cache included: `limited.py --memory 3G -- COMMAND...`
+"""Runs a command under a hard memory limit, page cache included.
 
-The command gets a fresh memory cgroup (version 1 or 2, whichever the machine has). What it reads from files
-counts against the limit like what it allocates, which makes the limit the same for a program that maps its
-model and one that reads it. The page cache is dropped first, because pages another cgroup has paid for
-would be free. At the end the peak and how often the limit was hit are printed on stderr, the cgroup is
-removed, and whatever the command left running in it is killed.
+    python -m tools.peers.limited --memory 3G -- COMMAND...
 
-The exit code is the command's own, 128 + N where signal N ended it (137: killed for memory), and 2 where no
-cgroup can be made. Linux only, and normally as root. Needs nothing but the standard library.
+The command gets its own memory cgroup (version 1 or 2, whichever the machine has). Pages of files that it reads count
+against the limit as allocated memory does, so a program that maps its model and one that reads it have the same limit.
+The page cache is dropped first, because pages that are charged to another cgroup would not count. At the end the peak
+and the number of times that the limit was hit are printed on stderr, processes left in the cgroup are killed, and the
+cgroup is removed.
+
+The exit code is the command's own, 128 + N where signal N ended it (137: killed for memory), and 2 where no cgroup can
+be made. Linux only, normally as root. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,60 +26,63 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 UNLIMITED = 1 << 62
-"""Bytes from which on a limit is none."""
+"""A limit of so many bytes or more means that there is no limit."""
 
 FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 class LimitError(Exception):
-    """This machine or user cannot run a command under a limit; the message says why and what to do."""
+    """This machine or user cannot run a command under a limit."""
 
 
 @dataclass(frozen=True)
 class Controller:
-    """Where memory cgroups are made, and which files of theirs say what."""
+    """The directory in which memory cgroups are made, and the names of their files."""
 
     version: int
     root: Path
 
     @property
     def limit(self) -> str:
-        """The file that holds the limit, bytes."""
+        """The file with the limit, bytes."""
         return "memory.limit_in_bytes" if self.version == 1 else "memory.max"
 
     @property
     def swap(self) -> tuple[str, str]:
-        """(file, contents) that keep the cgroup out of swap."""
+        """The (file, contents) that keep the cgroup's memory out of swap."""
         return ("memory.swappiness", "0") if self.version == 1 else ("memory.swap.max", "0")
 
     @property
     def peak(self) -> str:
-        """The file that holds the most bytes ever charged."""
+        """The file with the most bytes ever charged."""
         return "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a command used under its limit. Bytes and counts."""
+    """A cgroup's counters.
+
+    Args:
+        limit_bytes: None: no limit.
+        peak_bytes: None where the kernel keeps no peak (cgroup version 2 before Linux 5.19).
+        failcnt: times that the limit was hit and memory was reclaimed.
+        oom_kills: processes killed because no memory could be reclaimed.
+    """
 
     limit_bytes: int | None
-    """None: no limit."""
     peak_bytes: int | None
-    """None where the kernel keeps no peak (cgroup version 2 before Linux 5.19)."""
     failcnt: int
-    """How often the limit was hit and memory had to be reclaimed."""
     oom_kills: int
-    """Processes killed because nothing could be reclaimed."""
 
 
 def find_controller(mounts: str) -> Controller:
-    """The memory controller among mounted filesystems.
+    """Finds the memory controller among the mounted filesystems.
 
     Args:
         mounts: the contents of /proc/mounts.
 
     Raises:
-        LimitError: none is mounted, or cgroup v2 has no memory controller at its root.
+        LimitError: no memory controller is mounted, or cgroup v2 has none at its root.
     """
     fields = [line.split() for line in mounts.splitlines()]
     for _, target, kind, options, *_ in fields:
@@ -87,36 +92,36 @@ def find_controller(mounts: str) -> Controller:
         controllers = Path(target, "cgroup.controllers")
         if kind == "cgroup2" and controllers.exists() and "memory" in controllers.read_text().split():
             return Controller(2, Path(target))
-    raise LimitError("No memory cgroup controller is mounted. Mount one, or run on a Linux that has it.")
+    raise LimitError("expected a mounted memory cgroup controller, got none: mount one, or use another Linux")
 
 
 def drop_page_cache() -> None:
-    """Forgets every clean page of every file, machine-wide, after writing the dirty ones.
+    """Writes the dirty pages of all files, then drops every clean page, machine-wide.
 
     Raises:
-        LimitError: not allowed.
+        LimitError: this user may not drop them.
     """
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     except OSError as error:
         raise LimitError(
-            f"The page cache cannot be dropped: {error}. Run as root, or pass --keep-cache."
+            f"expected to drop the page cache, got {error}: run as root, or pass --keep-cache"
         ) from error
 
 
 @contextlib.contextmanager
 def memory_cgroup(controller: Controller, limit: str | int | None, swap_off: bool) -> Iterator[Path]:
-    """A fresh cgroup with a limit, removed at the end together with what still runs in it.
+    """Makes a cgroup with a limit; at the end kills the processes in it and removes it.
 
     Args:
-        controller: where to make it.
-        limit: as the kernel reads it: bytes, or a number followed by K, M or G (powers of 1024); None: none, what is
-            used is only counted.
-        swap_off: whether its memory stays out of swap.
+        controller: where to make the cgroup.
+        limit: in the kernel's form: bytes, or a number followed by K, M or G (powers of 1024); None: memory is
+            counted, not limited.
+        swap_off: whether the cgroup's memory stays out of swap.
 
     Raises:
-        LimitError: it may not be made, or the kernel refuses the limit.
+        LimitError: this user may not make a cgroup, or the kernel refuses the limit.
     """
     group = controller.root / f"limited-{os.getpid()}"
     try:
@@ -125,7 +130,7 @@ def memory_cgroup(controller: Controller, limit: str | int | None, swap_off: boo
         group.mkdir()
     except OSError as error:
         raise LimitError(
-            f"{group} cannot be made: {error}. Run as root, where cgroups are writable."
+            f"expected to make {group}, got {error}: run as root, where cgroups are writable"
         ) from error
     try:
         limits = [] if limit is None else [(controller.limit, str(limit))]
@@ -133,14 +138,16 @@ def memory_cgroup(controller: Controller, limit: str | int | None, swap_off: boo
             try:
                 (group / name).write_text(value)
             except OSError as error:
-                raise LimitError(f"The kernel refuses {value!r} as {name}: {error}.") from error
+                raise LimitError(
+                    f"expected {value!r} to be legal in {name}, got {error}: give another --memory"
+                ) from error
         yield group
     finally:
         _remove(group)
 
 
 def _remove(group: Path) -> None:
-    """Kills what is left in a cgroup and removes it. A killed process takes a moment to leave."""
+    """Kills the processes in a cgroup, waits up to 10 s until they have left it, and removes it."""
     deadline = time.monotonic() + 10
     while True:
         for pid in (group / "cgroup.procs").read_text().split():
@@ -163,7 +170,7 @@ def usage(controller: Controller, group: Path) -> Usage:
 
     peak = group / controller.peak
     limit = (group / controller.limit).read_text().strip()
-    # What version 1 calls no limit is the largest number of pages.
+    # Version 1 writes the largest number of pages where there is no limit.
     unlimited = limit == "max" or int(limit) >= UNLIMITED
     if controller.version == 1:
         failed, kills = int((group / "memory.failcnt").read_text()), events("memory.oom_control")["oom_kill"]
@@ -179,10 +186,12 @@ def usage(controller: Controller, group: Path) -> Usage:
 
 
 def run_in(group: Path, command: Sequence[str]) -> int:
-    """Runs a command in a cgroup, forwards signals to it, and waits. The caller has blocked the signals.
+    """Runs a command in a cgroup, forwards signals to it, and waits for its end.
+
+    The caller must have blocked FORWARDED and SIGCHLD.
 
     Returns:
-        its exit code, 128 + N where signal N ended it.
+        the command's exit code, 128 + N where signal N ended it.
     """
     enter = 'echo $$ > "$0" && exec "$@"'
     argv = ["/bin/sh", "-c", enter, str(group / "cgroup.procs"), *command]
@@ -195,26 +204,26 @@ def run_in(group: Path, command: Sequence[str]) -> int:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
         elif got.si_code <= 0:
-            # A positive code is the terminal's own: it has sent the signal to the command already.
+            # A positive code is the terminal's, which has sent the signal to the command already.
             os.kill(pid, got.si_signo)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line. Everything after the options, or after `--`, is the command."""
+    """Parses the command line; the words after the options, or after `--`, are the command."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.peers.limited",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--memory", required=True, metavar="SIZE", help="the limit: bytes, or 800M, 3G (1024s)"
-    )
+    parser.add_argument("--memory", required=True, metavar="SIZE", help="bytes, or 800M, 3G (1024s)")
     parser.add_argument("--swap-off", action="store_true", help="keep the command's memory out of swap")
     parser.add_argument("--keep-cache", action="store_true", help="do not drop the page cache first")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the counters there")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="file for the counters")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND...")
     options = parser.parse_args(argv)
     options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not options.command:
-        parser.error("a command is wanted after --")
+        parser.error("expected a command after --, got none")
     return options
 
 
@@ -228,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             controller = find_controller(Path("/proc/mounts").read_text())
             if not options.keep_cache:
                 drop_page_cache()
-            # Blocked from before the cgroup exists until it is gone, so that no signal can leave it behind.
+            # Blocked from before the cgroup exists until it is removed, so that no signal can leave it behind.
             signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
             group = stack.enter_context(memory_cgroup(controller, options.memory, options.swap_off))
         except (LimitError, OSError) as error:

@@ -1,8 +1,8 @@
-"""llama.cpp as a child of tools/peers/compare.py: the protocol of compare_peers_run, one prompt.
+"""Answers a request of tools/peers/compare.py by llama.cpp.
 
-Runs under any Python that has llama-cpp-python, which needs nothing of edgemoe. The model is a GGUF, mapped into
-memory, on the CPU. Weight repacking makes a private copy of weights in an order that suits the processor; where
-memory is capped (`capped`) it is off, because that copy cannot be paged out to the file.
+The protocol is that of tools/peers/run.py. Runs under any Python that has llama-cpp-python; edgemoe need not be
+installed there. The model is a GGUF, mapped into memory, on the CPU. Weight repacking makes a private copy of the
+weights in another order; where memory is capped (`capped`) it is off, because the copy cannot be paged out to the file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 from tools.peers.warm_up import warm_ups
 
 TOP_K_NAME = re.compile(rb"ffn_moe_topk-(\d+)")
-"""What llama.cpp calls the tensor of a layer's chosen experts, int32 [experts used, tokens]."""
+"""llama.cpp's name of the tensor of a layer's chosen experts, int32 [experts used, tokens]."""
 
 BATCH = 512
-"""Most prompt tokens a call, llama.cpp's own default of a physical batch."""
+"""Maximum prompt tokens a call: llama.cpp's default of a physical batch."""
 
 
 class Tensor(ctypes.Structure):
-    """The beginning of ggml's struct ggml_tensor: sizes and strides."""
+    """The first fields of ggml's struct ggml_tensor: sizes and strides."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -39,7 +39,7 @@ class Tensor(ctypes.Structure):
 
 
 class Counts:
-    """Counts which experts a context's routers choose. `callback` goes into its parameters."""
+    """Counts the experts that a context's routers choose; `callback` goes into the context's parameters."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, dict[int, int]] = {}
@@ -51,10 +51,14 @@ class Counts:
             function.argtypes = [ctypes.c_void_p]
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._watch)
 
-    def _watch(self, tensor: int, asks: bool, _: Any) -> bool:
-        """Called twice a tensor: whether it is wanted, then with its data; False then would stop the run."""
+    def _watch(self, tensor: int, is_query: bool, _: Any) -> bool:
+        """Counts a router's tensor; llama.cpp calls it twice a tensor.
+
+        Returns:
+            for a query, whether the callback needs the tensor's data; with the data, True: the run continues.
+        """
         match = TOP_K_NAME.fullmatch(self._ggml.ggml_get_name(tensor))
-        if asks:
+        if is_query:
             return match is not None
         if match:
             self._count(int(match[1]), tensor)
@@ -70,27 +74,27 @@ class Counts:
                 counts[expert] = counts.get(expert, 0) + 1
 
     def as_rows(self, experts: int) -> list[list[int]]:
-        """[layer][expert] -> times chosen."""
+        """The counts as rows: [layer][expert] -> times chosen."""
         return [[self.of_layer[i].get(e, 0) for e in range(experts)] for i in sorted(self.of_layer)]
 
 
 def load_model(request: dict[str, Any]) -> Any:
-    """A handle of the model, mapped."""
+    """Maps the model; returns its handle."""
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = 0
     if hasattr(parameters, "load_mode"):
-        parameters.load_mode = 1  # LLAMA_LOAD_MODE_MMAP; earlier versions have a switch of that name
+        parameters.load_mode = 1  # LLAMA_LOAD_MODE_MMAP; earlier versions have the switch use_mmap
     else:
         parameters.use_mmap = True
     parameters.use_extra_bufts = not request["capped"]
     model = llama_cpp.llama_model_load_from_file(request["model"].encode(), parameters)
     if not model:
-        raise SystemExit(f"llama.cpp does not load {request['model']}")
+        raise SystemExit(f"expected a GGUF that llama.cpp loads, got {request['model']}: name another")
     return model
 
 
 def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> Any:
-    """A handle of a context that holds the longest prompt and the new tokens."""
+    """Opens a context for the longest prompt and the new tokens; returns its handle."""
     parameters = llama_cpp.llama_context_default_params()
     longest = max(map(len, [request["prompt"], *request["warm_up"]]))
     parameters.n_ctx = longest + request["new_tokens"]
@@ -100,14 +104,14 @@ def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> 
         parameters.cb_eval = counts.callback
     context = llama_cpp.llama_init_from_model(model, parameters)
     if not context:
-        raise SystemExit("llama.cpp opens no context")
+        raise SystemExit(f"expected a context of {parameters.n_ctx} tokens, got none: shorten the prompt")
     return context
 
 
 def generate(
     context: Any, vocabulary: int, prompt: list[int], new_tokens: int
 ) -> tuple[list[float], list[int]]:
-    """Greedy tokens after a prompt: seconds since the start at which each was known, and their ids."""
+    """Decodes greedily: seconds from the start to each token, and the tokens' ids."""
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     times: list[float] = []
     tokens: list[int] = []
@@ -117,7 +121,7 @@ def generate(
         batch, rest = rest[:BATCH], rest[BATCH:]
         array = (llama_cpp.llama_token * len(batch))(*batch)
         if code := llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(batch))):
-            raise SystemExit(f"llama_decode returned {code}")
+            raise SystemExit(f"expected 0 from llama_decode, got {code}: see llama.cpp's output")
         if rest:
             continue
         logits = llama_cpp.llama_get_logits_ith(context, -1)

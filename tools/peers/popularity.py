@@ -1,7 +1,7 @@
-"""How popular each expert is with two programs that answered the same prompt, side by side.
+"""Compares how often two programs chose each expert while they answered the same prompt.
 
-The two share routers and dense weights, not experts. So the first layer's choices for the prompt are the same but
-for rounding, and further layers agree in kind: how uneven they are decides how much a cache can save.
+The two have the same routers and dense weights, but other experts. The first layer's choices for the prompt are equal
+up to rounding; in later layers the skew is similar, and the skew decides how much a cache can save.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOP_SHARE = 0.25
-"""Of a layer's experts, how many count as its popular ones."""
+TOP_FRACTION = 0.25
+"""Fraction of a layer's experts that count as its popular ones."""
 
 
 @dataclass(frozen=True)
 class LayerPopularity:
-    """One layer's experts with both programs.
+    """One layer's choices by both programs.
 
     Args:
-        layer: of the model.
-        top: share of all choices that fall on the most popular quarter of the experts, for each program.
+        layer: number of the layer.
+        top: fraction of the choices that fall on the most popular quarter of the experts, for each program.
         unused: experts never chosen, for each program.
-        correlation: of the two programs' counts, -1 to 1; None where one of them is even.
+        correlation: correlation of the two programs' counts, -1 to 1; None where either's counts are all equal.
     """
 
     layer: int
@@ -33,10 +33,10 @@ class LayerPopularity:
 
 
 def compare(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[LayerPopularity]:
-    """Counts [layer][expert] of two programs, layer by layer.
+    """Compares two programs' counts [layer][expert] layer by layer.
 
     Raises:
-        ValueError: not as many layers.
+        ValueError: the numbers of layers differ.
     """
     out = []
     for layer, pair in enumerate(zip(one, other, strict=True)):
@@ -54,21 +54,22 @@ def compare(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> lis
 
 
 def _top(counts: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
-    """Share of the choices that fall on the most popular; 0 where there are none."""
-    most = np.sort(counts)[::-1][: max(round(TOP_SHARE * len(counts)), 1)]
+    """The fraction of the choices that fall on the most popular experts; 0 without any choice."""
+    most = np.sort(counts)[::-1][: max(round(TOP_FRACTION * len(counts)), 1)]
     return float(most.sum() / counts.sum()) if counts.any() else 0.0
 
 
 def as_table(layers: Sequence[LayerPopularity], names: tuple[str, str]) -> str:
-    """Markdown."""
+    """A Markdown table with a row for each layer."""
     one, other = names
     lines = [
         f"| layer | choices on the top quarter: {one} | {other} | never chosen: {one} | {other} | correlation |",
         "|---" * 6 + "|",
     ]
-    for of in layers:
-        correlation = "-" if of.correlation is None else f"{of.correlation:.2f}"
+    for row in layers:
+        correlation = "-" if row.correlation is None else f"{row.correlation:.2f}"
+        top, unused = row.top, row.unused
         lines.append(
-            f"| {of.layer} | {of.top[0]:.2f} | {of.top[1]:.2f} | {of.unused[0]} | {of.unused[1]} | {correlation} |"
+            f"| {row.layer} | {top[0]:.2f} | {top[1]:.2f} | {unused[0]} | {unused[1]} | {correlation} |"
         )
     return "\n".join(lines)

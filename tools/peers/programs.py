@@ -1,4 +1,4 @@
-"""The programs that are compared: how each is started, and on which model."""
+"""The programs to compare: the command of each, and its model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Program:
     """One row of the comparison.
 
     Args:
-        name: in tables.
-        command: starts its child.
-        model: its file or directory.
-        settings: of edgemoe; None: a peer.
-        fill: whether edgemoe's free room is filled before the prompt comes (Engine.fill).
+        name: the row's name in tables.
+        command: starts the child.
+        model: file or directory of the model.
+        settings: arguments of run_settings; None for a peer.
+        fill: whether edgemoe fills its free blocks before the prompt (Engine.fill).
     """
 
     name: str
@@ -34,11 +34,15 @@ class Program:
 
 
 def edgemoe_program(row: str, store: Path) -> Program:
-    """edgemoe at levels such as 4 (then exact) or 4/2; behind them -empty where no room is to be filled."""
+    """edgemoe's program for a row of --settings: "4" (exact), "4/2", or either with the suffix "-empty".
+
+    Raises:
+        UserError: the row has another suffix.
+    """
     levels, _, empty = row.partition("-")
     if empty not in ("", "empty"):
         raise UserError(
-            f"the row {row} was wanted", f"-{empty} is not known", "Levels stand alone or before -empty"
+            "levels such as 4/2, alone or before -empty", repr(row), f"write {levels} or {levels}-empty"
         )
     chosen: dict[str, Any] = (
         {"exact": int(levels)} if levels.isdigit() else {"levels": levels, "retention": PAPER_RETENTION}
@@ -50,18 +54,16 @@ def edgemoe_program(row: str, store: Path) -> Program:
 
 
 def peer_program(options: argparse.Namespace) -> Program:
-    """The peer that was chosen.
+    """The program of --peer.
 
     Raises:
-        UserError: it is not installed, or its model is not given.
+        UserError: the peer is not installed, or its model is missing.
     """
-    model = options.gguf if options.peer == "llama.cpp" else options.checkpoint
+    llama = options.peer == "llama.cpp"
+    model, kind = (options.gguf, "--gguf") if llama else (options.checkpoint, "--checkpoint")
     if model is None or not model.exists():
-        wanted, option = (
-            ("a GGUF", "--gguf") if options.peer == "llama.cpp" else ("a checkpoint", "--checkpoint")
-        )
-        raise UserError(f"{wanted} was wanted for {options.peer}", f"{option} is {model}", f"Give {option}")
-    if options.peer == "accelerate":
+        raise UserError(f"a model for {options.peer}", f"{kind} {model}", f"name one with {kind}")
+    if not llama:
         require_module("accelerate")
         return Program("accelerate", (sys.executable, "-m", "tools.peers.accelerate_child"), model)
     if options.llama_python is None:
@@ -71,10 +73,8 @@ def peer_program(options: argparse.Namespace) -> Program:
 
 
 def require_module(name: str) -> None:
-    """Raises UserError where a peer's module is missing."""
+    """Raises UserError if a peer's module is not installed."""
     if importlib.util.find_spec(name) is None:
         raise UserError(
-            f"the module {name} was wanted",
-            "it is not installed",
-            "Install edgemoe[peers], or name --llama-python",
+            f"the module {name}", "none installed", "install edgemoe[peers], or name --llama-python"
         )

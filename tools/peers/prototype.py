@@ -1,11 +1,11 @@
-"""The baseline that edgemoe must not be slower than: the plain way to stream experts from an SSD.
+"""Streams experts from an SSD in the plainest form: the baseline that edgemoe must not be slower than.
 
-    prototype.py prepare STORE DIR      makes one flat file of experts at 4.5 bits a weight
-    prototype.py run DIR --expert-ram BYTES --json
+    python -m tools.peers.prototype prepare STORE DIR      writes one flat file of experts at 4.5 bits a weight
+    python -m tools.peers.prototype run DIR --expert-ram BYTES --json
 
-What it has: O_DIRECT, four reader threads, one LRU over whole experts, hits computed while misses are read,
-transformers' own modules and torch's 4-bit kernel. What it has not: levels, prefetch, planes, checksums, a
-budget. Prompts are random tokens, which spread over the experts more than text does. Qwen3-MoE only.
+It has O_DIRECT, four reader threads, one LRU over whole experts, hits computed while misses are read, transformers'
+modules and torch's 4-bit kernel. It has no levels, prefetch, planes, checksums or budget. Prompts are random tokens,
+which spread over the experts more than text does. Qwen3-MoE only.
 
 An expert in the flat file: nibbles of gate_up | nibbles of down | parameters of both, padded to 4 KiB.
 """
@@ -38,6 +38,7 @@ from storage.layout import LAYOUTS, detect
 from storage.manifest import Manifest
 from storage.reader import RecordReader
 from storage.record import MatrixSpec, align
+from tools.command_line import failed, make_parser
 
 READERS = 4
 THREADS = 2
@@ -47,17 +48,17 @@ def prepare(store: Path, directory: Path) -> None:
     """Writes the flat form of a store, one expert at a time: experts.bin, dense.safetensors, config.json.
 
     Raises:
-        UserError: the store's dense weights are not bf16, or `directory` is there already.
+        UserError: the store's dense weights are not bf16, or `directory` exists.
     """
     manifest = Manifest.load(store)
     if manifest.dense_bits != 16:
         raise UserError(
-            "a store with bf16 dense weights was wanted",
-            f"{store} has {manifest.dense_bits}-bit dense weights",
-            "Make one with --dense-bits 16",
+            f"bf16 dense weights in {store}",
+            f"{manifest.dense_bits} bits",
+            "make a store with --dense-bits 16",
         )
     if directory.exists():
-        raise UserError(f"a new directory {directory} was wanted", "it exists", "Remove it or choose another")
+        raise UserError(f"a new directory {directory}", "an existing one", "remove it or name another")
     geometry = manifest.geometry
     directory.mkdir(parents=True)
     for name in ("config.json", "dense.safetensors"):
@@ -81,7 +82,7 @@ def prepare(store: Path, directory: Path) -> None:
 
 
 def matrices_of(config: Any) -> tuple[MatrixSpec, MatrixSpec]:
-    """The two matrices of an expert of a Qwen3-MoE."""
+    """The two matrices of a Qwen3-MoE expert."""
     inner, hidden = config.moe_intermediate_size, config.hidden_size
     return MatrixSpec.of("gate_up", 2 * inner, hidden), MatrixSpec.of("down", hidden, inner)
 
@@ -92,11 +93,11 @@ def slot_bytes(matrices: tuple[MatrixSpec, ...]) -> int:
 
 
 class Experts:
-    """Whole experts in RAM, least recently used out first; reader threads fill slots from experts.bin.
+    """Keeps whole experts in RAM with LRU eviction; reader threads fill slots from experts.bin.
 
     Args:
         path: experts.bin.
-        config: the model's.
+        config: the model's config.
         ram: bytes for slots.
 
     Raises:
@@ -110,7 +111,7 @@ class Experts:
         if slots < self.count:
             least = self.count * self.slot_bytes
             raise UserError(
-                "room for the experts of a layer was wanted", f"{ram} bytes", f"Give at least {least}"
+                f"{least} bytes for the experts of a layer", f"{ram}", f"give --expert-ram {least} or more"
             )
         self.arena = memoryview(mmap.mmap(-1, slots * self.slot_bytes))
         self.slots = [self._tensors(i * self.slot_bytes) for i in range(slots)]
@@ -150,7 +151,7 @@ class Experts:
     def forward(
         self, module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """What transformers calls for a layer's experts. hidden bf16 [T, H], index and weights [T, k]."""
+        """Computes a layer's experts for transformers: hidden bf16 [T, H], index and weights [T, k] -> bf16 [T, H]."""
         wanted: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for token, row in enumerate(index.tolist()):
             for choice, expert in enumerate(row):
@@ -175,18 +176,18 @@ class Experts:
 
 
 def load(directory: Path, experts_ram: int) -> tuple[Any, Experts]:
-    """transformers' model with its dense weights in anonymous memory, once, and its experts streamed.
+    """Loads transformers' model with one copy of its dense weights in anonymous memory and its experts streamed.
 
     Raises:
-        UserError: the directory is not one that prepare wrote, or `experts_ram` (bytes) is too small.
+        UserError: `directory` has no experts.bin, or `experts_ram` (bytes) is too small.
     """
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.integrations.moe import ExpertsInterface
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
     if not (directory / "experts.bin").exists():
-        advice = "Make it with `prototype.py prepare`"
-        raise UserError(f"experts.bin was wanted in {directory}", "there is none", advice)
+        advice = "make it with `python -m tools.peers.prototype prepare`"
+        raise UserError(f"experts.bin in {directory}", "none", advice)
     config = Qwen3MoeConfig.from_pretrained(directory)
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config).to(torch.bfloat16).eval()
@@ -216,7 +217,7 @@ def load(directory: Path, experts_ram: int) -> tuple[Any, Experts]:
 
 @torch.inference_mode()
 def answer(model: Any, experts: Experts, prompt: torch.Tensor, new_tokens: int) -> dict[str, Any]:
-    """Greedy generation from prompt ids [1, T]. Times in seconds; hits and bytes of decoding only."""
+    """Generates greedily from prompt ids [1, T]; times in seconds, hits and bytes of decoding only."""
     from transformers import DynamicCache
 
     cache, ids, tokens = DynamicCache(config=model.config), prompt, []
@@ -245,7 +246,7 @@ def answer(model: Any, experts: Experts, prompt: torch.Tensor, new_tokens: int) 
 
 
 def run(options: argparse.Namespace) -> None:
-    """Loads the model and prints one line an answer; the first finds every expert on disk (cold)."""
+    """Loads the model and prints the figures of each answer; for the first every expert is on disk (cold)."""
     torch.set_num_threads(THREADS)
     model, experts = load(options.directory, options.expert_ram)
     generator = torch.Generator().manual_seed(options.seed)
@@ -260,10 +261,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Runs the command line; returns the exit code."""
+    parser = make_parser("tools.peers.prototype", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     preparing = commands.add_parser("prepare", help="write the flat form of a store")
     preparing.add_argument("store", type=Path)
@@ -278,12 +277,11 @@ def main(argv: list[str] | None = None) -> int:
     running.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(argv)
     if options.command == "run" and min(options.prompt_tokens, options.new_tokens - 2, options.runs) < 1:
-        parser.error("--prompt-tokens and --runs of 1 or more, and --new-tokens of 3 or more are wanted")
+        parser.error("expected --prompt-tokens and --runs of 1 or more and --new-tokens of 3 or more")
     try:
         prepare(options.store, options.directory) if options.command == "prepare" else run(options)
     except EdgemoeError as error:
-        print(f"prototype: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.peers.prototype", error)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Runs of several programs put together: a row for each program, limit and prompt length, with ratios of means.
+"""Summarizes runs of several programs: a row for each program, limit and prompt length, with ratios of means.
 
-A ratio says how many times as long the peer took, so more than 1 is in edgemoe's favour. The bound is the one of
-`edgemoe bench`, at the best bandwidths that any run probed: a disk that was slow for a second is not a slow disk.
+A ratio is the peer's mean time over the row's, so more than 1 is in edgemoe's favour. The bound is the bound of
+`edgemoe bench`, at the best bandwidths that any run probed: one slow probe does not lower it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Case = tuple[int | None, int]
 
 
 def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
-    """One run as it is kept: raw times, and what they are summed up from. Seconds, bytes."""
+    """One run as the JSON keeps it: raw times, TTFT, TPOT and memory; seconds and bytes."""
     times = outcome.answer.get("token_times", [])
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return {
@@ -46,13 +46,13 @@ def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
 def summarize(
     runs: Sequence[Json], peer: str, quality: Sequence[EvaluationRow], settings: Mapping[str, RunSettings]
 ) -> list[Json]:
-    """A row for each program and case, in the order in which they first ran.
+    """Makes a row for each program and case, in the order of their first runs.
 
     Args:
-        runs: of run_of.
-        peer: the program that the others are measured against.
-        quality: rows of an evaluation report; none: nothing is said of quality.
-        settings: program -> what it runs with, of those that have a quality.
+        runs: results of run_of.
+        peer: the program that ratios compare with.
+        quality: rows of an evaluation report; empty: every quality is None.
+        settings: program -> its settings, for each program that has a quality.
     """
     rates = best_rates(runs)
     groups: dict[tuple[str, Case], list[Json]] = {}
@@ -76,7 +76,7 @@ def _ratio(against: Json | None, row: Json, measure: str) -> float | None:
 def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]) -> Json:
     good = [run for run in runs if run["failure"] is None]
     measured = [run["row"] for run in good if "row" in run]
-    shares = [reached(run, rates) for run in good if "row" in run]
+    fractions = [reached(run, rates) for run in good if "row" in run]
     itl = summary([gap for run in good for gap in run["itl_s"]])
     return {
         "name": name,
@@ -88,24 +88,26 @@ def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]
         "itl_s": itl,
         "p99_over_median": itl["p99"] / itl["p50"] if itl["p99"] and itl["p50"] else None,
         "load_s": summary([run["load_s"] for run in good]),
-        "fraction_of_bound": float(np.mean(shares)) if shares else None,
-        "hit_rate": float(np.mean([row["hit_rate"]["vram"] or 0 for row in measured])) if measured else None,
-        "ssd_bytes_per_token": float(np.mean([row["bytes_per_token"]["ssd"] for row in measured]))
-        if measured
-        else None,
+        "fraction_of_bound": _mean(fractions),
+        "hit_rate": _mean([row["hit_rate"]["vram"] or 0 for row in measured]),
+        "ssd_bytes_per_token": _mean([row["bytes_per_token"]["ssd"] for row in measured]),
         "peak_bytes": max((run["peak_bytes"] or 0 for run in runs), default=None),
         "failures": [run["failure"] for run in runs if run["failure"]],
     }
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
 def best_rates(runs: Sequence[Json]) -> dict[str, float]:
-    """Tier -> the best bytes a second that any run probed."""
+    """The best bandwidth of each tier that any run probed, bytes a second."""
     probed = [run["row"]["bandwidth"] for run in runs if "row" in run]
     return {tier: max(rates[tier] for rates in probed) for tier in TIERS} if probed else {}
 
 
 def reached(run: Json, rates: Mapping[str, float]) -> float:
-    """Share of a run's time per token that its bytes account for at these rates."""
+    """The fraction of a run's time per token that its bytes account for at `rates`, bytes a second."""
     parts, own = run["row"]["bound_per_tier_s"], run["row"]["bandwidth"]
     at_best = {tier: parts[tier] * own[tier] / rates[tier] for tier in TIERS}
     dense = parts["dense"] * own["vram"] / rates["vram"]
@@ -113,7 +115,7 @@ def reached(run: Json, rates: Mapping[str, float]) -> float:
 
 
 def show_limit(limit: int | None) -> str:
-    """For people."""
+    """A limit as text: "3 GB", or "none"."""
     return "none" if limit is None else format_size(limit)
 
 
@@ -156,19 +158,19 @@ COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
 
 
 def as_table(rows: Sequence[Json]) -> str:
-    """Markdown; runs that failed are told below it."""
+    """The rows as a Markdown table, followed by a list of the runs that failed."""
     lines = ["| " + " | ".join(title for title, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += ["| " + " | ".join(cell(row) for _, cell in COLUMNS) + " |" for row in rows]
-    told = [
+    failures = [
         f"- {row['name']} at {show_limit(row['limit_bytes'])}, {row['prompt_tokens']} tokens: {failure}"
         for row in rows
         for failure in row["failures"]
     ]
-    return "\n".join(lines + (["", *told] if told else []))
+    return "\n".join(lines + (["", *failures] if failures else []))
 
 
 def plot(rows: Sequence[Json], path: Path) -> None:
-    """Draws mean TTFT and TPOT of every row, and the p99 of gaps, on logarithmic axes, into an image file."""
+    """Draws every row's mean TTFT, mean TPOT and p99 of ITL on logarithmic axes into an image file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 2 + 0.35 * len(rows)), layout="constrained")

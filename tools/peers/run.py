@@ -1,15 +1,15 @@
-"""One answer of one program, in a process of its own, inside a memory cgroup whose limit has been checked.
+"""Runs one program for one answer, in its own process, inside a memory cgroup whose limit has been verified.
 
-The program is a child that speaks a small protocol: it reads one JSON object from stdin, the request, and writes one
-as the last line of stdout, the answer.
+The program is a child process with a small protocol: it reads one JSON object, the request, from stdin and prints one,
+the answer, as the last line of stdout.
 
-    request: model, prompt (token ids), new_tokens, warm_up (prompts to answer before, untimed, for warm_up_s
-             seconds), threads, capped, popularity (count instead of measuring), and what only one program understands
-    answer:  load_s, token_times (seconds since the prompt was handed over, one a token), tokens (ids), versions,
-             and what only one program has; with popularity: counts, [layer][expert] -> times chosen
+    request: model, prompt (token ids), new_tokens, warm_up (prompts to answer first, untimed, for warm_up_s seconds),
+             threads, capped, popularity (count instead of measuring), and fields of a single program
+    answer:  load_s, token_times (seconds from the prompt to each token), tokens (ids), versions, and fields of a
+             single program; with popularity: counts, [layer][expert] -> times chosen
 
-The child waits until it is inside the cgroup, and until the kernel has been asked whether the limit is in force.
-Page cache counts, so a program that maps its model has no more memory than one that reads it.
+The child starts to run once it is inside the cgroup and the kernel reports the limit as set. Page cache counts against
+the limit, so a program that maps its model has no more memory than one that reads it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.checkout import child_environment
 from tools.peers.limited import Controller, LimitError, Usage, drop_page_cache, memory_cgroup, usage
 
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Signals that end a comparison, and must not leave a cgroup behind."""
 
 PROOF_BYTES = 64 << 20
-"""Limit that is broken on purpose before anything is measured."""
+"""Limit that is exceeded on purpose before anything is measured."""
 
 ENTER = 'read go && exec "$@"'
-"""What a child's shell does: waits for a line, so that the program starts with its limit in force."""
+"""Shell script of a child: waits for a line on stdin, so that the program starts with its limit in force."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave.
+    """The result of a run.
 
     Args:
-        answer: the child's; empty if it failed.
-        failure: why there is no answer; None: there is one.
-        used: by the kernel's counters. Bytes.
+        answer: the child's answer; empty if it failed.
+        failure: why there is no answer; None after a success.
+        used: the cgroup's counters, bytes.
     """
 
     answer: dict[str, Any]
@@ -53,8 +54,8 @@ class Outcome:
     used: Usage
 
 
-def hear_endings() -> None:
-    """Makes every ending signal a KeyboardInterrupt, in the main thread, as Ctrl-C is."""
+def interrupt_on_signals() -> None:
+    """Makes every signal of ENDING raise KeyboardInterrupt in the main thread, as Ctrl-C does."""
     for number in ENDING:
         signal.signal(number, signal.default_int_handler)
 
@@ -67,32 +68,26 @@ def run_child(
     *,
     keep_cache: bool = False,
 ) -> Outcome:
-    """Runs a child to its end. A child that fails or is killed for memory is an outcome, not an error.
+    """Runs a child to its end; a child that fails or is killed for memory gives an outcome, not an error.
 
     Args:
         controller: where cgroups are made.
-        limit: bytes of its whole process and of the page cache it causes; None: counted, not limited.
-        command: how the child is started.
-        request: for it; `threads` also becomes OMP_NUM_THREADS.
-        keep_cache: leave the page cache as it is, for runs that are to be warm.
+        limit: bytes of the whole process and of the page cache that it fills; None: memory is counted, not limited.
+        command: starts the child, which finds the package `tools` in any current directory.
+        request: the child's request; `threads` also becomes OMP_NUM_THREADS.
+        keep_cache: leave the page cache as it is, for warm runs.
 
     Raises:
-        LimitError: the limit cannot be put in force, or the page cache cannot be dropped.
+        LimitError: the limit cannot be set, or the page cache cannot be dropped.
     """
     if not keep_cache:
         drop_page_cache()
-    environment = os.environ | {"OMP_NUM_THREADS": str(request["threads"])}
-    pipe = subprocess.PIPE
-    with tempfile.TemporaryFile() as errors, held_cgroup(controller, limit) as group:
-        child = subprocess.Popen(
-            ["/bin/sh", "-c", ENTER, "sh", *command],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=errors,
-            env=environment,
-            text=True,
-        )
-        with child:
+    environment, pipe = child_environment(OMP_NUM_THREADS=str(request["threads"])), subprocess.PIPE
+    argv = ["/bin/sh", "-c", ENTER, "sh", *command]
+    with tempfile.TemporaryFile() as errors, cgroup_kept_from_signals(controller, limit) as group:
+        with subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=errors, env=environment, text=True
+        ) as child:
             try:
                 (group / "cgroup.procs").write_text(str(child.pid))
                 require_in_force(controller, group, child.pid, limit)
@@ -110,7 +105,7 @@ def _outcome(code: int, printed: str, errors: str, used: Usage) -> Outcome:
         try:
             answer = json.loads(printed.splitlines()[-1])
         except (IndexError, ValueError):
-            return Outcome({}, f"no answer in what it printed: {printed[-200:]!r}", used)
+            return Outcome({}, f"no answer on stdout: {printed[-200:]!r}", used)
         return Outcome(answer, None, used)
     why = "killed for memory" if used.oom_kills else f"exit code {code}"
     last = (errors.strip().splitlines() or [""])[-1]
@@ -118,8 +113,8 @@ def _outcome(code: int, printed: str, errors: str, used: Usage) -> Outcome:
 
 
 @contextmanager
-def held_cgroup(controller: Controller, limit: int | None) -> Iterator[Path]:
-    """memory_cgroup without swap, which no ending signal can leave behind: they wait until it is known or gone."""
+def cgroup_kept_from_signals(controller: Controller, limit: int | None) -> Iterator[Path]:
+    """A memory_cgroup without swap; signals of ENDING are blocked while it is made and while it is removed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         with memory_cgroup(controller, limit, swap_off=True) as group:
@@ -133,29 +128,34 @@ def held_cgroup(controller: Controller, limit: int | None) -> Iterator[Path]:
 
 
 def require_in_force(controller: Controller, group: Path, pid: int, limit: int | None) -> None:
-    """Asks the kernel whether a process is inside a cgroup and what the limit there is.
+    """Verifies by the kernel's files that a process is inside a cgroup with the limit.
 
     Raises:
-        LimitError: not inside, or another limit than was asked, beyond rounding to pages.
+        LimitError: the process is not inside, or the limit differs by a page or more.
     """
     inside = (group / "cgroup.procs").read_text().split()
     if str(pid) not in inside:
-        raise LimitError(f"Process {pid} was to be limited, and {group} holds {inside or 'none'}.")
+        raise LimitError(
+            f"expected process {pid} in {group}, got {inside or 'none'}: run where cgroups are writable"
+        )
     found = usage(controller, group).limit_bytes
     page = os.sysconf("SC_PAGE_SIZE")
     if limit is not None and (found is None or not limit - page < found <= limit):
-        raise LimitError(f"A limit of {limit} bytes was asked, and {group} says {found}.")
+        raise LimitError(
+            f"expected a limit of {limit} bytes in {group}, got {found}: run where cgroups are writable"
+        )
 
 
 def prove_enforced(controller: Controller) -> None:
-    """Lets a process take twice what it may, and sees the kernel kill it.
+    """Lets a process take twice its limit, and checks that the kernel kills it.
 
     Raises:
-        LimitError: it lived: limits have no effect here.
+        LimitError: the process survives: limits have no effect here.
     """
     greedy = [sys.executable, "-S", "-c", f"x = b'1' * {2 * PROOF_BYTES}; print('{{}}')"]
     outcome = run_child(controller, PROOF_BYTES, greedy, {"threads": 1}, keep_cache=True)
     if not outcome.used.oom_kills:
         raise LimitError(
-            f"A process took {2 * PROOF_BYTES} bytes under a limit of {PROOF_BYTES}: limits have no effect here."
+            f"expected a process to be killed at {PROOF_BYTES} bytes, got {2 * PROOF_BYTES} (limits have no effect "
+            "here): run on a machine whose kernel enforces memory cgroups"
         )

@@ -1,11 +1,11 @@
-"""How edgemoe's cost grows with the number of layers, at a fixed ratio of limit to model: do the times lie on a line?
+"""Fits lines to edgemoe's times over the number of layers, at a fixed ratio of limit to model.
 
-    synthesize.py --like qwen3-30b-a3b --layers 16 --vocab 32000 --max-level 4 --dense-bits 8 w16      (32 and 48 too)
-    compare_peers_scaling.py w16 w32 w48 --ratio 0.5 --rounds 3 --json scaling.json --plot scaling.png
+    python -m tools.synthetic.store --like qwen3-30b-a3b --layers 16 --vocab 32000 --max-level 4 --dense-bits 8 w16
+    python -m tools.peers.scaling w16 w32 w48 --ratio 0.5 --rounds 3 --json scaling.json --plot scaling.png
 
-Every answer is a process of its own in a memory cgroup, as in compare_peers.py: exact level 4, cold and filled, the
-same prompt for every store in a round, a different store first each round. --vram-limit is --ratio of what everything
-resident takes; the cgroup's limit is that and --beside more, which does not grow with the model.
+w32 and w48 are made as w16 is. Every answer runs in its own process and memory cgroup, as in tools.peers.compare: exact
+level 4, cold and filled, the same prompt for every store in a round, another store first each round. --vram-limit is
+--ratio of the bytes of the fully resident model; the cgroup's limit adds --beside, which is the same for every store.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
 from storage.errors import EdgemoeError, UserError
-from tools.counts import positive
+from tools.command_line import failed, make_parser, positive, two_or_more
 from tools.peers.limited import Controller, LimitError, find_controller
-from tools.peers.options import BESIDE_BYTES
+from tools.peers.options import BESIDE_BYTES, BESIDE_HELP
 from tools.peers.programs import edgemoe_program
 from tools.peers.report import Json, run_of
-from tools.peers.run import hear_endings, prove_enforced, run_child
+from tools.peers.run import interrupt_on_signals, prove_enforced, run_child
 
 LEVEL = 4
 
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line through points, by least squares.
+    """A line fitted by least squares.
 
     Args:
-        slope, intercept: of y over x.
-        r_squared: share of the variance that the line explains; 1 where there is none.
-        off: largest distance of a point from the line, as a share of the line there.
+        slope: y for each x.
+        intercept: y at x = 0.
+        r_squared: fraction of the variance that the line explains; 1 where y does not vary.
+        off: largest distance of a point from the line, relative to the line's value at that point.
     """
 
     slope: float
@@ -56,24 +57,20 @@ class Line:
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> Line:
-    """The line through at least two points with different x."""
+    """Fits a line to two or more points of different x."""
     slope, intercept = (float(part) for part in np.polyfit(x, y, 1))
     on_line, values = slope * np.array(x) + intercept, np.array(y)
     spread = float(((values - values.mean()) ** 2).sum())
     left = float(((values - on_line) ** 2).sum())
-    return Line(
-        slope,
-        intercept,
-        1 - left / spread if spread else 1.0,
-        float(np.abs(values / on_line - 1).max()),
-    )
+    off = float(np.abs(values / on_line - 1).max())
+    return Line(slope, intercept, 1 - left / spread if spread else 1.0, off)
 
 
 def vram_limit(store: StoreModel, ratio: float, context: int) -> int:
-    """Bytes: `ratio` of what everything resident takes at LEVEL: experts, dense weights, KV and workspace.
+    """`ratio` of the bytes of the fully resident model at LEVEL: experts, dense weights, KV and workspace.
 
     Raises:
-        DoesNotFit: the store does not run in that.
+        DoesNotFit: the store does not run in the result.
     """
     settings = RunSettings.uniform(LEVEL)
     plan = store.plan(vram_limit=None, settings=settings, context=context)
@@ -83,11 +80,11 @@ def vram_limit(store: StoreModel, ratio: float, context: int) -> int:
 
 
 def measure(controller: Controller, stores: Sequence[StoreModel], options: argparse.Namespace) -> list[Json]:
-    """All runs, each with the layers of its store.
+    """Runs every store in every round; each run has the `layers` of its store.
 
     Raises:
-        DoesNotFit: a store does not run in its share.
-        UserError: a run failed; there is no line without it.
+        DoesNotFit: a store does not run in its limit.
+        UserError: a run fails; the line needs every run.
     """
     context = options.prompt_tokens + options.new_tokens
     limits = {store.shape.layers: vram_limit(store, options.ratio, context) for store in stores}
@@ -114,9 +111,9 @@ def measure(controller: Controller, stores: Sequence[StoreModel], options: argpa
             run = run_of(store.directory.name, (limit, options.prompt_tokens), number, outcome)
             if outcome.failure:
                 raise UserError(
-                    f"a run of {store.directory} inside {format_size(limit)} was wanted",
+                    f"{store.directory} to run inside {format_size(limit)}",
                     outcome.failure,
-                    "Raise --ratio or --beside",
+                    "raise --ratio or --beside",
                 )
             times = f"TTFT {run['ttft_s']:.2f} s, TPOT {1000 * run['tpot_s']:.1f} ms"
             print(f"round {number + 1}, {store.shape.layers} layers: {times}", file=sys.stderr, flush=True)
@@ -125,26 +122,26 @@ def measure(controller: Controller, stores: Sequence[StoreModel], options: argpa
 
 
 def summarize(runs: Sequence[Json]) -> Json:
-    """Means per number of layers, and the lines through them. Seconds."""
+    """The means of each number of layers, and the lines fitted to them; seconds."""
     layers = sorted({run["layers"] for run in runs})
     rows = [
         {
             "layers": number,
             "limit_bytes": group[0]["limit_bytes"],
             "vram_limit_bytes": group[0]["vram_limit_bytes"],
-            **{of: float(np.mean([run[of] for run in group])) for of in ("ttft_s", "tpot_s")},
+            **{time: float(np.mean([run[time] for run in group])) for time in ("ttft_s", "tpot_s")},
             "hit_rate": float(np.mean([run["row"]["hit_rate"]["vram"] or 0 for run in group])),
             "runs": len(group),
         }
         for number in layers
         for group in [[run for run in runs if run["layers"] == number]]
     ]
-    lines = {of: asdict(fit(layers, [row[of] for row in rows])) for of in ("ttft_s", "tpot_s")}
+    lines = {time: asdict(fit(layers, [row[time] for row in rows])) for time in ("ttft_s", "tpot_s")}
     return {"rows": rows, "lines": lines}
 
 
 def as_table(summary: Json) -> str:
-    """Markdown: a row for each number of layers, and what the lines say."""
+    """A Markdown table with a row for each number of layers, and the equations of the lines."""
     lines = [
         "| layers | limit | --vram-limit | TTFT s | TPOT ms | TPOT ms a layer | hits % | runs |",
         "|---" * 8 + "|",
@@ -155,8 +152,8 @@ def as_table(summary: Json) -> str:
             f"| {row['ttft_s']:.2f} | {1000 * row['tpot_s']:.1f} | {1000 * row['tpot_s'] / row['layers']:.2f} "
             f"| {100 * row['hit_rate']:.0f} | {row['runs']} |"
         )
-    for of, name in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
-        line = summary["lines"][of]
+    for time, name in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
+        line = summary["lines"][time]
         lines.append(
             f"\n{name} = {1000 * line['intercept']:.1f} ms + {1000 * line['slope']:.2f} ms a layer, "
             f"R² {line['r_squared']:.4f}, no point off by more than {100 * line['off']:.1f} %"
@@ -165,32 +162,29 @@ def as_table(summary: Json) -> str:
 
 
 def plot(summary: Json, path: Path) -> None:
-    """Draws times over layers, with the lines, into an image file."""
+    """Draws the times over layers and the lines into an image file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     layers = [row["layers"] for row in summary["rows"]]
-    for axes, (of, name) in zip(
-        figure.subplots(1, 2), (("ttft_s", "TTFT, s"), ("tpot_s", "TPOT, s")), strict=True
-    ):
-        line = summary["lines"][of]
-        axes.plot(layers, [row[of] for row in summary["rows"]], "o")
+    left, right = figure.subplots(1, 2)
+    for axes, time, name in ((left, "ttft_s", "TTFT, s"), (right, "tpot_s", "TPOT, s")):
+        line = summary["lines"][time]
+        axes.plot(layers, [row[time] for row in summary["rows"]], "o")
         axes.plot(layers, [line["intercept"] + line["slope"] * x for x in layers], "-")
         axes.set(title=name, xlabel="layers", ylim=(0, None))
     figure.savefig(path, dpi=120)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Parses the command line."""
+    parser = make_parser("tools.peers.scaling", __doc__)
     add = parser.add_argument
     add("stores", nargs="+", type=Path, metavar="STORE", help="two or more, alike but for their layers")
     add("--ratio", type=float, default=0.5, help="of --vram-limit to model; default: 0.5")
-    add("--beside", type=parse_size, default=BESIDE_BYTES, help="of the process; default: 600MB")
+    add("--beside", type=parse_size, default=BESIDE_BYTES, help=BESIDE_HELP)
     add("--prompt-tokens", type=positive, default=64, help="default: 64")
-    add("--new-tokens", type=int, default=64, help="default: 64")
+    add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--rounds", type=positive, default=3, help="runs of every store; default: 3")
     add("--threads", type=positive, default=2, help="default: 2")
     add("--keep-cache", action="store_true", help="do not drop the page cache before a run")
@@ -198,10 +192,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=Path, help="file for raw samples")
     add("--plot", type=Path, help="image file to draw into")
     options = parser.parse_args(argv)
-    if options.new_tokens < 2:
-        parser.error(f"--new-tokens of 2 or more was wanted, got {options.new_tokens}")
     if not 0 < options.ratio <= 1:
-        parser.error("--ratio above 0 and at most 1 is wanted")
+        parser.error(f"expected a --ratio above 0 and at most 1, got {options.ratio:g}")
     return options
 
 
@@ -209,14 +201,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
         options = parse(argv)
-        hear_endings()
+        interrupt_on_signals()
         require_folders(options.json)
         require_plot(options.plot)
         stores = [StoreModel.open(path) for path in options.stores]
         if len({store.shape.layers for store in stores}) < max(len(stores), 2):
             found = ", ".join(str(store.shape.layers) for store in stores)
             raise UserError(
-                "two or more stores of different depth were wanted", f"layers: {found}", "Name others"
+                "two or more stores of different depth", f"stores of {found} layers", "name others"
             )
         controller = find_controller(Path("/proc/mounts").read_text())
         prove_enforced(controller)
@@ -230,10 +222,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.plot:
             plot(summary, options.plot)
     except (EdgemoeError, LimitError) as error:
-        print(f"compare_peers_scaling: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, EdgemoeError) else 2
+        return failed("tools.peers.scaling", error)
     except KeyboardInterrupt:
-        print("compare_peers_scaling: interrupted; nothing of it is left running", file=sys.stderr)
+        print("tools.peers.scaling: interrupted; no process of it still runs", file=sys.stderr)
         return 130
     return 0
 

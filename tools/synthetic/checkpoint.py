@@ -1,19 +1,17 @@
 """Writes a bf16 checkpoint with a real model's shapes and random weights, to measure conversions on.
 
-    synthesize_checkpoint.py --like qwen3-30b-a3b --layers 16 --vocab 32000 DST
+    python -m tools.synthetic.checkpoint --like qwen3-30b-a3b --layers 16 --vocab 32000 DST
 
-The weights are Gaussian and the same for the same arguments. They are cut from one pool at offsets that depend on
-the tensor's name, so that 20 GB take as long as the disk needs for them. Shards are cut as on the Hub: tensors in
-the model's order, a new file before --shard-gb would be passed, wherever in a layer that is.
+The weights are Gaussian and equal for equal arguments. They are cut from one pool at offsets that depend on the
+tensor's name, so that the disk, not the generator, limits the speed. Shards are cut as on the Hub: tensors in the
+model's order, and a new file before --shard-gb would be exceeded, anywhere in a layer.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -24,16 +22,16 @@ from edgemoe.console.progress import ByteProgress
 from storage.atomic import replacing, require_free, write_all
 from storage.errors import EdgemoeError
 from storage.header import header_bytes
-from tools.counts import positive
+from tools.command_line import failed, make_parser
 from tools.synthetic.store import save_tokenizer
-from tools.synthetic.workload import PRESETS, Shape
+from tools.synthetic.workload import PRESETS, Shape, add_sizes, shape_of
 
 POOL = 1 << 25
-"""Weights drawn; any tensor up to this size is a piece of them."""
+"""Weights drawn; a tensor up to this size is a slice of them."""
 
 
 def tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor, layer by layer, the experts of a layer after its dense weights."""
+    """Yields the name and shape of every tensor, layer by layer, a layer's experts after its dense weights."""
     dense = shape.dense()
     yield from ((name, size) for name, size in dense.items() if ".layers." not in name)
     for layer in range(shape.layers):
@@ -46,7 +44,7 @@ def tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def shards(shape: Shape, limit: int) -> list[dict[str, tuple[int, ...]]]:
-    """The tensors in files of at most `limit` bytes; one that is larger has a file of its own."""
+    """Divides the tensors into files of at most `limit` bytes; a larger tensor has a file of its own."""
     out: list[dict[str, tuple[int, ...]]] = [{}]
     taken = 0
     for name, size in tensor_shapes(shape):
@@ -59,11 +57,11 @@ def shards(shape: Shape, limit: int) -> list[dict[str, tuple[int, ...]]]:
 
 
 def write(destination: Path, shape: Shape, seed: int, limit: int) -> int:
-    """Writes the checkpoint; returns its weights.
+    """Writes the checkpoint; returns its number of weights.
 
     Raises:
         UserError: the vocabulary is too small for a tokenizer.
-        DoesNotFit: the disk is.
+        DoesNotFit: the disk has too few free bytes.
     """
     destination.mkdir(parents=True, exist_ok=True)
     shape.config().save_pretrained(destination)
@@ -94,25 +92,18 @@ def write(destination: Path, shape: Shape, seed: int, limit: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--like", choices=sorted(PRESETS), required=True, help="whose shapes")
-    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
+    parser = make_parser("tools.synthetic.checkpoint", __doc__)
+    parser.add_argument("--like", choices=sorted(PRESETS), required=True, help="model of the shapes")
+    add_sizes(parser)
     parser.add_argument("--shard-gb", type=float, default=4.0, help="largest file, in 10^9 bytes")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("destination", type=Path, metavar="DST", help="the checkpoint's directory")
     options = parser.parse_args(argv)
     if options.shard_gb <= 0:
-        parser.error(f"--shard-gb above 0 was wanted, got {options.shard_gb:g}")
-    preset = PRESETS[options.like]
-    shape = replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
+        parser.error(f"expected a --shard-gb above 0, got {options.shard_gb:g}")
     try:
-        weights = write(options.destination, shape, options.seed, int(options.shard_gb * 1e9))
+        weights = write(options.destination, shape_of(options), options.seed, int(options.shard_gb * 1e9))
     except EdgemoeError as error:
-        print(f"synthesize_checkpoint: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.synthetic.checkpoint", error)
     print(json.dumps({"weights": weights}))
     return 0
 

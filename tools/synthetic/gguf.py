@@ -1,21 +1,19 @@
 """Writes a qwen3moe GGUF with a real model's shapes and random weights, to measure llama.cpp on.
 
-    synthesize_gguf.py --like qwen3-30b-a3b --layers 16 --vocab 32000 w1.gguf
-    synthesize.py --from-gguf w1.gguf --max-level 4 --dense-bits 8 w1-store
+    python -m tools.synthetic.gguf --like qwen3-30b-a3b --layers 16 --vocab 32000 w1.gguf
+    python -m tools.synthetic.store --from-gguf w1.gguf --max-level 4 --dense-bits 8 w1-store
 
 Experts, embeddings, head and attention are Q4_K, as most of a Q4_K_M file is; routers and norms are float32. Dense
-weights and routers are those of tools/synthetic/store.py, so that both programs route alike. Experts are random on both
-sides, and not the same: here each is drawn from a pool of Gaussian blocks that were quantized once, with variance
-1 / inputs, and no two are alike. Holds one layer's largest tensor in memory. The file has its name once it is whole.
+weights and routers are drawn as in tools/synthetic/store.py, so that both programs route alike. Experts are random in
+both files, and different: here each is drawn from a pool of Gaussian blocks with variance 1 / inputs that are quantized
+once, and no two are equal. Keeps one layer's largest tensor in memory. A partial file never has the final name.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,14 +26,14 @@ from numpy.typing import NDArray
 from edgemoe.console.progress import ByteProgress
 from storage.atomic import partial_file
 from storage.errors import EdgemoeError
-from tools.counts import positive
+from tools.command_line import failed, make_parser
 from tools.synthetic import gguf_q4k
 from tools.synthetic.gguf_dense import gguf_name
 from tools.synthetic.store import vocabulary
-from tools.synthetic.workload import PRESETS, Shape, generator, random_dense
+from tools.synthetic.workload import PRESETS, Shape, add_sizes, generator, random_dense, shape_of
 
 POOL = 1 << 15
-"""Distinct blocks of 256 weights that an expert's matrix is drawn from: a matrix of W1 has 6,144."""
+"""Distinct blocks of 256 weights that an expert's matrix is drawn from: a matrix of W1 has 6,144 blocks."""
 
 ARCHITECTURE = "qwen3moe"
 
@@ -43,7 +41,7 @@ Q4_K, F32 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.F32
 
 
 def tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """llama.cpp's name and shape of every tensor, in the file's order: layer by layer."""
+    """Yields llama.cpp's name and the shape of every tensor in the file's order: layer by layer."""
     dense = {gguf_name(name): size for name, size in shape.dense().items()}
     yield from ((name, size) for name, size in dense.items() if not name.startswith("blk."))
     for layer in range(shape.layers):
@@ -60,20 +58,20 @@ def is_quantized(name: str, size: tuple[int, ...]) -> bool:
 
 
 def stored_shape(name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's shape as it is stored: bytes where it is quantized, elements else.
+    """A tensor's shape in the file: bytes where it is quantized, elements otherwise.
 
     Raises:
-        UserError: its rows do not divide into blocks.
+        UserError: the rows do not divide into blocks.
     """
     return (*size[:-1], gguf_q4k.blocks_in(size) * gguf_q4k.BYTES) if is_quantized(name, size) else size
 
 
 class Tensors:
-    """Makes the tensors of a model, each by its name.
+    """Makes the tensors of a model by their names.
 
     Args:
-        shape: of the model.
-        seed: of everything random; dense tensors are workload.random_dense's.
+        shape: shape of the model.
+        seed: of all random numbers; workload.random_dense draws the dense tensors.
     """
 
     def __init__(self, shape: Shape, seed: int) -> None:
@@ -88,7 +86,7 @@ class Tensors:
         return torch.from_numpy(gguf_q4k.quantize(weights.numpy()))
 
     def make(self, name: str, size: tuple[int, ...]) -> NDArray[Any]:
-        """A tensor as it is stored: uint8 of stored_shape, or float32 of `size`."""
+        """A tensor as the file stores it: uint8 of stored_shape, or float32 of `size`."""
         if name not in self._dense:
             return self._experts(name, size)
         dense = random_dense(self._shape, self._seed, self._dense[name], size)
@@ -106,7 +104,7 @@ class Tensors:
 
 
 def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """The model's sizes, and a byte-level vocabulary that the program will load and never needs."""
+    """Adds the model's sizes, and the byte-level vocabulary that llama.cpp requires."""
     writer.add_name("synthetic")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_S)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -129,7 +127,7 @@ def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_token_list(tokens)
     kinds = gguf.TokenType
     writer.add_token_types([kinds.CONTROL if t in special else kinds.NORMAL for t in tokens])
-    # llama.cpp refuses a vocabulary without merges. This one leads to no token, so it never applies.
+    # llama.cpp refuses a vocabulary without merges. This merge leads to no token, so it never applies.
     writer.add_token_merges(["Ċ Ċ"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(2)
@@ -141,14 +139,15 @@ def write(path: Path, shape: Shape, seed: int, update: Callable[[int, int], None
     """Writes the file; returns its bytes of tensors.
 
     Args:
-        path: replaced if it is there.
-        shape: of the model.
-        seed: of everything random.
-        update: called with bytes done and in all.
+        path: the file, replaced if it exists.
+        shape: shape of the model.
+        seed: of all random numbers.
+        update: called with the bytes done and the total bytes.
 
     Raises:
         UserError: the vocabulary is too small, or a matrix does not divide into blocks.
-        DoesNotFit, WriteFailed: the disk.
+        DoesNotFit: the disk has too few free bytes.
+        WriteFailed: the disk refuses a write.
     """
     writer = gguf.GGUFWriter(None, ARCHITECTURE)
     add_metadata(writer, shape)
@@ -185,23 +184,19 @@ def _write_tensors(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser("tools.synthetic.gguf", __doc__)
+    parser.add_argument(
+        "--like", choices=sorted(PRESETS), default="qwen3-30b-a3b", help="model of the shapes"
     )
-    parser.add_argument("--like", choices=sorted(PRESETS), default="qwen3-30b-a3b", help="whose shapes")
-    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    add_sizes(parser)
     parser.add_argument("destination", type=Path, metavar="FILE", help="the GGUF to write")
     options = parser.parse_args(argv)
-    preset = PRESETS[options.like]
-    shape = replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
+    shape = shape_of(options)
     try:
         with ByteProgress(f"synthesizing {options.destination.name}") as progress:
             size = write(options.destination, shape, options.seed, progress.update)
     except EdgemoeError as error:
-        print(f"synthesize_gguf: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.synthetic.gguf", error)
     print(f"{options.destination}: {size} bytes of tensors, {shape.layers} layers")
     return 0
 

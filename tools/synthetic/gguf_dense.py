@@ -1,4 +1,4 @@
-"""Dense weights and routers out of a qwen3moe GGUF file, by transformers' names."""
+"""Reads dense weights and routers from a qwen3moe GGUF file by transformers' names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.errors import MissingTensor, ModelRefused, UserError
 from tools.synthetic.workload import Shape
 
 ROWS = 4096
-"""Rows dequantized at a time, so that no whole tensor is ever there in float32."""
+"""Rows dequantized at a time, so that no whole tensor is in memory in float32."""
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -32,7 +32,7 @@ GGUF_NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """transformers' name of a Qwen3-MoE tensor in llama.cpp's naming."""
+    """llama.cpp's name for transformers' name of a Qwen3-MoE tensor."""
     if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name):
         return f"blk.{match[1]}.{GGUF_NAMES[match[2]]}.weight"
     return GGUF_NAMES[name.removesuffix(".weight")] + ".weight"
@@ -42,8 +42,8 @@ class Gguf:
     """The shape, dense weights and routers of a qwen3moe GGUF file.
 
     Raises:
-        UserError: no GGUF, or the `gguf` package is missing.
-        ModelRefused: a GGUF of another architecture.
+        UserError: the file is no GGUF, or the package gguf is not installed.
+        ModelRefused: the GGUF has another architecture.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,23 +52,21 @@ class Gguf:
 
             reader = gguf.GGUFReader(path)
         except (ImportError, OSError, ValueError) as error:
-            advice = "Give a GGUF file, and install the package gguf"
-            raise UserError(f"the dense weights of {path} were wanted", str(error), advice) from error
+            advice = "name a GGUF file, and install the package gguf"
+            raise UserError(f"a readable GGUF at {path}", str(error), advice) from error
         self._path, self._dequantize = path, gguf.quants.dequantize
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._fields = reader.fields
         if (found := self._field("general.architecture")) != "qwen3moe":
-            raise ModelRefused(
-                f"a GGUF of qwen3moe was wanted at {path}", f"it is {found}", "Give another file"
-            )
+            raise ModelRefused(f"the architecture qwen3moe in {path}", found, "name another file")
 
     def _field(self, name: str) -> Any:
         if name not in self._fields:
-            raise MissingTensor(f"the field {name} was wanted", f"{self._path} has none", "Give another file")
+            raise MissingTensor(f"the field {name} in {self._path}", "none", "name another file")
         return self._fields[name].contents()
 
     def fingerprint(self) -> str:
-        """Hash of the file's size, header and first tensors."""
+        """A hash of the file's size, header and first tensors."""
         with self._path.open("rb") as file:
             return f"{self._path.stat().st_size}-{xxhash.xxh3_64_hexdigest(file.read(1 << 26))}"
 
@@ -95,22 +93,20 @@ class Gguf:
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:
-            raise MissingTensor(
-                f"the tensor {name} was wanted", f"{self._path} has none", "Give another file"
-            )
+            raise MissingTensor(f"the tensor {name} in {self._path}", "none", "name another file")
         return self._tensors[name]
 
     def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor by transformers' name, in bf16. Dequantized some rows at a time.
+        """Reads a tensor by transformers' name and shape in bf16, ROWS rows at a time.
 
         Raises:
-            MissingTensor: the file has none of that name and shape.
+            MissingTensor: the file has no tensor of this name and shape.
         """
         tensor = self._tensor(gguf_name(name))
         found = tuple(int(n) for n in reversed(tensor.shape))
         if found != shape:
-            wanted = f"{gguf_name(name)} of shape {list(shape)} was wanted"
-            raise MissingTensor(wanted, f"{self._path} has it as {list(found)}", "Give another file")
+            wanted = f"{gguf_name(name)} of shape {list(shape)} in {self._path}"
+            raise MissingTensor(wanted, str(list(found)), "name another file")
         out = torch.empty(shape, dtype=torch.bfloat16)
         for start in range(0, shape[0], ROWS):
             rows = self._dequantize(tensor.data[start : start + ROWS], tensor.tensor_type)

@@ -1,7 +1,7 @@
-"""llama.cpp's Q4_K, written: 256 weights in 144 bytes, eight scales and minima of 6 bits beside 4-bit codes.
+"""Encodes llama.cpp's Q4_K: 256 weights in 144 bytes, with eight scales and minima of 6 bits and 4-bit codes.
 
-The `gguf` package reads this type but does not write it. Rounding is to the nearest, without llama.cpp's search
-for better scales: for random weights that changes nothing that is measured here.
+The package gguf reads this type but does not write it. Rounding is to the nearest, without llama.cpp's search for
+better scales, which does not change the speed that the synthetic weights are for.
 """
 
 from __future__ import annotations
@@ -15,40 +15,37 @@ WEIGHTS = 256
 """Weights of a block."""
 
 BYTES = 144
-"""Of a block: scale and minimum in fp16, 12 bytes of 6-bit factors, 128 of codes."""
+"""Bytes of a block: scale and minimum in fp16, 12 bytes of 6-bit factors, 128 of codes."""
 
 _SUBS = 8
 
 
 def blocks_in(shape: tuple[int, ...]) -> int:
-    """How many blocks a row of a tensor of this shape takes.
+    """The number of blocks of a row of a tensor.
 
     Raises:
-        UserError: its rows do not divide into blocks.
+        UserError: the rows do not divide into blocks.
     """
     if shape[-1] % WEIGHTS:
-        raise UserError(
-            f"rows in multiples of {WEIGHTS} weights were wanted for Q4_K",
-            f"a matrix is {' x '.join(map(str, shape))}",
-            "Choose another shape",
-        )
+        found = f"a matrix of {' x '.join(map(str, shape))}"
+        raise UserError(f"rows in multiples of {WEIGHTS} weights for Q4_K", found, "choose another shape")
     return shape[-1] // WEIGHTS
 
 
 def quantize(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Weights float32 [..., 256 n] as blocks uint8 [..., 144 n].
+    """Encodes weights float32 [..., 256 n] as blocks uint8 [..., 144 n].
 
-    A weight is d * s * q - m * t of its block's d and m and its 32 neighbours' s and t: the range of those 32, with
-    0 in it, in 16 steps.
+    A weight is d * s * q - m * t with d and m of its block and s and t of its group of 32: the group's range, extended
+    to contain 0, in 16 steps.
 
     Raises:
-        UserError: as blocks_in.
+        UserError: the rows do not divide into blocks.
     """
     shape = (*weights.shape[:-1], blocks_in(weights.shape) * BYTES)
     subs = weights.reshape(-1, _SUBS, WEIGHTS // _SUBS)
     low = np.minimum(subs.min(2), 0)
     step, drop = (subs.max(2).clip(0) - low) / 15, -low
-    scale, minimum = (_half(of.max(1, keepdims=True) / 63) for of in (step, drop))
+    scale, minimum = (_half(each.max(1, keepdims=True) / 63) for each in (step, drop))
     steps = np.rint(step / np.maximum(scale, np.float32(1e-30))).clip(0, 63)
     drops = np.rint(drop / np.maximum(minimum, np.float32(1e-30))).clip(0, 63)
     width = np.maximum(scale * steps, np.float32(1e-30))[..., None]
@@ -63,12 +60,12 @@ def quantize(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _half(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rounded to what fp16 holds, so that codes are computed against the scales that will be read."""
+    """Rounds to fp16, so that codes are computed with the scales that a reader sees."""
     return values.astype(np.float16).astype(np.float32)
 
 
 def _packed(steps: NDArray[np.uint8], drops: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Eight pairs of 6-bit numbers, uint8 [blocks, 8] each, in 12 bytes, as llama.cpp lays them out."""
+    """Packs eight pairs of 6-bit numbers, uint8 [blocks, 8] each, into 12 bytes in llama.cpp's layout."""
     half = _SUBS // 2
     first = steps[:, :half] | (steps[:, half:] >> 4) << 6
     second = drops[:, :half] | (drops[:, half:] >> 4) << 6

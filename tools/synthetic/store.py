@@ -1,17 +1,17 @@
 """Writes a store with a real model's shapes and random weights, in minutes and a few hundred MB of memory.
 
-    synthesize.py --like qwen3-30b-a3b --layers 16 --vocab 32000 DST
-    synthesize.py --from-gguf FILE DST      shapes, dense weights and routers from a qwen3moe GGUF
+    python -m tools.synthetic.store --like qwen3-30b-a3b --layers 16 --vocab 32000 DST
+    python -m tools.synthetic.store --from-gguf FILE DST      shapes, dense weights and routers from a qwen3moe GGUF
 
-Speed does not depend on what the weights say, so benchmarks need no download. What it does depend on is kept:
-  - every expert is distinct. Its groups are drawn, by the thousand, from a pool of Gaussian groups that were
-    quantized as a converter would: the codes and parameters have exactly the statistics of quantized Gaussian
-    weights, without quantizing billions of them;
-  - routing is skewed: router rows are scaled by a lognormal of sigma 0.35, so some experts are used far more;
+Speed does not depend on the meaning of the weights, so benchmarks need no download. The store keeps the properties that
+speed depends on:
+  - every expert is distinct. Its groups are drawn from a pool of Gaussian groups that are quantized as in a
+    conversion: codes and parameters have the statistics of quantized Gaussian weights, and quantizing is done once;
+  - routing is skewed: router rows are scaled by a lognormal of sigma 0.35, so that some experts are used far more;
   - dense weights are Gaussian with variance 1 / inputs, so that activations stay finite at any depth.
-The tokenizer is byte-level, with placeholder words up to the asked vocabulary; answers are gibberish.
-Another run with the same arguments resumes an unfinished store. `--like tiny` (2 layers of 8 experts) is for
-tests. With a GGUF the experts are random all the same, so its answers are gibberish too.
+The tokenizer is byte-level, with placeholder words up to the size of the vocabulary. Answers are gibberish, also with
+the dense weights of a GGUF: its experts are not read. Another run with the same arguments resumes an unfinished store.
+`--like tiny` (2 layers of 8 experts) is for tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,9 +35,9 @@ from storage.layout import LAYOUTS, Layout
 from storage.manifest import MANIFEST_NAME
 from storage.planes import Bytes
 from storage.writer import StoreWriter
-from tools.counts import positive
+from tools.command_line import failed, make_parser
 from tools.synthetic.gguf_dense import Gguf
-from tools.synthetic.workload import PRESETS, ExpertPool, Shape, random_dense
+from tools.synthetic.workload import PRESETS, ExpertPool, Shape, add_sizes, random_dense, shape_of
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -47,33 +46,31 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-
 Dense = Callable[[str, tuple[int, ...]], torch.Tensor]
-"""A dense tensor in bf16 by transformers' name and its shape."""
+"""Makes a dense tensor in bf16 from transformers' name and the shape."""
 
 
 def vocabulary(size: int) -> tuple[list[str], frozenset[str]]:
-    """Exactly `size` byte-level tokens in the order of their ids, and which of them are special.
+    """Makes exactly `size` byte-level tokens in the order of their ids, and the set of special ones.
 
-    Those above the 256 bytes are words that are never the result of encoding, so that whatever a random model
-    answers can be shown.
+    Tokens above the 256 bytes are words that encoding never produces: every answer of a random model can be decoded.
 
     Raises:
-        UserError: fewer tokens than bytes and special tokens.
+        UserError: `size` is below the number of bytes and special tokens.
     """
     from tokenizers import pre_tokenizers
 
     known = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     if size < len(known):
-        raise UserError(f"a vocabulary of {len(known)} or more was wanted", f"got {size}", "Raise --vocab")
+        raise UserError(f"a vocabulary of {len(known)} tokens or more", str(size), "raise --vocab")
     return [*known, *(f"Ġword{i}" for i in range(size - len(known)))], frozenset(SPECIAL)
 
 
 def save_tokenizer(vocab: int, directory: Path) -> None:
-    """A byte-level tokenizer of vocabulary(vocab) with a ChatML template, as transformers saves it.
+    """Writes a byte-level tokenizer of vocabulary(vocab) with a ChatML template, as transformers saves it.
 
     Raises:
-        UserError: as vocabulary.
+        UserError: `vocab` is below the number of bytes and special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -95,7 +92,7 @@ def save_tokenizer(vocab: int, directory: Path) -> None:
 
 
 def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (element type, shape) of what dense_tensors gives, in order. Routers keep 16 bits."""
+    """Name -> (element type, shape) of the tensors of dense_tensors, in order; routers keep 16 bits."""
     out: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, size in shape.dense().items():
         if bits == 8 and len(size) == 2 and not name.endswith("mlp.gate.weight"):
@@ -106,7 +103,7 @@ def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]
 
 
 def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of dense_specs, one at a time."""
+    """Yields the tensors of dense_specs one at a time."""
     specs = dense_specs(shape, bits)
     for name, size in shape.dense().items():
         tensor = dense(name, size)
@@ -119,24 +116,24 @@ def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, 
 
 
 class Counted:
-    """Passes on what is written, and tells `update` how many of all bytes that makes."""
+    """Counts written bytes and reports them to `update` together with the total."""
 
     def __init__(self, total: int, update: Callable[[int, int], None]) -> None:
         self._done, self._total, self._update = 0, total, update
 
     def add(self, size: int) -> None:
-        """`size` bytes more are done."""
+        """Counts `size` more bytes."""
         self._done += size
         self._update(self._done, self._total)
 
     def records(self, records: Iterable[Bytes]) -> Iterator[Bytes]:
-        """Counts each record once its successor is asked for."""
+        """Yields the records; counts each when the writer requests its successor."""
         for record in records:
             yield record
             self.add(record.nbytes)
 
     def tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Counts each tensor once its successor is asked for."""
+        """Yields the tensors; counts each when the writer requests its successor."""
         for name, tensor in tensors:
             yield name, tensor
             self.add(tensor.nbytes)
@@ -154,21 +151,23 @@ def synthesize(
     update: Callable[[int, int], None],
     layout: Layout | None = None,
 ) -> None:
-    """Writes a store, or what an interrupted run left of it. Holds one dense tensor, four experts a core and the pool.
+    """Writes a store, or the missing rest of one; keeps one dense tensor, four experts a core and the pool in memory.
 
     Args:
-        destination: new, or a store of the same source and options; a finished one is left as it is.
-        shape: of the model.
-        dense: where dense tensors come from.
+        destination: a new directory, or a store of the same source and options; a finished store stays as it is.
+        shape: shape of the model.
+        dense: makes the dense tensors.
         source: fingerprint of shape, dense and seed.
         max_level: 8 or 4.
         dense_bits: 16 or 8.
-        seed: of the experts.
-        update: called with bytes done and in all.
-        layout: of the records; None: this machine's CPU's.
+        seed: seed of the experts.
+        update: called with the bytes done and the total bytes.
+        layout: layout of the records; None: the layout of this machine's CPU.
 
     Raises:
-        UserError, StoreBusy, DoesNotFit: as StoreWriter; UserError also for a shape that cannot be made.
+        UserError: the shape cannot be made, or the directory contains something else.
+        StoreBusy: another process writes the store.
+        DoesNotFit: the disk has too few free bytes.
     """
     geometry, specs = shape.geometry(max_level), dense_specs(shape, dense_bits)
     layer_bytes = shape.experts * geometry.record_bytes
@@ -196,28 +195,20 @@ def synthesize(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Parses the command line."""
+    parser = make_parser("tools.synthetic.store", __doc__)
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--like", choices=sorted(PRESETS), help="whose shapes")
-    model.add_argument(
-        "--from-gguf", type=Path, metavar="FILE", help="a qwen3moe GGUF, for all but the experts"
-    )
-    parser.add_argument("--layers", type=positive, help="instead of the model's own number")
-    parser.add_argument("--vocab", type=positive, help="instead of the model's own number")
+    model.add_argument("--like", choices=sorted(PRESETS), help="model of the shapes")
+    model.add_argument("--from-gguf", type=Path, metavar="FILE", help="a qwen3moe GGUF: all but the experts")
+    add_sizes(parser)
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=8, help="bits of an expert weight")
     parser.add_argument("--dense-bits", type=int, choices=(16, 8), default=16, help="of the other matrices")
-    parser.add_argument(
-        "--layout", choices=sorted(LAYOUTS), help="of the records; default: this machine's CPU's"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the records; default: this CPU's")
     parser.add_argument("destination", type=Path, metavar="DST", help="the store's directory")
     options = parser.parse_args(argv)
     for name in ("layers", "vocab"):
         if getattr(options, name) is not None and options.from_gguf:
-            parser.error(f"--{name} cannot be chosen with --from-gguf: the file's own is used")
+            parser.error(f"expected --from-gguf without --{name}, got both: the file determines it")
     return options
 
 
@@ -231,10 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gguf = Gguf(options.from_gguf)
             shape, dense, origin = gguf.shape(), gguf.dense, gguf.fingerprint()
         else:
-            preset = PRESETS[options.like]
-            shape = replace(
-                preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab
-            )
+            shape = shape_of(options)
             dense, origin = partial(random_dense, shape, options.seed), "random"
         named = repr((shape, origin, options.seed)).encode()
         with ByteProgress(f"synthesizing {options.destination.name}") as progress:
@@ -250,8 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 layout=LAYOUTS[options.layout] if options.layout else None,
             )
     except EdgemoeError as error:
-        print(f"synthesize: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.synthetic.store", error)
     finally:
         torch.set_num_threads(threads)
     return 0

@@ -1,11 +1,12 @@
-"""A Qwen3-MoE of any size with random weights: its shapes, its dense tensors, its experts' records."""
+"""A Qwen3-MoE of any size with random weights: its shapes, dense tensors and experts' records."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from storage.errors import UserError
 from storage.layout import Layout
 from storage.planes import Bytes, quantize
 from storage.record import MatrixSpec, RecordGeometry
+from tools.command_line import positive
 
 POOL = 1 << 17
-"""Distinct groups an expert's matrix is drawn from: eight times as many as the largest matrix here has."""
+"""Distinct groups that an expert's matrix is drawn from: eight times as many as the largest matrix of a preset has."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Shape:
     tied: bool = False
 
     def config(self) -> Any:
-        """As transformers' Qwen3MoeConfig."""
+        """The shape as transformers' Qwen3MoeConfig."""
         from transformers import Qwen3MoeConfig
 
         return Qwen3MoeConfig(
@@ -67,12 +69,12 @@ class Shape:
         )
 
     def geometry(self, max_level: int) -> RecordGeometry:
-        """Of an expert's record."""
+        """The geometry of an expert's record."""
         gate_up = MatrixSpec.of("gate_up", 2 * self.inner, self.hidden)
         return RecordGeometry((gate_up, MatrixSpec.of("down", self.hidden, self.inner)), max_level)
 
     def dense(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor that is no expert's, by transformers' names."""
+        """Name -> shape of every dense tensor, routers included, by transformers' names."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = {
             "input_layernorm": (self.hidden,),
@@ -99,17 +101,30 @@ PRESETS = {
 }
 
 
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds --layers, --vocab and --seed, which shape_of and the weights need beside --like."""
+    parser.add_argument("--layers", type=positive, help="layers, instead of the model's number")
+    parser.add_argument("--vocab", type=positive, help="tokens, instead of the model's number")
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """The shape that --like, --layers and --vocab name."""
+    preset = PRESETS[options.like]
+    return replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
+
+
 def generator(seed: int, name: str) -> torch.Generator:
-    """Random numbers that depend on a tensor's name only, not on what was drawn before: a run can resume."""
+    """A generator that depends on the seed and a tensor's name only, so that a run can resume at any tensor."""
     return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode()) >> 1)
 
 
 def random_dense(model: Shape, seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A dense tensor of a model in bf16, by name and shape: ones for norms, Gaussian else.
+    """Draws a dense tensor of a model in bf16 by name and shape: ones for norms, Gaussian otherwise.
 
-    Router rows are scaled so that experts differ in popularity. Embeddings have variance 1 and attention adds
-    less the deeper the model is: otherwise what all positions share drowns what each is, greedy decoding soon
-    repeats one token for ever, and that token's experts are always in memory.
+    Router rows are scaled so that experts differ in popularity. Embeddings have variance 1, and attention's output
+    shrinks with the model's depth: otherwise the hidden states of all positions become nearly equal, greedy decoding
+    repeats one token, and that token's experts are always resident.
     """
     out = torch.ones(shape, dtype=torch.bfloat16)
     if len(shape) == 1:
@@ -129,19 +144,20 @@ class ExpertPool:
     """Draws experts whose matrices look like quantized Gaussians with variance 1 / inputs.
 
     Args:
-        geometry: of the records to make.
-        seed: with an expert's place, fixes its bytes.
-        layout: to pack records in; None: this machine's CPU's.
+        geometry: geometry of the records.
+        seed: determines an expert's bytes together with its layer and number.
+        layout: layout of the records; None: the layout of this machine's CPU.
 
     Raises:
-        UserError: a matrix needs padding, which would not be zero here.
+        UserError: a matrix needs padding, which random groups would not leave zero.
     """
 
     def __init__(self, geometry: RecordGeometry, seed: int, layout: Layout | None = None) -> None:
         for spec in geometry.matrices:
             if (spec.rows, spec.cols) != (spec.padded_rows, spec.padded_cols):
-                wanted = f"rows in multiples of 16 and columns in multiples of {spec.group} were wanted"
-                raise UserError(wanted, f"{spec.name} is {spec.rows} x {spec.cols}", "Choose another shape")
+                wanted = f"rows in multiples of 16 and columns in multiples of {spec.group}"
+                found = f"{spec.name} of {spec.rows} x {spec.cols}"
+                raise UserError(wanted, found, "choose another shape")
         self._geometry, self._seed, self._layout = geometry, seed, layout or compute().layout
         self._groups = [self._quantized_groups(spec) for spec in geometry.matrices]
 
@@ -153,7 +169,7 @@ class ExpertPool:
         return codes, parameters[0]
 
     def records(self, layer: int, count: int) -> Iterator[Bytes]:
-        """The records of a layer's experts, in order. Made by threads, some of them ahead of what is taken."""
+        """Yields the records of a layer's experts in order; threads make up to four a core in advance."""
         threads = os.cpu_count() or 1
         with ThreadPoolExecutor(threads) as pool:
             for start in range(0, count, 4 * threads):

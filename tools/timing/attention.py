@@ -1,14 +1,13 @@
-"""Times a prompt's attention in one layer of Qwen3-30B-A3B's shape: edgemoe's kernel, and torch's operator.
+"""Times a prompt's attention in one layer of Qwen3-30B-A3B's shape: edgemoe's kernel and torch's operator.
 
     python -m tools.timing.attention [--tokens 64 512 2048] [--rounds 9]
 
-Prints the median and best time of a layer in milliseconds. Norms, rotation and the KV are in edgemoe's; torch's is
-scaled_dot_product_attention alone, in the dtype that edgemoe.layers.attention would give it here.
+Prints the median and best time of a layer in milliseconds. edgemoe's time includes norms, rotation and the KV writes;
+torch's is scaled_dot_product_attention alone, in the dtype that edgemoe.layers.attention uses on this machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,19 +16,19 @@ import torch
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.layers.attention import attend
-from tools.counts import positive
+from tools.command_line import make_parser, positive
 
 HEADS, KV_HEADS, DIM = 32, 4, 128
 
 
-def torchs(tokens: int) -> Callable[[], object]:
-    """A prompt's sums by torch."""
+def with_torch(tokens: int) -> Callable[[], object]:
+    """A call of torch's operator for a prompt of random vectors."""
     query, keys, values = (torch.randn(n, tokens, DIM).bfloat16() for n in (HEADS, KV_HEADS, KV_HEADS))
     return lambda: attend(query, keys, values, DIM**-0.5, None)
 
 
-def own(tokens: int) -> Callable[[], object]:
-    """A prompt's way from its projections to its sums by edgemoe's kernel."""
+def native_kernel(tokens: int) -> Callable[[], object]:
+    """A call of edgemoe's kernel for a prompt of random projections."""
     norm = torch.ones(DIM).bfloat16(), 1e-6
     attention = NativeAttention(HEADS, KV_HEADS, DIM, (norm, norm), DIM**-0.5)
     qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * DIM).bfloat16()
@@ -38,27 +37,27 @@ def own(tokens: int) -> Callable[[], object]:
     return lambda: attention(qkv, rotation, keys, values, 0, None)
 
 
-def kernels_for() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
-    """Names and what to time; each is the way in use when its name comes."""
+def kernels() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
+    """Yields each kernel's name and its maker of calls; selects the instruction set before it yields."""
     if native.available():
         if native.use_vnni(True):
-            yield "native, AVX-512", own
+            yield "native, AVX-512", native_kernel
         native.use_vnni(False)
-        yield "native, AVX2", own
+        yield "native, AVX2", native_kernel
         native.use_vnni(True)
-    yield "torch", torchs
+    yield "torch", with_torch
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser("tools.timing.attention", __doc__)
     parser.add_argument("--tokens", type=positive, nargs="+", default=[64, 512, 2048], help="of the prompt")
     parser.add_argument("--rounds", type=positive, default=9)
     given = parser.parse_args(argv)
     print(f"{torch.get_num_threads()} threads\n| kernel | tokens | median | best |\n|---|---|---|---|")
-    for name, way in kernels_for():
+    for name, make in kernels():
         for tokens in given.tokens:
-            run, found = way(tokens), []
+            run, found = make(tokens), []
             for _ in range(given.rounds + 1):
                 start = time.perf_counter()
                 run()

@@ -3,14 +3,13 @@
     python -m tools.synthetic.checkpoint --like qwen3-30b-a3b --layers 16 --vocab 32000 MODEL
     python -m tools.timing.convert MODEL DST [--runs 3]
 
-Each run is a process of its own, and prints one JSON object: bytes, seconds, and the kernel's own count of what
-went to and came from the disk. First comes what the disk does by itself. DST must not exist, and is removed
-after every run. Options after `--` are convert's: `-- --dense-bits 8`.
+Prints one JSON object with the disk's own speed, then one a run: bytes, seconds, and the kernel's count of bytes read
+from and written to the disk. Each run is its own process. DST must not exist, and is removed after every run. Options
+after `--` are convert's: `-- --dense-bits 8`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,7 +26,8 @@ from storage.checkpoint import Checkpoint
 from storage.convert import cores
 from storage.errors import EdgemoeError, UserError
 from storage.unbuffered import forget
-from tools.counts import positive
+from tools.checkout import child_environment
+from tools.command_line import failed, make_parser, positive
 
 PROBE_BYTES = 1 << 30
 
@@ -42,21 +42,21 @@ def forget_files(directory: Path) -> None:
 
 
 def timed(source: Path, destination: Path, options: Sequence[str]) -> dict[str, float | int]:
-    """One conversion in a process of its own.
+    """Runs and measures one conversion in its own process.
 
     Raises:
-        UserError: it ended with another exit code than 0.
+        UserError: the conversion's exit code is not 0.
     """
     command = [sys.executable, "-m", "edgemoe", "convert", *options, str(source), str(destination)]
     load = os.getloadavg()[0]
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=child_environment())
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - start
     if process.returncode:
         raise UserError(
-            "a conversion that succeeds was wanted", f"exit code {process.returncode}", "Mend it first"
+            "a conversion that succeeds", f"exit code {process.returncode}", "solve its error first"
         )
     read, written = 512 * usage.ru_inblock, 512 * usage.ru_oublock
     processor = usage.ru_utime + usage.ru_stime
@@ -75,9 +75,7 @@ def timed(source: Path, destination: Path, options: Sequence[str]) -> dict[str, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("tools.timing.convert", __doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("destination", type=Path, metavar="DST")
     parser.add_argument("--runs", type=positive, default=1)
@@ -85,12 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         if given.destination.exists():
-            raise UserError(f"{given.destination} was wanted for a store", "it exists", "Remove it first")
+            raise UserError(f"a new directory {given.destination}", "an existing one", "remove it first")
         checkpoint = Checkpoint.open(given.checkpoint)
         weights = sum(prod(checkpoint.shape(name)) for name in checkpoint.names())
         disk = measure_disk(given.destination.absolute().parent, PROBE_BYTES)
-        about = {"weights": weights, "cores": cores(), "available_bytes": available_memory()}
-        print(json.dumps(about | {"disk": vars(disk)}), flush=True)
+        machine = {"weights": weights, "cores": cores(), "available_bytes": available_memory()}
+        print(json.dumps(machine | {"disk": vars(disk)}), flush=True)
         for _ in range(given.runs):
             forget_files(given.checkpoint)
             try:
@@ -104,8 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             print(json.dumps(per_billion | row), flush=True)
     except EdgemoeError as error:
-        print(f"time_convert: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.timing.convert", error)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""Times what heavy-hitter scores (DyMoE eq. 1-2) add to a prefill, beside ranking experts by their load.
+"""Times a prefill with heavy-hitter scores (DyMoE eq. 1-2) and one that ranks experts by their load.
 
     python -m tools.timing.importance CHECKPOINT_OR_STORE [--tokens 512] [--runs 3] [--vram-limit all|SIZE] [--json]
 
-One prompt is prefilled at levels 4/2 with each --importance in turn, the first round unmeasured. With all experts
-resident, the default, no read stands between the two; under a SIZE the times have the reads in them that both need.
-Prints every time, both medians, and the added share: median over median, less 1.
+One prompt is prefilled at levels 4/2 with each --importance in turn; the first round is not measured. By default all
+experts are resident, so that no read takes part; under a SIZE both times include reads. Prints every time, both
+medians, and their quotient less 1: the fraction that the scores add.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from edgemoe.bench.prompts import make_prompts
-from edgemoe.commands.options import open_store, within_memory
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.open import open_store, within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, EdgemoeError
-from tools.counts import positive
+from tools.command_line import failed, make_parser, positive
 
 LOAD, SCORED = "load", "heavy-hitters"
 
@@ -35,12 +35,15 @@ SETTINGS = RunSettings(levels=(4, 2), importance=LOAD)
 
 
 def time_signals(engine: Engine, prompt: Sequence[int], runs: int) -> dict[str, list[float]]:
-    """Seconds of `runs` prefills of a prompt for each signal, in turn, in a sequence of its own each.
+    """Times prefills of a prompt with each signal in turn, each in its own sequence.
 
     Args:
         engine: open for SETTINGS and a context of the prompt's length.
         prompt: token ids.
-        runs: of each, after one that is not counted.
+        runs: prefills of each signal, after one that is not counted.
+
+    Returns:
+        signal -> seconds of each run.
     """
     found: dict[str, list[float]] = {LOAD: [], SCORED: []}
     for _ in range(runs + 1):
@@ -55,26 +58,26 @@ def time_signals(engine: Engine, prompt: Sequence[int], runs: int) -> dict[str, 
 
 
 def require_resident(store: StoreModel, plan: MemoryPlan) -> None:
-    """Raises DoesNotFit if not every expert has a block of every kind."""
+    """Raises DoesNotFit unless every expert has a block of every kind."""
     blocks = min(plan.vram_blocks.values())
     if blocks < store.shape.experts:
         level = SETTINGS.levels[0]
         more = (store.shape.experts - blocks) * store.form.bytes_at(level)
         raise DoesNotFit(
-            f"all {store.shape.experts} experts of {store.directory} were wanted in memory at level {level}",
-            f"there is room for {blocks}",
-            "Give --vram-limit SIZE to time prefills that read",
+            f"memory for all {store.shape.experts} experts of {store.directory} at level {level}",
+            f"blocks for {blocks}",
+            "give --vram-limit SIZE to time prefills that read",
             minimum=plan.vram_limit_bytes + more,
         )
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The report, by the names that --json prints. Seconds, bytes, tokens.
+    """Times the prefills; returns the report by the names that --json prints, in seconds, bytes and tokens.
 
     Raises:
         UserError: there is no such model.
-        DoesNotFit: it does not run in the limit, or not all of it is resident where that was asked.
-        DamagedData: the store is.
+        DoesNotFit: the model does not run in the limit, or is not fully resident under the limit "all".
+        DamagedData: the store is damaged.
     """
     resident = options.vram_limit == "all"
     store, plan, settings = open_store(
@@ -106,7 +109,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_table(report: dict[str, Any]) -> str:
-    """Markdown: a row for each signal, and below what one adds to the other."""
+    """A Markdown table with a row for each signal, and the difference of their medians in percent."""
     lines = [
         f"{report['prompt_tokens']} tokens of {report['prompts']}, {report['threads']} threads, --vram-limit "
         f"{format_size(report['vram_limit_bytes'])}: {report['experts_resident']} experts resident\n",
@@ -121,14 +124,15 @@ def as_table(report: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("tools.timing.importance", __doc__)
     parser.add_argument("model", type=Path, metavar="CHECKPOINT_OR_STORE")
     parser.add_argument("--tokens", type=positive, default=512, help="of the prompt; default: 512")
     parser.add_argument("--runs", type=positive, default=3, help="of each importance; default: 3")
     parser.add_argument(
-        "--vram-limit", default="all", metavar="all|SIZE", help="default: all, every expert resident"
+        "--vram-limit",
+        default="all",
+        metavar="all|SIZE",
+        help="default: all, which keeps every expert resident",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -136,8 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = measure(options)
     except EdgemoeError as error:
-        print(f"time_importance: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.timing.importance", error)
     print(json.dumps(report) if options.json else as_table(report))
     return 0
 

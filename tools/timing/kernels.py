@@ -1,15 +1,14 @@
-"""Times the expert kernels that work here: 128 experts of Qwen3-30B-A3B's shape, each met once a round.
+"""Times the expert kernels of this machine on 128 experts of Qwen3-30B-A3B's shape, each computed once a round.
 
     python -m tools.timing.kernels [--tokens 1 16 64] [--levels 4 2 8] [--rounds 7]
 
-Prints, by kernel, level and tokens at one expert, the median and best time of an expert in microseconds. As many
-experts share a call as do while a model runs, and there are more than any cache holds: their bytes come from memory.
-Where the processor has AVX-512 VNNI, edgemoe's own kernel is timed without it as well.
+Prints the median and best time of an expert in microseconds, by kernel, level and tokens an expert. A call computes as
+many experts as in a model's step; together they are larger than any CPU cache, so their bytes come from memory. On a
+processor with AVX-512 VNNI, edgemoe's kernel is timed without it as well.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -24,21 +23,20 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import Compute, kernels_for
 from storage.base import Blocks
 from storage.record import MatrixSpec, RecordGeometry
-from tools.counts import positive
+from tools.command_line import make_parser, positive
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
 
+TOP_K = 8
+"""Experts of a token of this model."""
 
-MOST_TOGETHER = 8
-"""Experts that a token of this model has."""
 
-
-def random_experts(way: Compute, count: int) -> list[Blocks]:
+def random_experts(path: Compute, count: int) -> list[Blocks]:
     """Experts at level 8 with random codes, and scales and centres of about 0.01."""
     generator, experts = np.random.default_rng(0), []
     for _ in range(count):
         blocks = {}
-        for kind in way.form(GEOMETRY, way.layout, way.layout).kinds:
+        for kind in path.form(GEOMETRY, path.layout, path.layout).kinds:
             block = generator.integers(0, 256, kind.size, dtype=np.uint8)
             if kind.level == 2:
                 block[: GEOMETRY.parameter_bytes] = 0x3C
@@ -47,17 +45,14 @@ def random_experts(way: Compute, count: int) -> list[Blocks]:
     return experts
 
 
-def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: int) -> list[float]:
-    """Seconds of an expert in each round, ascending."""
-    kernel = way.kernel(GEOMETRY, way.layout)
-    together = min(max(BATCH_ROWS // tokens, 1), MOST_TOGETHER)
+def times(path: Compute, experts: list[Blocks], level: int, tokens: int, rounds: int) -> list[float]:
+    """Times every round after the first; returns the seconds of an expert, ascending."""
+    kernel = path.kernel(GEOMETRY, path.layout)
+    together = min(max(BATCH_ROWS // tokens, 1), TOP_K)
     x = torch.randn(tokens, 2048).to(torch.bfloat16)
     x = x.expand(together, -1) if tokens == 1 else x.repeat(together, 1)
-    activation, found, out = (
-        Activation.gated("silu"),
-        [],
-        torch.empty(together * tokens, 2048, dtype=torch.bfloat16),
-    )
+    activation, found = Activation.gated("silu"), list[float]()
+    out = torch.empty(together * tokens, 2048, dtype=torch.bfloat16)
     for _ in range(rounds + 1):
         start = time.perf_counter()
         for at in range(0, len(experts), together):
@@ -68,22 +63,22 @@ def times(way: Compute, experts: list[Blocks], level: int, tokens: int, rounds: 
     return sorted(found[1:])  # the first warms up
 
 
-def names(way: Compute) -> Iterator[str]:
-    """Of the kernels_for in which a kernel can run here; each is the one in use when its name comes."""
-    if way.name != "native":
-        yield way.name
+def variants(path: Compute) -> Iterator[str]:
+    """Yields the name of each instruction set that a kernel has here, and selects it before it yields."""
+    if path.name != "native":
+        yield path.name
         return
     if native.use_vnni(True):
-        yield f"{way.name}, VNNI"
+        yield f"{path.name}, VNNI"
     native.use_vnni(False)
-    yield f"{way.name}, AVX2"
+    yield f"{path.name}, AVX2"
     native.use_vnni(True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tokens", type=positive, nargs="+", default=[1, 16, 64], help="at one expert")
+    parser = make_parser("tools.timing.kernels", __doc__)
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[1, 16, 64], help="of an expert")
     parser.add_argument("--levels", type=int, nargs="+", choices=(8, 4, 2), default=[4, 2, 8])
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--experts", type=positive, default=128)
@@ -91,11 +86,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"{torch.get_num_threads()} threads\n| kernel | level | tokens | median | best |\n|---|---|---|---|---|"
     )
-    for way in kernels_for():
-        experts = random_experts(way, given.experts)
-        for name in names(way):
+    for path in kernels_for():
+        experts = random_experts(path, given.experts)
+        for name in variants(path):
             for level, tokens in product(given.levels, given.tokens):
-                found = times(way, experts, level, tokens, given.rounds)
+                found = times(path, experts, level, tokens, given.rounds)
                 row = f"{1e6 * found[len(found) // 2]:.0f} | {1e6 * found[0]:.0f}"
                 print(f"| {name} | {level} | {tokens} | {row} |", flush=True)
 

@@ -1,12 +1,12 @@
-"""Eviction policies side by side: what each would have kept while a model ran on a text.
+"""Compares eviction policies on the requests of a model that ran on a text.
 
     python -m tools.timing.replay_eviction --model CHECKPOINT --text FILE [--levels 4/2] [--save-trace FILE] [--json]
     python -m tools.timing.replay_eviction --trace FILE [--resident 0.125 0.25 0.5] [--json]
 
-Replays a trace of requests (tools/timing/routing_trace.py) through the cache's own tier, in a CPU's resident form, with
-every policy at several sizes. Prints the share of requests that were hits, and the share of the asked bits that had to
-be read. `belady` knows the future and evicts what is needed last: no policy has more hits where all requests are
-at one level. With several levels it goes by experts, so it is a mark to aim at, not a bound.
+Replays a trace of requests (tools/timing/routing_trace.py) through the cache's tier, in a CPU's resident form, with
+every policy at several sizes. Prints the fraction of requests that were hits, and the fraction of the requested bits
+that had to be read. `belady` knows the future and evicts the expert whose next use is farthest: no policy has more hits
+where all requests are at one level. With several levels it still orders whole experts, so it is no bound there.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from storage.errors import EdgemoeError, UserError
 from storage.forms import P0, P4, MergedForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
+from tools.command_line import failed, make_parser
 from tools.timing.routing_trace import Group, read_trace, record, write_trace
 
 BELADY = "belady"
 RECORDING = {"levels": "4", "retention": 0.75, "tokens": 4096, "context": 512, "prompt": 64}
-"""Options that say how a trace is made, with their defaults."""
+"""Options of a recording, with their defaults."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy at one size.
+    """The result of one policy at one size.
 
     Args:
-        policy: its name.
-        resident: experts' blocks, as a share of the experts in the trace.
+        policy: name of the policy.
+        resident: experts that the blocks are for, as a fraction of the experts in the trace.
         blocks: kind -> blocks.
-        requests: experts asked for, once a step and layer.
+        requests: experts requested, each once a step and layer.
         hits: requests that needed no read.
-        hit_rate: hits per request.
-        read_share: bits read per bit that all requests would have read without a cache.
+        hit_rate: hits a request.
+        read_share: bits read for each bit that all requests would have read without a cache.
     """
 
     policy: str
@@ -67,7 +68,7 @@ class Outcome:
 
 
 class Belady(EvictionPolicy):
-    """The expert whose next use is farthest goes first (Belady 1966). Counts steps by `advance`."""
+    """Evicts the expert whose next use is farthest first (Belady 1966); `advance` counts the steps."""
 
     def __init__(self, trace: list[Group]) -> None:
         self._uses: dict[ExpertKey, list[int]] = defaultdict(list)
@@ -78,22 +79,22 @@ class Belady(EvictionPolicy):
         self._resident: set[ExpertKey] = set()
 
     def advance(self) -> None:
-        """The next group of the trace is being served."""
+        """Moves on to the next group of the trace; call it before the group is served."""
         self._step += 1
 
     def used(self, keys: Iterable[ExpertKey]) -> None:
-        """Ignores uses: the future alone decides."""
+        """Does nothing: the order depends on the future only."""
 
     def arrived(self, key: ExpertKey) -> None:
-        """See EvictionPolicy."""
+        """Adds a resident expert."""
         self._resident.add(key)
 
     def forgotten(self, key: ExpertKey) -> None:
-        """See EvictionPolicy."""
+        """Removes an evicted expert."""
         self._resident.remove(key)
 
     def candidates(self) -> Iterator[ExpertKey]:
-        """See EvictionPolicy."""
+        """Yields the resident experts, the farthest next use first."""
         return iter(sorted(self._resident, key=self._next_use, reverse=True))
 
     def _next_use(self, key: ExpertKey) -> float:
@@ -103,30 +104,30 @@ class Belady(EvictionPolicy):
 
 
 def blocks_for(trace: list[Group], resident: float) -> dict[str, int]:
-    """A tier for a share of the trace's experts, with p0 for as many of them as its requests are at level 8."""
+    """Blocks of a tier for a fraction of the trace's experts; p0 in the proportion of the requests at level 8."""
     experts = len(set().union(*trace))
-    asked = [level for group in trace for level in group.values()]
+    requested = [level for group in trace for level in group.values()]
     p4 = max(round(resident * experts), 1)
-    return {P4: p4, P0: -(-p4 * asked.count(8) // len(asked))}
+    return {P4: p4, P0: -(-p4 * requested.count(8) // len(requested))}
 
 
 def replay(
     trace: list[Group], policy: Callable[[], EvictionPolicy], blocks: dict[str, int]
 ) -> tuple[int, float]:
-    """Serves a trace from a tier that is empty at first, as prefetch.fetcher does: hits pinned, then misses.
+    """Serves a trace from an empty tier in the order of prefetch.fetcher: pins hits, then reads misses.
 
     Args:
-        trace: what is asked for.
-        policy: makes one.
+        trace: requests.
+        policy: makes the policies of the tier.
         blocks: kind -> blocks of the tier.
 
     Returns:
         requests that needed no read; bits per weight read, summed over requests.
 
     Raises:
-        UserError: one expert does not fit.
+        UserError: the tier is too small for one expert.
     """
-    # No byte of a weight is moved, so the smallest expert there is stands for all.
+    # No byte of a weight is moved, so the smallest possible expert stands for all.
     geometry = RecordGeometry((MatrixSpec.of("gate_up", 16, 64),), max_level=8)
     form = MergedForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
     made: list[EvictionPolicy] = []
@@ -138,9 +139,9 @@ def replay(
     tier = PlaneTier(form, blocks, make, device="cpu", name="replay")
     hits, bits = 0, 0.0
     for group in trace:
-        for one in made:
-            if isinstance(one, Belady):
-                one.advance()
+        for each in made:
+            if isinstance(each, Belady):
+                each.advance()
         leases = {key: tier.acquire(key, group[key]) for key in sorted(group)}
         pinned = deque(lease for lease in leases.values() if lease)
         hits += len(pinned)
@@ -153,31 +154,29 @@ def replay(
 
 
 def _fetch(tier: PlaneTier, key: ExpertKey, level: int, pinned: deque[Lease]) -> float:
-    """Brings an expert in, letting the oldest leases go where there is no room. Returns bits a weight read."""
+    """Publishes an expert, releasing the oldest leases until blocks are free; returns bits read a weight."""
     while (reservation := tier.reserve(key, level)) is None:
         if pinned:
             tier.release(pinned.popleft())
         elif tier.level_of(key):
             tier.drop(key)
         else:
-            raise UserError(
-                f"room for one expert at {level} bits was wanted", "there is none", "Raise --resident"
-            )
-    held = reservation.held.level if reservation.held else 0
+            raise UserError(f"blocks for one expert at {level} bits", "none", "raise --resident")
+    resident = reservation.held.level if reservation.held else 0
     pinned.append(tier.publish(reservation))
-    return BITS_PER_WEIGHT[level] - BITS_PER_WEIGHT[held]
+    return BITS_PER_WEIGHT[level] - BITS_PER_WEIGHT[resident]
 
 
 def compare(trace: list[Group], sizes: list[float]) -> list[Outcome]:
-    """Every policy, and Belady's, at every size: a share of the experts in the trace.
+    """Replays a trace with every policy and Belady's at every size, a fraction of the experts in the trace.
 
     Raises:
-        UserError: a size that is not above 0.
+        UserError: a size is not above 0.
     """
     if min(sizes) <= 0:
-        raise UserError("sizes above 0 were wanted", f"got {min(sizes):g}", "Try --resident 0.25 0.5")
+        raise UserError("sizes above 0", f"{min(sizes):g}", "write for example --resident 0.25 0.5")
     requests = sum(map(len, trace))
-    asked = sum(BITS_PER_WEIGHT[level] for group in trace for level in group.values())
+    requested_bits = sum(BITS_PER_WEIGHT[level] for group in trace for level in group.values())
     makers: dict[str, Callable[[], EvictionPolicy]] = {name: partial(make_policy, name) for name in POLICIES}
     makers[BELADY] = partial(Belady, trace)
     outcomes = []
@@ -185,33 +184,42 @@ def compare(trace: list[Group], sizes: list[float]) -> list[Outcome]:
         blocks = blocks_for(trace, resident)
         for name, make in makers.items():
             hits, bits = replay(trace, make, blocks)
-            outcomes.append(Outcome(name, resident, blocks, requests, hits, hits / requests, bits / asked))
+            rates = hits / requests, bits / requested_bits
+            outcomes.append(Outcome(name, resident, blocks, requests, hits, *rates))
     return outcomes
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    """One row a size, one column a policy: hit rate, and the share of bits read."""
+    """Prints a row for each size and a column for each policy: hit rate, and the fraction of bits read."""
     table = Table("resident", *dict.fromkeys(o.policy for o in outcomes))
     for resident in dict.fromkeys(o.resident for o in outcomes):
         row = [o for o in outcomes if o.resident == resident]
         table.add_row(f"{resident:g}", *(f"{o.hit_rate:.3f} ({o.read_share:.3f})" for o in row))
     console = Console()
-    console.print(f"{outcomes[0].requests} requests; hit rate (share of the asked bits that were read)")
+    console.print(
+        f"{outcomes[0].requests} requests; hit rate (fraction of the requested bits that were read)"
+    )
     console.print(table)
 
 
 def load(given: argparse.Namespace) -> list[Group]:
-    """The trace that the command line names, recorded now if it names a model."""
-    asked = {name: value for name in RECORDING if (value := getattr(given, name)) is not None}
+    """Returns the trace that the command line names; records it if the command line names a model.
+
+    Raises:
+        UserError: --text is missing, or an option of a recording stands beside --trace.
+    """
+    recording = {name: value for name in RECORDING if (value := getattr(given, name)) is not None}
     if given.trace:
-        useless = [*asked, *(name for name in ("text", "save_trace") if getattr(given, name))]
+        useless = [*recording, *(name for name in ("text", "save_trace") if getattr(given, name))]
         if useless:
-            raise UserError("a recorded trace was asked for", f"{useless} say how to record one", "Drop them")
+            raise UserError(
+                "--trace alone", f"options of a recording: {', '.join(useless)}", "leave them out"
+            )
         return read_trace(given.trace)
     if given.text is None:
-        raise UserError("a text for the model was wanted", "none is given", "Add --text FILE")
+        raise UserError("a text for the model", "none", "add --text FILE")
     require_folders(given.save_trace)
-    options: dict[str, Any] = RECORDING | asked
+    options: dict[str, Any] = RECORDING | recording
     settings = RunSettings(levels=parse_levels(options.pop("levels")), retention=options.pop("retention"))
     trace = record(given.model, given.text, settings, **options)
     if given.save_trace:
@@ -220,14 +228,12 @@ def load(given: argparse.Namespace) -> list[Group]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Runs the command line; returns the exit code."""
+    parser = make_parser("tools.timing.replay_eviction", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, help="a checkpoint to record a trace with")
     source.add_argument("--trace", type=Path, help="a trace recorded before")
-    parser.add_argument("--text", type=Path, help="what the model reads")
+    parser.add_argument("--text", type=Path, help="a text file that the model reads")
     for name, default in RECORDING.items():
         parser.add_argument(f"--{name}", type=type(default), help=f"of the recording; default {default}")
     parser.add_argument("--save-trace", type=Path)
@@ -237,8 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         outcomes = compare(load(given), given.resident)
     except EdgemoeError as error:
-        print(f"replay_eviction: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.timing.replay_eviction", error)
     if given.json:
         print(json.dumps({"rows": [asdict(outcome) for outcome in outcomes]}))
     else:

@@ -1,7 +1,7 @@
-"""What a model's routers ask for on a text, step by step: recorded with transformers, kept as JSON lines.
+"""Records the experts that a model's routers choose on a text with transformers; a trace is a file of JSON lines.
 
-A trace has one line per step and MoE layer, in the order in which they run: a list of [layer, expert, level],
-each expert once. Skipped experts are not in it.
+A trace has one line per step and MoE layer, in the order in which they run: a list of [layer, expert, level], each
+expert once, without skipped experts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from storage.base import LEVELS, ExpertKey
 from storage.errors import DamagedData, UserError
 
 Group = dict[ExpertKey, int]
-"""The experts that one layer wants in one step -> level, above 0."""
+"""The experts that one layer requests in one step -> level, above 0."""
 
 Choices = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Layer -> the experts its router chose, int64 [T, k], and their gate weights [T, k]."""
 
 
 def read_trace(path: Path) -> list[Group]:
-    """A trace from a file.
+    """Reads a trace.
 
     Raises:
         UserError: there is no such file.
-        DamagedData: it is empty, or naming the first line that is no list of [layer, expert, level].
+        DamagedData: the file is empty, or a line is no list of [layer, expert, level]; names the first such line.
     """
     if not path.is_file():
-        raise UserError(f"a trace was wanted at {path}", "no such file", "Record one with --save-trace")
+        raise UserError(f"a trace at {path}", "no such file", "record one with --save-trace")
     trace = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -46,13 +46,13 @@ def read_trace(path: Path) -> list[Group]:
                 group = {}
             if not group or not all(type(n) is int for key in group for n in key) or not _levels(group):
                 raise DamagedData(
-                    f"[[layer, expert, level], …] was wanted in line {number} of {path}",
-                    f"got {line.strip()[:60]!r}",
-                    "Record the trace again",
+                    f"[[layer, expert, level], …] in line {number} of {path}",
+                    repr(line.strip()[:60]),
+                    "record the trace again",
                 )
             trace.append(group)
     if not trace:
-        raise DamagedData(f"requests were wanted in {path}", "it is empty", "Record the trace again")
+        raise DamagedData(f"requests in {path}", "an empty file", "record the trace again")
     return trace
 
 
@@ -61,7 +61,7 @@ def _levels(group: Group) -> bool:
 
 
 def write_trace(trace: list[Group], path: Path) -> None:
-    """The counterpart of read_trace."""
+    """Writes a trace in the form that read_trace reads."""
     with path.open("w", encoding="utf-8") as lines:
         for group in trace:
             lines.write(json.dumps([[*key, level] for key, level in group.items()]) + "\n")
@@ -70,33 +70,33 @@ def write_trace(trace: list[Group], path: Path) -> None:
 def record(
     checkpoint: Path, text: Path, settings: RunSettings, *, tokens: int, context: int, prompt: int
 ) -> list[Group]:
-    """Runs a text through transformers' model and writes down what the routers choose.
+    """Runs a text through transformers' model and records the experts that the routers choose.
 
-    The text is cut into windows. Each window's first tokens are one step, as of a prompt; the others are a
-    step each, as if decoded, with the text deciding what comes next.
+    The text is cut into windows. Each window's first tokens are one step, like a prompt; each later token is a step of
+    its own, like a decoded one, but taken from the text.
 
     Args:
         checkpoint: a Hugging Face model directory; loaded whole, in bf16, on the CPU.
-        text: UTF-8.
-        settings: levels, retention and depth of what is asked for.
-        tokens: of the text to run, from its start; the last window may be shorter.
+        text: a UTF-8 file.
+        settings: levels, retention and depth of the requests.
+        tokens: tokens from the start of the text; the last window may be shorter.
         context: tokens in a window.
-        prompt: tokens of a window that are one step; 0: none are.
+        prompt: tokens at the start of a window that are one step; may be 0.
 
     Raises:
-        UserError: not a checkpoint, or one without routed experts; an empty text; or sizes that make no sense.
+        UserError: no checkpoint, a checkpoint without routed experts, an empty text, or sizes that contradict.
     """
     if not 0 <= prompt < context or tokens < 1:
         raise UserError(
-            "some tokens in windows longer than their prompts were wanted",
-            f"got {tokens} tokens, windows of {context}, prompts of {prompt}",
-            "Shorten the prompt",
+            "tokens in windows longer than their prompts",
+            f"{tokens} tokens, windows of {context}, prompts of {prompt}",
+            "shorten the prompt, or read more tokens",
         )
     ids = _tokens(checkpoint, text)[:tokens]
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
     modules = {name: m for name, m in model.named_modules() if hasattr(m, "_apply_gate")}
     if not modules:
-        raise UserError(f"routed experts were wanted in {checkpoint}", "there are none", "Use a MoE model")
+        raise UserError(f"routed experts in {checkpoint}", "none", "use an MoE model")
     experts = next(iter(modules.values())).gate_up_proj.shape[0]
     policy = LevelPolicy(settings, model.config.num_hidden_layers, experts)
     trace: list[Group] = []
@@ -108,34 +108,34 @@ def record(
 
 
 def _tokens(checkpoint: Path, text: Path) -> list[int]:
-    """All of a text, by a checkpoint's tokenizer."""
+    """Tokenizes a whole text by a checkpoint's tokenizer."""
     if not (checkpoint / "config.json").is_file() or (checkpoint / "store.json").exists():
         raise UserError(
-            f"a checkpoint was wanted at {checkpoint}", "it is none", "Give a Hugging Face model directory"
+            f"a checkpoint at {checkpoint}", "another directory", "name a Hugging Face model directory"
         )
     ids: list[int] = AutoTokenizer.from_pretrained(checkpoint)(text.read_text(encoding="utf-8"))["input_ids"]
     if not ids:
-        raise UserError(f"a text was wanted in {text}", "it is empty", "Give another")
+        raise UserError(f"a text in {text}", "an empty file", "name another")
     return ids
 
 
 def _choices(model: Any, modules: dict[str, Any], window: torch.Tensor) -> Choices:
-    """What every router chooses for int64 [1, T] tokens."""
+    """Runs int64 [1, T] tokens through the model; returns the choices of every router."""
     choices: Choices = {}
 
-    def note(module: Any, given: tuple[torch.Tensor, ...]) -> None:
-        choices[layers[module]] = given[1], given[2]
+    def record_layer(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        choices[layers[module]] = inputs[1], inputs[2]
 
     layers = {module: int(re.findall(r"\.(\d+)\.", name)[0]) for name, module in modules.items()}
     with ExitStack() as hooks, torch.inference_mode():
         for module in layers:
-            hooks.callback(module.register_forward_pre_hook(note).remove)
+            hooks.callback(module.register_forward_pre_hook(record_layer).remove)
         model(window, use_cache=False, logits_to_keep=1)
     return choices
 
 
 def _groups(choices: Choices, policy: LevelPolicy, prompt: int, tokens: int) -> Iterator[Group]:
-    """One window's part of the trace."""
+    """Yields the groups of one window of `tokens` tokens, whose first `prompt` are one step."""
     first = min(prompt, tokens)
     steps = [(0, first)] * (first > 0) + [(row, row + 1) for row in range(first, tokens)]
     levels = {

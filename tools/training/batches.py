@@ -1,8 +1,8 @@
-"""Batches of tokens, each a pure function of the seed and its step: a resumed run sees the same data.
+"""Draws batches of tokens, each a pure function of the seed and its step: a resumed run gets the same data.
 
-Chat conversations are packed into short windows, each with its own positions, which transformers reads as "attend
-within": no conversation sees its neighbours. Only answers count in their loss. Text fills longer windows, a few of
-which are long chats instead, so that the model also learns to answer far into a conversation.
+Chat conversations are packed into short windows. Each conversation has its own positions, so that transformers lets it
+attend only within itself, and only its answers count in the loss. Text fills longer windows; a few of these are long
+chats instead, so that the model learns to answer far into a conversation.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tools.training.tokenizer import ASSISTANT, END, USER
 CHAT_WINDOW, TEXT_WINDOW = 128, 512
 """Tokens in a row."""
 
-PARAGRAPH_SHARE, LONG_SHARE, PYTHON_SHARE = 0.04, 0.1, 0.35
-"""Of conversations: those that continue a paragraph. Of text windows: long chats; of the rest: Python."""
+PARAGRAPH_FRACTION, LONG_FRACTION, PYTHON_FRACTION = 0.04, 0.1, 0.35
+"""Fractions: of conversations, paragraph continuations; of text windows, long chats; of the other windows, Python."""
 
 CONTINUE = ("Continue this paragraph: ", "Go on with this text: ", "What comes next? ")
 
@@ -34,8 +34,8 @@ class Batch:
 
     Args:
         tokens: int64 [rows, window].
-        positions: int64 [rows, window]; a row attends within each run that starts at 0.
-        counted: bool [rows, window]: the token is to be predicted; a row's first one never is.
+        positions: int64 [rows, window]; attention stays within each run that starts at 0.
+        counted: bool [rows, window]: the token is predicted; False for a row's first token.
     """
 
     tokens: torch.Tensor
@@ -43,11 +43,11 @@ class Batch:
     counted: torch.Tensor
 
     def targets(self) -> int:
-        """How many tokens are to be predicted."""
+        """The number of predicted tokens."""
         return int(self.counted[:, 1:].sum())
 
-    def shares(self, count: int) -> list[Batch]:
-        """Its rows dealt out to `count` batches, some perhaps empty."""
+    def split(self, count: int) -> list[Batch]:
+        """Deals the rows out to `count` batches; with fewer rows some are empty."""
         return [
             Batch(self.tokens[i::count], self.positions[i::count], self.counted[i::count])
             for i in range(count)
@@ -55,7 +55,7 @@ class Batch:
 
 
 Encoded = tuple[list[int], list[bool]]
-"""A conversation's tokens, and which of them count in the loss."""
+"""A conversation's tokens, and whether each counts in the loss."""
 
 
 class Chats:
@@ -66,7 +66,7 @@ class Chats:
         self._user, self._assistant, self._end = tokenizer.convert_tokens_to_ids([USER, ASSISTANT, END])
 
     def encode(self, turns: tuple[Turn, ...]) -> Encoded:
-        """A conversation as apply_chat_template would write it; answers count, with the token that ends them."""
+        """Encodes a conversation as apply_chat_template does; answers and their end tokens count."""
         texts = [text for turn in turns for text in (turn.question, turn.answer)]
         encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         tokens: list[int] = []
@@ -82,11 +82,13 @@ class Mixture:
     """Draws the batches of a run.
 
     Args:
-        tokenizer: of the model.
-        prose, python: uint16 [tokens] to cut windows from.
-        paragraphs: prose of several sentences each, for continuing.
-        seed: of the run.
-        chat_tokens, text_tokens: in a step, in whole rows.
+        tokenizer: the model's tokenizer.
+        prose: uint16 [tokens] to cut windows from.
+        python: uint16 [tokens] to cut windows from.
+        paragraphs: prose of several sentences each, to continue.
+        seed: seed of the run.
+        chat_tokens: tokens of chat in a step, rounded down to whole rows.
+        text_tokens: tokens of text in a step, rounded down to whole rows.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Mixture:
         self._chat_rows, self._text_rows = chat_tokens // CHAT_WINDOW, text_tokens // TEXT_WINDOW
 
     def batches(self, step: int) -> list[Batch]:
-        """The step's chat batch and text batch, whichever have rows."""
+        """Draws a step's chat batch and text batch, without a batch that has no rows."""
         random = Random(f"{self._seed}/{step}")
         conversations = self._conversations(random)
         out = []
@@ -119,7 +121,7 @@ class Mixture:
 
     def _conversations(self, random: Random) -> Iterator[Encoded]:
         for task in training_tasks(random.getrandbits(60)):
-            if self._paragraphs and random.random() < PARAGRAPH_SHARE:
+            if self._paragraphs and random.random() < PARAGRAPH_FRACTION:
                 task = self._continuation(random)
             yield self._chats.encode(task.turns)
 
@@ -130,38 +132,37 @@ class Mixture:
         return Task("paragraph", (Turn(question, ". ".join(sentences[shown : shown + 3])),))
 
     def _text(self, random: Random, conversations: Iterator[Encoded]) -> list[Encoded]:
-        if random.random() < LONG_SHARE:
+        if random.random() < LONG_FRACTION:
             return pack(conversations, 1, TEXT_WINDOW)[0]
-        source = self._python if random.random() < PYTHON_SHARE else self._prose
+        source = self._python if random.random() < PYTHON_FRACTION else self._prose
         start = random.randrange(len(source) - TEXT_WINDOW)
         return [(source[start : start + TEXT_WINDOW].tolist(), [True] * TEXT_WINDOW)]
 
 
 def pack(conversations: Iterator[Encoded], rows: int, window: int) -> list[list[Encoded]]:
-    """Conversations laid into rows as they come, each into the first row with room; ends when one finds none.
+    """Packs conversations into rows, each into the first row with enough free tokens, until four fit nowhere.
 
-    What is longer than a window is cut to it.
+    A conversation longer than `window` is cut to it.
     """
     packed: list[list[Encoded]] = [[] for _ in range(rows)]
-    room, misses = [window] * rows, 0
+    free, misses = [window] * rows, 0
     for tokens, counted in conversations:
         tokens, counted = tokens[:window], counted[:window]
-        fitting = next((i for i in range(rows) if room[i] >= len(tokens)), None)
+        fitting = next((i for i in range(rows) if free[i] >= len(tokens)), None)
         if fitting is None:
             misses += 1
-            # Some more tries fill the gaps that the first misfit would leave.
             if misses == 4:
                 break
             continue
         packed[fitting].append((tokens, counted))
-        room[fitting] -= len(tokens)
+        free[fitting] -= len(tokens)
     return packed
 
 
 def as_batch(rows: list[list[Encoded]], window: int, *, apart: bool) -> Batch:
-    """Rows of conversations as tensors; what is left of a row is filled with uncounted zeros.
+    """Makes tensors of rows of conversations; pads each row with uncounted zeros.
 
-    A conversation's first token must not count, unless it is the row's: nothing is before it to predict it from.
+    A conversation's first token must not count unless it starts the row: no earlier token predicts it.
 
     Args:
         rows: conversations of each row, together at most `window` tokens.
@@ -182,7 +183,7 @@ def as_batch(rows: list[list[Encoded]], window: int, *, apart: bool) -> Batch:
 
 
 def paragraphs_of(texts: tuple[str, ...], at_most: int, seed: int) -> list[str]:
-    """Paragraphs of three to six sentences and 150 to 500 characters, spread over the texts."""
+    """Chooses paragraphs of three to six sentences and 150 to 500 characters at random from all texts."""
     found = [
         line
         for text in texts
@@ -194,7 +195,7 @@ def paragraphs_of(texts: tuple[str, ...], at_most: int, seed: int) -> list[str]:
 
 
 def windows(tokens: np.ndarray, rows: int, window: int) -> Iterator[Batch]:
-    """Batches of 4 rows from evenly spread places, for held-out loss; `rows` in all, or what there is."""
+    """Yields batches of 4 rows from evenly spaced offsets, for held-out loss; at most `rows` rows in total."""
     rows = min(rows, (len(tokens) - 1) // window)
     stride = (len(tokens) - window) // max(1, rows - 1) if rows > 1 else 0
     for first in count(0, 4):

@@ -1,4 +1,4 @@
-"""Texts to train on: books from a directory or a tar, and the standard library; whole files are held out."""
+"""Reads the training texts: books from a directory or a tar, and the standard library; holds whole files out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import xxhash
 
 from storage.errors import UserError
 
-HELD_OUT_SHARE = 24
-"""One file in so many is held out."""
+HELD_OUT_ONE_IN = 24
+"""One file of this many is held out."""
 
 _SKIPPED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__", "lib2to3", "encodings"}
 )
-"""Directories of the library that are not read; encodings' tables, made by one script, are nearly alike, so
-that a held-out one would flatter."""
+"""Directories of the library that are not read. The tables of encodings are nearly equal: a held-out one would make the
+perplexity too good."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Files of one kind of text. Training never reads `held_out`."""
+    """The files of one kind of text; training never reads `held_out`."""
 
     name: str
     training: tuple[str, ...]
@@ -32,10 +32,10 @@ class Domain:
 
 
 def _split(name: str, files: dict[str, str]) -> Domain:
-    """By a hash of each file's name: the same split whatever order files were found in."""
+    """Splits by a hash of each file's name, so that the order of the files does not matter."""
     ranked = sorted(files, key=lambda file: (xxhash.xxh3_64_intdigest(file.encode()), file))
-    held = max(1, len(ranked) // HELD_OUT_SHARE)
-    return Domain(name, tuple(files[f] for f in ranked[held:]), tuple(files[f] for f in ranked[:held]))
+    count = max(1, len(ranked) // HELD_OUT_ONE_IN)
+    return Domain(name, tuple(files[f] for f in ranked[count:]), tuple(files[f] for f in ranked[:count]))
 
 
 def _read_tar(path: Path) -> dict[str, str]:
@@ -49,13 +49,13 @@ def _read_tar(path: Path) -> dict[str, str]:
 
 
 def read_books(source: Path) -> Domain:
-    """Prose.
+    """Reads prose.
 
     Args:
         source: a directory with .txt files at any depth, or a tar of them.
 
     Raises:
-        UserError: fewer than two texts are there.
+        UserError: `source` has fewer than two texts.
     """
     if source.is_dir():
         files = {p.name: p.read_text(errors="replace") for p in sorted(source.rglob("*.txt"))}
@@ -64,13 +64,13 @@ def read_books(source: Path) -> Domain:
     else:
         files = {}
     if len(files) < 2:
-        wanted = "two or more .txt files (one is held out) were wanted, in a directory or a tar"
-        raise UserError(wanted, f"{source} has {len(files)}", "Give such a --corpus")
+        wanted = f"two or more .txt files (one is held out) in the directory or tar {source}"
+        raise UserError(wanted, str(len(files)), "name another --corpus")
     return _split("prose", files)
 
 
 def read_stdlib() -> Domain:
-    """The running interpreter's own library sources, without its tests."""
+    """Reads the sources of the running interpreter's standard library, without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = {}
     for path in sorted(root.rglob("*.py")):
@@ -81,11 +81,11 @@ def read_stdlib() -> Domain:
 
 
 def encode(tokenizer: object, texts: tuple[str, ...]) -> np.ndarray:
-    """All texts in one row of uint16 tokens, an end-of-text token before each.
+    """Encodes all texts as one row of tokens, with an end-of-text token before each.
 
     Args:
         tokenizer: a fast transformers tokenizer of at most 65,536 tokens.
-        texts: to encode.
+        texts: the texts, in the order of the row.
 
     Returns:
         uint16 [tokens].

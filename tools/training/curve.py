@@ -1,4 +1,4 @@
-"""The loss curve of a run, as PNG."""
+"""Draws the loss curve of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
-    """Held-out loss per domain and task accuracy, over tokens; matplotlib.
+    """Draws held-out and training loss and task accuracy over tokens into a PNG.
 
     Args:
         log: lines of a run's log, one or more.
-        path: of the PNG.
+        path: the PNG file.
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""Everything a run is trained and measured on, in tokens."""
+"""Prepares the data of a training run: the tokenizer, and training and held-out texts in tokens."""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ from tools.training.model import Size
 from tools.training.tokenizer import train_tokenizer
 
 TOKENIZER_SAMPLE = {"prose": 120_000, "python": 8_000}
-"""Characters of each file that merges are learned from."""
-
+"""Characters of each file that the tokenizer's merges are learned from."""
 
 Files = dict[str, dict[str, int]]
-"""Domain -> how many files are for training, and how many held out."""
+"""Domain -> {"training": number of files, "held_out": number of files}."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on and measured: the tokenizer, and domains in tokens (uint16 [tokens])."""
+    """The data of a run.
+
+    Args:
+        tokenizer: a fast transformers tokenizer.
+        training: domain -> uint16 [tokens].
+        held_out: domain -> uint16 [tokens].
+        paragraphs: prose to continue in chats.
+        files: numbers of files of each domain.
+    """
 
     tokenizer: Any
     training: dict[str, np.ndarray]
@@ -36,7 +43,7 @@ class Data:
 
 
 def make_tokenizer(domains: Sequence[Domain], size: Size) -> Any:
-    """Learns merges from a part of every file and from tasks."""
+    """Trains the tokenizer on a part of every training file and on tasks."""
     texts = [text[: TOKENIZER_SAMPLE[d.name]] for d in domains for text in d.training]
     for task in islice(training_tasks(1), 40_000):
         texts += [text for turn in task.turns for text in (turn.question, turn.answer)]
@@ -44,16 +51,16 @@ def make_tokenizer(domains: Sequence[Domain], size: Size) -> Any:
 
 
 def prepare(corpus: Path, run: Path, size: Size, *, again: bool) -> Data:
-    """Reads and encodes everything.
+    """Reads and encodes all texts.
 
     Args:
-        corpus: books, as read_books wants them.
-        run: directory where tokenizer and tokens are written, for resuming and for measuring the model.
-        size: of the model.
-        again: take tokenizer and tokens from `run` instead.
+        corpus: books: a directory of .txt files, or a tar of them.
+        run: directory for the tokenizer and the tokens, which resuming and the model card read.
+        size: size of the model.
+        again: load tokenizer and tokens from `run` instead of making them.
 
     Raises:
-        UserError: no corpus.
+        UserError: `corpus` has fewer than two texts.
     """
     from transformers import AutoTokenizer
 

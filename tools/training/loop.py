@@ -1,4 +1,4 @@
-"""The training loop: a schedule that follows running time, checkpoints, held-out losses, and a log of all of it."""
+"""The training loop: a schedule that follows running time, checkpoints, held-out losses, and a log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from tools.training.batches import CHAT_WINDOW, Batch, Mixture
 from tools.training.model import Balance
 
 PAUSE_S = 10.0
-"""A step is charged at most so many seconds: what a stopped process slept is not training time."""
+"""Maximum seconds that a step counts for: time in which the process was stopped is not training time."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """The hyperparameters of a run.
 
     Args:
-        seconds: of running time; the learning rate's schedule spans them.
+        seconds: running time; the learning rate's schedule spans it.
         rate: peak learning rate.
-        warmup: steps until it is reached.
-        floor: share of it that is left at the end.
-        clip: largest norm of the gradient.
-        decay: of weights, times the rate.
+        warmup: steps until the peak.
+        floor: fraction of the peak at the end.
+        clip: maximum norm of the gradient.
+        decay: weight decay, multiplied by the rate.
         balance: weight of the balance loss.
-        text_weight: of the text's loss beside the chats'.
-        checkpoint_s, report_s: running seconds between checkpoints, and between held-out reports.
+        text_weight: weight of the text's loss, relative to the chats'.
+        checkpoint_s: running seconds between checkpoints.
+        report_s: running seconds between held-out reports.
     """
 
     seconds: float
@@ -49,14 +50,14 @@ class Recipe:
     report_s: float = 300.0
 
     def rate_at(self, step: int, elapsed: float) -> float:
-        """Linear warm-up by steps, cosine by the share of running time that is spent."""
-        share = min(1.0, elapsed / self.seconds)
-        cosine = self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
+        """The learning rate: linear warm-up over steps, cosine over running time `elapsed` in seconds."""
+        spent = min(1.0, elapsed / self.seconds)
+        cosine = self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * spent))
         return self.rate * min(1.0, (step + 1) / self.warmup) * cosine
 
 
 def total_loss(model: Any, batch: Batch) -> torch.Tensor:
-    """Cross-entropy in nats, summed over the counted tokens; the head is computed for them alone."""
+    """Cross-entropy in nats, summed over the counted tokens; computes the head for counted tokens only."""
     tokens, counted = batch.tokens.to(model.device), batch.counted[:, 1:].to(model.device)
     positions = batch.positions.to(model.device)
     hidden = model.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
@@ -65,13 +66,19 @@ def total_loss(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def batch_name(batch: Batch) -> str:
-    """chat or text."""
+    """The batch's name in the log: "chat" or "text"."""
     return "chat" if batch.tokens.shape[1] == CHAT_WINDOW else "text"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A thread's part of a step: gradients, losses of each batch and of the balance, choices of experts."""
+    """A thread's part of a step.
+
+    Args:
+        gradients: one for each parameter.
+        losses: float32 [batches + 1]; the last is the balance loss.
+        routed: int64 [layers, experts], times that each expert was chosen.
+    """
 
     gradients: list[torch.Tensor]
     losses: torch.Tensor
@@ -80,7 +87,7 @@ class _Part:
 
 @dataclass
 class Progress:
-    """What a run has done. `elapsed` is running time in seconds."""
+    """Steps and tokens done, and running time in seconds."""
 
     step: int = 0
     tokens: int = 0
@@ -88,21 +95,21 @@ class Progress:
 
 
 class Run:
-    """A training run in a directory: `state.pt` to resume from and `log.jsonl`.
+    """A training run in a directory, with `state.pt` to resume from and `log.jsonl`.
 
-    Every step's data depends on the seed and the step alone, and nothing in the model draws random numbers, so
-    the step is all the random state there is: a run that was killed goes on from its last checkpoint as if not.
+    A step's data depends only on the seed and the step, and the model draws no random numbers. The step is thus the
+    whole random state: a killed run that resumes ends with the weights of an uninterrupted one.
 
     Args:
-        model: in training form, already on its device.
+        model: in training form, on its device.
         mixture: the data.
-        recipe: how to train.
-        directory: where the run's files are, made if missing.
-        report: called with the model now and then; returns figures for the log.
+        recipe: the hyperparameters.
+        directory: directory of the run's files, made if missing.
+        report: called with the model at every report; returns figures for the log.
         save: called with the model at every checkpoint.
-        threads: that share a step on a CPU; gradients, so results too, depend on it in the last bits.
-        dtype: that products are computed in.
-        clock: seconds, monotonic.
+        threads: number of threads that split a step on a CPU; it changes the last bits of gradients and results.
+        dtype: dtype of products.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class Run:
         self.model, self.mixture, self.recipe, self.directory = model, mixture, recipe, directory
         self._report, self._save, self._clock, self._dtype = report, save, clock, dtype
         self._parameters = list(model.parameters())
-        # Threads that meet once a step lose far less to other programs than threads that meet in every operator.
+        # Threads that synchronize once a step lose less to other programs than threads that do so in every operator.
         self._threads = threads if model.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
         self._optimizer = torch.optim.AdamW(
@@ -137,11 +144,11 @@ class Run:
 
     @property
     def log_file(self) -> Path:
-        """One JSON object a report."""
+        """The log: a JSON object a report."""
         return self.directory / "log.jsonl"
 
     def checkpoint(self) -> None:
-        """Writes everything the run needs to go on, and never leaves half of it."""
+        """Writes the state that resuming needs, atomically, and calls `save`."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -154,7 +161,7 @@ class Run:
         self._save(self.model)
 
     def resume(self) -> bool:
-        """Goes back to the last checkpoint, and forgets what was logged after it; False if there is none."""
+        """Loads the last checkpoint and drops later lines of the log; returns False if there is no checkpoint."""
         if not self._state_file.exists():
             return False
         state = torch.load(self._state_file, map_location=self.model.device, weights_only=True)
@@ -167,7 +174,7 @@ class Run:
         return True
 
     def log(self) -> list[dict[str, Any]]:
-        """What was logged so far."""
+        """Reads the log; empty before the first report."""
         if not self.log_file.exists():
             return []
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
@@ -194,12 +201,12 @@ class Run:
         self.checkpoint()
 
     def _step(self) -> dict[str, float]:
-        """One update; returns the training losses. Threads share the rows, and meet once a step."""
+        """Makes one update, with the rows split among the threads; returns the training losses."""
         progress, recipe = self.progress, self.recipe
         batches = self.mixture.batches(progress.step)
-        shares = list(zip(*(batch.shares(self._threads) for batch in batches), strict=True))
+        splits = list(zip(*(batch.split(self._threads) for batch in batches), strict=True))
         targets = [batch.targets() for batch in batches]
-        parts = list(self._pool.map(lambda share: self._gradients(share, targets), shares))
+        parts = list(self._pool.map(lambda split: self._gradients(split, targets), splits))
         for i, parameter in enumerate(self._parameters):
             parameter.grad = sum((part.gradients[i] for part in parts[1:]), start=parts[0].gradients[i])
         torch.nn.utils.clip_grad_norm_(self._parameters, recipe.clip)
@@ -213,12 +220,12 @@ class Run:
         names = [batch_name(batch) for batch in batches]
         return dict(zip([*names, "balance"], totals, strict=True))
 
-    def _gradients(self, share: Sequence[Batch], targets: Sequence[int]) -> _Part:
-        """A share's part of the step's loss and gradient; runs in a thread of the pool."""
-        rows = sum(batch.tokens.numel() for batch in share)
+    def _gradients(self, split: Sequence[Batch], targets: Sequence[int]) -> _Part:
+        """Computes a thread's part of the step's losses and gradients; runs in a thread of the pool."""
+        rows = sum(batch.tokens.numel() for batch in split)
         found, routed, gradients = [], [], [torch.zeros_like(p) for p in self._parameters]
         evenness = torch.zeros(())
-        for batch, all_targets in zip(share, targets, strict=True):
+        for batch, all_targets in zip(split, targets, strict=True):
             if not len(batch.tokens):
                 found.append(torch.zeros(()))
                 continue
@@ -237,7 +244,7 @@ class Run:
         return _Part(gradients, torch.stack([*found, evenness]), torch.stack(routed).sum(0))
 
     def _write(self, losses: dict[str, list[float]]) -> None:
-        """One line of the log, and the same for people."""
+        """Appends a line to the log and prints it with the time left and the speed."""
         progress = self.progress
         self.model.eval()
         line = {

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 EXPERTS_NAME = "edgemoe-training"
-"""What the experts function is registered as in transformers."""
+"""The name under which transformers knows experts_forward."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of the demo model; the defaults are the shipped one's: 16.4 M parameters, 32.9 MB in bf16."""
+    """The sizes of the demo model; the defaults are the shipped model's: 16.4 M parameters, 32.9 MB in bf16."""
 
     vocabulary: int = 4096
     hidden: int = 256
@@ -30,11 +30,11 @@ class Size:
 
 
 def build(size: Size, *, seed: int, special: dict[str, int]) -> Any:
-    """A Qwen3MoeForCausalLM in float32 with random weights, its experts computed by `experts_forward`.
+    """Builds a Qwen3MoeForCausalLM in float32 with random weights, whose experts `experts_forward` computes.
 
     Args:
-        size: of the model.
-        seed: of the weights.
+        size: sizes of the model.
+        seed: seed of the weights.
         special: bos_token_id, eos_token_id and pad_token_id.
     """
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -68,7 +68,7 @@ def build(size: Size, *, seed: int, special: dict[str, int]) -> Any:
 def experts_forward(
     experts: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' experts interface: hidden [T, H], index int64 [T, k], weights [T, k] -> [T, H]."""
+    """Implements transformers' experts interface: hidden [T, H], index int64 [T, k], weights [T, k] -> [T, H]."""
     gate_up, down = experts.gate_up_proj, experts.down_proj
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -78,9 +78,9 @@ def experts_forward(
 
 
 class _Experts(torch.autograd.Function):
-    """All experts of a layer at once: (token, slot) pairs sorted by expert, one GEMM for each expert's run.
+    """Computes all experts of a layer at once: (token, slot) pairs sorted by expert, one GEMM for each expert.
 
-    An expert's gate weight is applied before its down projection, where rows are narrowest: w·(W x) = W (w·x).
+    Gate weights multiply the input of the down projection, where rows are narrowest: w·(W x) = W (w·x).
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ class _Experts(torch.autograd.Function):
 
 
 def _runs(counts: list[int]) -> list[tuple[int, slice]]:
-    """(expert, its rows) of experts that have any."""
+    """The (expert, rows) of every expert that has rows."""
     runs, start = [], 0
     for expert, n in enumerate(counts):
         if n:
@@ -140,7 +140,7 @@ def _runs(counts: list[int]) -> list[tuple[int, slice]]:
 
 
 def _grouped(rows: torch.Tensor, matrices: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """rows [n, K] sorted by expert times each expert's matrix [E, N, K], transposed -> [n, N]."""
+    """Multiplies rows [n, K], sorted by expert, by each expert's transposed matrix [E, N, K] -> [n, N]."""
     out = rows.new_empty(rows.shape[0], matrices.shape[1])
     for expert, run in _runs(counts):
         torch.mm(rows[run], matrices[expert].t(), out=out[run])
@@ -148,7 +148,7 @@ def _grouped(rows: torch.Tensor, matrices: torch.Tensor, counts: list[int]) -> t
 
 
 def _outer(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Each expert's left [n, N] transposed times right [n, K] -> [E, N, K]; zero where an expert has no rows."""
+    """Multiplies each expert's transposed left [n, N] by right [n, K] -> [E, N, K]; zero for an expert without rows."""
     out = left.new_zeros(len(counts), left.shape[1], right.shape[1])
     for expert, run in _runs(counts):
         torch.mm(left[run].t(), right[run], out=out[expert])
@@ -156,18 +156,17 @@ def _outer(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.
 
 
 def _sum_slots(sorted_rows: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Rows [T·k, H] in sorted order -> their sums per token [T, H]."""
+    """Sums rows [T·k, H] in sorted order per token -> [T, H]."""
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     return sorted_rows[place].view(-1, top_k, sorted_rows.shape[1]).sum(1)
 
 
 class Balance:
-    """The auxiliary loss E · sum_e f_e · p_e of each layer: f the share of tokens, p the mean router probability.
+    """The auxiliary loss E · sum_e f_e · p_e of each layer: f the fraction of tokens, p the mean router probability.
 
-    f is a running mean over steps, so that experts are balanced over all domains together and stay free to
-    specialise within one. Listens to the routers of the model it is made for; threads are told apart, so each may
-    run batches of its own.
+    f is a running mean over steps, so that experts are balanced over all domains together and can specialise within
+    one. Hooks the model's routers; each thread has its own record of choices, so that threads may run batches at once.
 
     Attributes:
         load: float32 [layers, experts], f; sums to 1 in each layer.
@@ -178,26 +177,26 @@ class Balance:
         self._experts, self._decay = config.num_experts, decay
         shape = (config.num_hidden_layers, config.num_experts)
         self.load = torch.full(shape, 1 / config.num_experts, device=model.device)
-        self._heard = threading.local()
+        self._record = threading.local()
         for block in model.model.layers:
-            block.mlp.gate.register_forward_hook(self._listen)
+            block.mlp.gate.register_forward_hook(self._record_routing)
 
-    def _listen(self, module: Any, inputs: Any, outputs: Any) -> None:
+    def _record_routing(self, module: Any, inputs: Any, outputs: Any) -> None:
         if module.training:
             logits, _, index = outputs
-            self._heard.__dict__.setdefault("routed", []).append((logits, index))
+            self._record.__dict__.setdefault("routed", []).append((logits, index))
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of this thread's one forward pass since the last call.
+        """Takes the record of this thread's only forward since the last call.
 
         Returns:
-            The loss, mean over layers, 1 if all is even; and how often each expert was chosen, int64 [layers, experts].
+            the mean loss of the layers, 1 if the load is even; and each expert's times chosen, int64 [layers, experts].
         """
-        routed, self._heard.routed = self._heard.routed, []
+        routed, self._record.routed = self._record.routed, []
         probabilities = torch.stack([logits.float().softmax(-1).mean(0) for logits, _ in routed])
         counts = torch.stack([torch.bincount(i.flatten(), minlength=self._experts) for _, i in routed])
         return self._experts * (self.load * probabilities).sum(1).mean(), counts
 
     def update(self, counts: torch.Tensor) -> None:
-        """Moves the running mean on by a step's choices, int64 [layers, experts]."""
+        """Updates the running mean by a step's times chosen, int64 [layers, experts]."""
         self.load = self.load.lerp(counts / counts.sum(1, keepdim=True), 1 - self._decay)

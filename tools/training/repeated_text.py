@@ -1,4 +1,4 @@
-"""How much of a held-out text was trained on word for word all the same: licences, tables, code that was copied."""
+"""Measures how much of a held-out text the training text contains word for word: licences, tables, copied code."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 STRETCH = 32
-"""Tokens in a row that count as the same text; fewer are a phrase."""
+"""Tokens in a row that count as repeated text; fewer are a phrase."""
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-def repeated_share(training: NDArray[np.uint16], held_out: NDArray[np.uint16]) -> float:
-    """Share of held-out tokens that lie in a stretch of STRETCH tokens or more which is in the training text, too.
+def repeated_fraction(training: NDArray[np.uint16], held_out: NDArray[np.uint16]) -> float:
+    """The fraction of held-out tokens in stretches of STRETCH tokens or more that the training text contains.
 
     Args:
-        training, held_out: token ids uint16 [tokens]; held_out has one or more.
+        training: token ids uint16 [tokens].
+        held_out: token ids uint16 [tokens], one or more.
     """
     seen = np.isin(_hashes(held_out), _hashes(training)).astype(np.int64)
     borders = np.zeros(len(held_out) + 1, np.int64)
@@ -25,7 +26,7 @@ def repeated_share(training: NDArray[np.uint16], held_out: NDArray[np.uint16]) -
 
 
 def _hashes(tokens: NDArray[np.uint16]) -> NDArray[np.uint64]:
-    """A hash of every stretch: uint64 [tokens - STRETCH + 1]. Polynomials modulo 2^64: collisions are no concern."""
+    """Hashes every stretch by a polynomial modulo 2^64 -> uint64 [tokens - STRETCH + 1]; collisions are rare."""
     count = max(len(tokens) - STRETCH + 1, 0)
     out = np.zeros(count, np.uint64)
     for at in range(STRETCH):

@@ -1,4 +1,4 @@
-"""What is measured on held-out data: loss per domain, and how many tasks are answered exactly right."""
+"""Measures a model on held-out data: the loss of each domain, and the fraction of tasks answered exactly right."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tools.training.batches import CHAT_WINDOW, TEXT_WINDOW, Batch, Chats, as_ba
 from tools.training.loop import total_loss
 
 TASKS = 100
-"""Most held-out tasks of a kind whose loss is measured: the smallest kind has few more."""
+"""Maximum held-out tasks of a kind in a loss: the smallest kind has few more."""
 
 
 def held_out_batches(tokenizer: Any, texts: dict[str, np.ndarray], rows: int) -> dict[str, list[Batch]]:
-    """Domain -> what its held-out loss is measured on.
+    """The batches of each domain's held-out loss.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         texts: domain -> uint16 [tokens].
-        rows: windows of each domain; 8 tasks of each kind for every one, at most TASKS.
+        rows: windows of each domain; also 8 tasks of each kind for every row, at most TASKS.
     """
     out = {name: list(windows(tokens, rows, TEXT_WINDOW)) for name, tokens in texts.items()}
     chats = Chats(tokenizer)
@@ -34,7 +34,7 @@ def held_out_batches(tokenizer: Any, texts: dict[str, np.ndarray], rows: int) ->
 
 @torch.no_grad()
 def losses(model: Any, batches: dict[str, list[Batch]]) -> dict[str, float]:
-    """Mean loss of each domain in nats a token."""
+    """The mean loss of each domain in nats a token."""
     out = {}
     for name, each in batches.items():
         total = sum(total_loss(model, batch).item() for batch in each)
@@ -43,9 +43,9 @@ def losses(model: Any, batches: dict[str, list[Batch]]) -> dict[str, float]:
 
 
 def answers(model: Any, tokenizer: Any, tasks: Sequence[Task]) -> list[str]:
-    """Greedy answers to the last question of each task, after the expected answers to those before it.
+    """Answers the last question of each task greedily, after the expected answers to its earlier questions.
 
-    They are cut shortly after the longest that is expected: what has not ended by then is wrong.
+    Answers are cut two tokens after the length of the longest expected answer: an answer that is cut is wrong.
     """
     prompts = []
     for task in tasks:
@@ -76,7 +76,7 @@ def answers(model: Any, tokenizer: Any, tasks: Sequence[Task]) -> list[str]:
 
 
 def accuracy(model: Any, tokenizer: Any, count: int, kinds: Sequence[str] = KINDS) -> dict[str, float]:
-    """Kind -> share of `count` held-out tasks whose last answer is exactly right."""
+    """The fraction of `count` held-out tasks of each kind whose last answer is exactly right."""
     out = {}
     for kind in kinds:
         tasks = held_out_tasks(kind, count)

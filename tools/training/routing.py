@@ -1,8 +1,7 @@
-"""Where tokens are routed: each expert's load per layer and domain, how skewed it is, how much domains differ."""
+"""Measures and draws each expert's load by layer and domain, its skew, and the overlap of the domains' hot experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,33 +10,33 @@ import torch
 
 from tools.training.batches import Batch
 
-HOT_SHARE = 4
-"""One expert in so many is hot: the most loaded quarter of a layer."""
+HOT_ONE_IN = 4
+"""One expert of this many is hot: the most loaded quarter of a layer."""
 
 Loads = dict[str, torch.Tensor]
-"""Domain -> float64 [layers, experts]: the share of a layer's (token, slot) pairs that each expert gets."""
+"""Domain -> float64 [layers, experts]: the fraction of a layer's (token, slot) pairs that go to each expert."""
 
 
 @torch.no_grad()
 def loads(model: Any, batches: dict[str, list[Batch]]) -> Loads:
-    """Runs every domain's batches through the model and counts what its routers chose.
+    """Runs every domain's batches through the model and counts the experts that the routers choose.
 
     Args:
         model: a Qwen3MoeForCausalLM.
-        batches: domain -> batches; filled-up places do not count.
+        batches: domain -> batches; padding does not count.
     """
     gates = [layer.mlp.gate for layer in model.model.layers]
     counts = torch.zeros(len(gates), model.config.num_experts, dtype=torch.int64)
     real = torch.empty(0, dtype=torch.bool)
 
-    def listener(layer: int) -> Any:
-        def listen(module: Any, inputs: Any, outputs: Any) -> None:
+    def counter(layer: int) -> Any:
+        def count(module: Any, inputs: Any, outputs: Any) -> None:
             chosen = outputs[2].cpu()[real].flatten()
             counts[layer] += torch.bincount(chosen, minlength=counts.shape[1])
 
-        return listen
+        return count
 
-    hooks = [gate.register_forward_hook(listener(i)) for i, gate in enumerate(gates)]
+    hooks = [gate.register_forward_hook(counter(i)) for i, gate in enumerate(gates)]
     out: Loads = {}
     for name, each in batches.items():
         counts.zero_()
@@ -55,28 +54,28 @@ def loads(model: Any, batches: dict[str, list[Batch]]) -> Loads:
 
 
 def hot_experts(load: torch.Tensor) -> list[frozenset[int]]:
-    """The most loaded quarter of each layer's experts, of a load [layers, experts]."""
-    count = max(1, load.shape[1] // HOT_SHARE)
+    """The most loaded quarter of each layer's experts, for a load [layers, experts]."""
+    count = max(1, load.shape[1] // HOT_ONE_IN)
     return [frozenset(row.topk(count).indices.tolist()) for row in load]
 
 
 def hot_load(load: torch.Tensor) -> list[float]:
-    """Each layer's share of all tokens that goes to its hot experts; 1 / HOT_SHARE if evenly spread."""
+    """The fraction of each layer's tokens that go to its hot experts; 1 / HOT_ONE_IN if the load is even."""
     return [float(row[sorted(hot)].sum()) for row, hot in zip(load, hot_experts(load), strict=True)]
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> list[float]:
-    """Each layer's share of hot experts that two loads have in common; 1 / HOT_SHARE by chance."""
+    """The fraction of each layer's hot experts that two loads have in common; 1 / HOT_ONE_IN by chance."""
     pairs = zip(hot_experts(a), hot_experts(b), strict=True)
     return [len(one & other) / len(one) for one, other in pairs]
 
 
 def draw_routing(by_domain: Loads, path: Path) -> None:
-    """Heat figure as PNG: loads per layer and expert in each domain, and the overlap of each two domains' hot sets.
+    """Draws heat maps into a PNG: each domain's loads by layer and expert, and the overlap of each two domains.
 
     Args:
-        by_domain: two domains or more.
-        path: of the PNG.
+        by_domain: loads of two domains or more.
+        path: the PNG file.
     """
     import matplotlib as mpl
 
@@ -93,20 +92,15 @@ def draw_routing(by_domain: Loads, path: Path) -> None:
         )
         axis.set(title=f"{name}: load of each expert, 1 = even", ylabel="layer", yticks=range(layers))
     figure.colorbar(image, ax=list(axes[:-1]))
-    _draw_overlaps(
-        figure, axes[-1], [(f"{a} / {b}", overlap(by_domain[a], by_domain[b])) for a, b in _pairs(names)]
-    )
+    overlaps = [(f"{a} / {b}", overlap(by_domain[a], by_domain[b])) for a, b in combinations(names, 2)]
+    _draw_overlaps(figure, axes[-1], overlaps)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    return list(combinations(names, 2))
-
-
 def _draw_overlaps(figure: Any, axis: Any, rows: list[tuple[str, list[float]]]) -> None:
     image = axis.imshow([values for _, values in rows], aspect="auto", vmin=0, vmax=1, cmap="viridis")
-    axis.set(title="share of hot experts in common, by layer", xlabel="layer")
+    axis.set(title="fraction of hot experts in common, by layer", xlabel="layer")
     axis.set(yticks=range(len(rows)), xticks=range(len(rows[0][1])))
     axis.set_yticklabels([label for label, _ in rows])
     figure.colorbar(image, ax=axis)

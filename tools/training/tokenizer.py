@@ -20,15 +20,15 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> Any:
-    """A transformers tokenizer.
+    """Trains a tokenizer.
 
     Args:
-        texts: to learn merges from.
-        vocabulary: tokens at most, the special ones included; fewer if the texts have no more pairs.
-        context: tokens the model can read.
+        texts: texts to learn merges from.
+        vocabulary: maximum tokens, special ones included; fewer if the texts have no more pairs.
+        context: maximum tokens that the model reads.
 
     Returns:
-        A PreTrainedTokenizerFast whose end-of-sequence token closes a chat message.
+        a PreTrainedTokenizerFast whose end-of-sequence token closes a chat message.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -36,7 +36,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # Runs of spaces are one token each: Python's indentation would else cost a token a column.
+            # A run of spaces is one token: otherwise Python's indentation costs a token a column.
             pre_tokenizers.Split(Regex(r"\d|\n+| +(?= )"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]

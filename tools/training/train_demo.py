@@ -1,14 +1,15 @@
 """Trains the demo model: a small Qwen3-MoE that chats about sums, words and capitals, and reads prose and Python.
 
-    train_demo.py --corpus BOOKS --out DIR [--minutes 85]
-    train_demo.py --corpus BOOKS --out DIR --resume
+    python -m tools.training.train_demo --corpus BOOKS --out DIR [--minutes 85]
+    python -m tools.training.train_demo --corpus BOOKS --out DIR --resume
 
-BOOKS is a directory of .txt files or a tar of them. Chat tasks are generated (edgemoe/evaluate/tasks.py), Python is the
-running interpreter's standard library. DIR/model is written at every checkpoint: an ordinary Hugging Face checkpoint
-in bf16, with its tokenizer and chat template. DIR/run holds what resuming needs, the log and the loss curve.
-The learning rate follows running time, so `--minutes` is what the run will take on any machine; time in which the
-process was stopped does not count. Products are computed in bf16 where the
-machine is fast at it, otherwise in float32; weights and their updates are float32 always.
+BOOKS is a directory of .txt files or a tar of them. Chat tasks are generated (edgemoe/evaluate/tasks.py); Python is the
+running interpreter's standard library. Every checkpoint writes DIR/model, a Hugging Face checkpoint in bf16 with its
+tokenizer and chat template. DIR/run contains the state for resuming, the log and the loss curve.
+
+The learning rate follows running time, so that a run takes `--minutes` on any machine; time in which the process is
+stopped does not count. Products are in bf16 on machines with fast bf16 instructions, otherwise in float32; weights and
+their updates are always in float32.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from storage.errors import EdgemoeError, UserError
+from tools.command_line import failed, make_parser
 from tools.training.batches import Mixture
 from tools.training.curve import draw_curve
 from tools.training.data import Data, Files, prepare
@@ -38,7 +40,7 @@ from tools.training.report import accuracy, held_out_batches, losses
 
 
 def mixture(data: Data, options: argparse.Namespace) -> Mixture:
-    """Batches as the command line asks for them."""
+    """The batches that the command line configures."""
     return Mixture(
         data.tokenizer,
         prose=data.training["prose"],
@@ -64,7 +66,7 @@ def save_checkpoint(directory: Path, tokenizer: Any, model: Any) -> None:
 
 
 def compute_dtype(name: str) -> torch.dtype:
-    """What products are computed in: float32, bfloat16, or with auto what this machine is faster at."""
+    """The dtype of products: float32, bfloat16, or with "auto" the one that this machine computes faster."""
     if name != "auto":
         return torch.float32 if name == "float32" else torch.bfloat16
     fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
@@ -72,7 +74,7 @@ def compute_dtype(name: str) -> torch.dtype:
 
 
 def report(data: Data, rows: int, count: int) -> Any:
-    """A function of the model that measures held-out losses and accuracies."""
+    """Makes the function that measures a model's held-out losses and accuracies."""
     batches = held_out_batches(data.tokenizer, data.held_out, rows)
 
     def measure(model: Any) -> dict[str, Any]:
@@ -82,50 +84,48 @@ def report(data: Data, rows: int, count: int) -> Any:
 
 
 def check_start(options: argparse.Namespace) -> None:
-    """Neither overwrites a run nor resumes none.
+    """Prevents overwriting a run, and resuming where there is none.
 
     Raises:
-        UserError: a run is there already, or there is none to resume.
+        UserError: --out has a run and --resume is missing, or the reverse.
     """
     directory = options.out / "run"
     if (directory / "state.pt").exists() == options.resume:
         return
     if options.resume:
-        raise UserError("a run to resume was wanted", f"{directory} has none", "Leave out --resume")
-    raise UserError(
-        "a directory without a run was wanted", f"{directory} has one", "Use --resume, or another --out"
-    )
+        raise UserError(f"a run to resume in {directory}", "none", "leave out --resume")
+    raise UserError(f"no run in {directory}", "one", "add --resume, or name another --out")
 
 
 def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: Files) -> None:
-    """A resumed run goes on with the data that it began with.
+    """Makes sure that a resumed run continues with its data.
 
     Raises:
-        UserError: naming the first option that would change it.
+        UserError: an option would change the data; names the first such option.
     """
     for name in ("seed", "chat_tokens", "text_tokens"):
         if getattr(options, name) != before[name]:
             option = "--" + name.replace("_", "-")
             raise UserError(
-                f"{option} {before[name]}, as the run began, was wanted",
-                f"got {getattr(options, name)}",
-                f"Give {option} {before[name]}, or start another --out",
+                f"the run's {option} {before[name]}",
+                str(getattr(options, name)),
+                f"give {option} {before[name]}, or name another --out",
             )
     if files["prose"] != before["files"]["prose"]:
         raise UserError(
-            f"the corpus that the run began with was wanted, {before['files']['prose']} files",
-            f"got {files['prose']} in {options.corpus}",
-            "Give the same --corpus",
+            f"the run's corpus of {before['files']['prose']} files",
+            f"{files['prose']} in {options.corpus}",
+            "give the same --corpus",
         )
 
 
 def write_description(
     path: Path, options: argparse.Namespace, size: Size, recipe: Recipe, files: Files, threads: int
 ) -> None:
-    """Writes what decided the run, for its model card, as JSON; a resumed run adds its command to those before.
+    """Writes the run's conditions as JSON for the model card; a resumed run appends its command.
 
     Raises:
-        UserError: as check_same_data, if resumed; nothing is written.
+        UserError: a resumed run has other data; nothing is written.
     """
     commands = []
     if options.resume:
@@ -149,15 +149,15 @@ def write_description(
 
 
 def train(options: argparse.Namespace, size: Size) -> None:
-    """Prepares, trains, saves.
+    """Prepares the data, trains, and writes the model and the loss curve.
 
     Raises:
-        UserError: no corpus; a run is there already, or there is none to resume, or it began with other data.
+        UserError: no corpus, a run in the way, no run to resume, or a run with other data.
     """
     check_start(options)
     directory, threads = options.out / "run", torch.get_num_threads()
-    # Operators stay within a thread, here as in the run's own threads: answers are many small operators, and
-    # threads that wait for each other in each of them crawl on a busy machine.
+    # One thread an operator, also in the run's own threads: generated answers take many small operators, and threads
+    # that synchronize in each of them are slow on a busy machine.
     torch.set_num_threads(1)
     data = prepare(options.corpus, directory, size, again=options.resume)
     recipe = Recipe(seconds=60 * options.minutes, rate=options.rate)
@@ -185,16 +185,14 @@ def train(options: argparse.Namespace, size: Size) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Parses the command line."""
+    parser = make_parser("tools.training.train_demo", __doc__)
     parser.add_argument(
         "--corpus", type=Path, required=True, help="books: a directory of .txt, or a tar of them"
     )
-    parser.add_argument("--out", type=Path, required=True, help="where model/ and run/ are made")
+    parser.add_argument("--out", type=Path, required=True, help="directory for model/ and run/")
     parser.add_argument("--minutes", type=float, default=85.0, help="of running time")
-    parser.add_argument("--steps", type=int, help="stop after so many, before the time is up")
+    parser.add_argument("--steps", type=int, help="maximum steps; the run may stop before --minutes")
     parser.add_argument("--chat-tokens", type=int, default=2048, help="of chat in a step")
     parser.add_argument("--text-tokens", type=int, default=1024, help="of prose and Python in a step")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
@@ -203,12 +201,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=10, help="held-out tasks of each kind in a report")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     options = parser.parse_args(argv)
-    # A model card has no use for the paths of the machine.
+    # The command goes into the model card, which must not contain the paths of a machine.
     named = {str(options.corpus): "BOOKS", str(options.out): "DIR"}
     given = [named.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
-    options.command = shlex.join(["tools/training/train_demo.py", *given])
+    options.command = shlex.join(["python", "-m", "tools.training.train_demo", *given])
     return options
 
 
@@ -217,8 +215,7 @@ def main(argv: Sequence[str] | None = None, size: Size | None = None) -> int:
     try:
         train(parse(argv), size or Size())
     except EdgemoeError as error:
-        print(f"train_demo: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed("tools.training.train_demo", error)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A trigram model: what a neural network's perplexity is worth is seen beside one that only counts."""
+"""A trigram model: the baseline that puts a neural network's perplexity into proportion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.training.batches import Batch
 Array = np.ndarray
 
 DISCOUNT = 0.75
-"""Taken from every count and given to the shorter context: interpolated absolute discounting (Ney et al. 1994)."""
+"""Subtracted from every count and given to the shorter context: interpolated absolute discounting (Ney et al. 1994)."""
 
 
 class _Order:
@@ -19,7 +19,7 @@ class _Order:
 
     Args:
         contexts: int64 [n], a number for each context.
-        words: int64 [n], what followed it.
+        words: int64 [n], the word after each context.
         vocabulary: number of words.
     """
 
@@ -31,7 +31,7 @@ class _Order:
         self._totals = np.add.reduceat(self._counts, first)
 
     def blend(self, contexts: Array, words: Array, shorter: Array) -> Array:
-        """Probabilities float64 [m] of words int64 [m] in contexts int64 [m], given those of the shorter context."""
+        """Probabilities float64 [m] of words int64 [m] in contexts int64 [m]; `shorter`: in the shorter contexts."""
         at = np.searchsorted(self._contexts, contexts).clip(max=len(self._contexts) - 1)
         seen = self._contexts[at] == contexts
         grams = contexts * self._vocabulary + words
@@ -47,8 +47,8 @@ class Trigram:
     """Counts of one, two and three tokens in a row.
 
     Args:
-        texts: int [tokens] each; n-grams do not reach from one to the next.
-        vocabulary: number of tokens; the number itself stands for "before the start".
+        texts: int [tokens] each; no n-gram spans two texts.
+        vocabulary: number of tokens; as a token this number means "before the start".
     """
 
     def __init__(self, texts: Sequence[Array], vocabulary: int) -> None:
@@ -61,12 +61,12 @@ class Trigram:
         self._triples = _Order(first * self._width + second, third, self._width)
 
     def probabilities(self, first: Array, second: Array, third: Array) -> Array:
-        """Of `third` after `first` and `second`: float64 [m] for int64 [m] each."""
+        """Probabilities float64 [m] of `third` after `first` and `second`, int64 [m] each."""
         shorter = self._pairs.blend(second, third, self._single[third])
         return self._triples.blend(first * self._width + second, third, shorter)
 
     def loss(self, batches: Sequence[Batch]) -> float:
-        """Mean loss in nats of the counted tokens; what lies before a row's or conversation's start is unknown."""
+        """The mean loss of the counted tokens in nats; contexts end at the start of a row or conversation."""
         nats, counted_tokens = 0.0, 0
         for batch in batches:
             tokens, positions = batch.tokens.numpy(), batch.positions.numpy()

@@ -54,6 +54,9 @@ class NativeExpertKernel:
             )
             for spec, at, codes in geometry.matrix_offsets()
         ]
+        (up, _), (down, _) = self._matrices
+        self.unpadded = up.padded_cols == up.cols and down.padded_rows == down.rows
+        """Whether rows of x and of the result have the sizes that the matrices have in the store."""
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
@@ -67,9 +70,9 @@ class NativeExpertKernel:
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
         """Implements ExpertKernel.forward."""
-        experts = (Expert * len(parts))(
-            *(self.prepared(part.blocks, part.level, part.rows) for part in parts)
-        )
+        experts = (Expert * len(parts))()
+        for i, part in enumerate(parts):
+            experts[i] = self.prepared(part.blocks, part.level, part.rows)
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))
@@ -91,12 +94,6 @@ class NativeExpertKernel:
             raise MemoryError("no memory for experts' activations")
         if y is not out:
             out.copy_(y[:, : down[0].rows])
-
-    @property
-    def unpadded(self) -> bool:
-        """Whether rows of x and of the result have the sizes that the matrices have in the store."""
-        (up, _), (down, _) = self._matrices
-        return up.padded_cols == up.cols and down.padded_rows == down.rows
 
     def prepared(self, blocks: Blocks, level: int, rows: int = 1) -> Expert:
         """The C structure of an expert, valid for as long as its blocks stay where they are.
@@ -164,6 +161,33 @@ class ResidentTable:
     def changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
         """Takes an expert's resident level and blocks over; level 0: it is gone."""
         self._table[key.expert] = self._kernel.prepared(blocks, level) if level else Expert()
+
+
+def weighted_sum(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    row_of: torch.Tensor | None = None,
+    add_to: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sums each token's rows, weighted, in float32 and in the order of its weights.
+
+    Args:
+        rows: bf16 [R, H], contiguous.
+        weights: float32 [T, k], contiguous.
+        row_of: int64 [T, k], contiguous: indices into rows, below 0 for what is left out; None: token t has rows
+            t k to t k + k - 1.
+        add_to: bf16, T H in all, contiguous: the sums, rounded, are added to it in place.
+
+    Returns:
+        bf16 [T, H], or `add_to`.
+    """
+    out = rows.new_empty(weights.shape[0], rows.shape[1]) if add_to is None else add_to
+    places = None if row_of is None else row_of.data_ptr()
+    native.library().edgemoe_weighted_sum(
+        *(rows.data_ptr(), places, weights.data_ptr(), *weights.shape, rows.shape[1]),
+        *(add_to is not None, out.data_ptr()),
+    )
+    return out
 
 
 def _laid_out(x: torch.Tensor, spec: MatrixSpec, parts: Sequence[Part], experts: Any) -> torch.Tensor:

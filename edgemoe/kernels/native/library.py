@@ -77,6 +77,7 @@ def use_vnni(use: bool) -> bool:
     return bool(library().edgemoe_vnni(use))
 
 
+@cache
 def available() -> bool:
     """Whether this process can use the kernel."""
     return library() is not None
@@ -144,33 +145,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
         x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
     )
     return y
-
-
-def weighted_sum(
-    rows: torch.Tensor,
-    weights: torch.Tensor,
-    row_of: torch.Tensor | None = None,
-    add_to: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Sums each token's rows, weighted, in float32 and in the order of its weights.
-
-    Args:
-        rows: bf16 [R, H], contiguous.
-        weights: float32 [T, k], contiguous.
-        row_of: int64 [T, k], contiguous: indices into rows, below 0 for what is left out; None: token t has rows
-            t k to t k + k - 1.
-        add_to: bf16, T H in all, contiguous: the sums, rounded, are added to it in place.
-
-    Returns:
-        bf16 [T, H], or `add_to`.
-    """
-    out = rows.new_empty(weights.shape[0], rows.shape[1]) if add_to is None else add_to
-    places = None if row_of is None else row_of.data_ptr()
-    library().edgemoe_weighted_sum(
-        *(rows.data_ptr(), places, weights.data_ptr(), *weights.shape, rows.shape[1]),
-        *(add_to is not None, out.data_ptr()),
-    )
-    return out
 
 
 def address(block: memoryview) -> int:

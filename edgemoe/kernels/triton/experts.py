@@ -1,12 +1,12 @@
-"""Computing experts on a GPU from planes as they lie: what is launched for a call, and on which rows.
+"""Computes experts on a GPU from planes as stored: the launches of a call, and the rows that each computes.
 
-Two launches a call, gate_up with the gating and down, for all experts and levels; four where some experts have few
-tokens and some many. A gating that is not recognised (kernels.gating) is the model's own, between the launches.
-The host waits for nothing. Which kernel computes a row follows from how many rows its part has, so an answer does
-not depend on what is computed together, or on limits.
+A call takes two launches for all experts and levels, gate_up with the gating and down; four where some experts have
+few tokens and some many. A gating that kernels.activation does not recognise runs between the launches, in the model's
+own code. The host never waits. The number of rows of a part selects its kernel, so an answer depends neither on the
+other parts of a call nor on limits.
 
-Results have been compared with the reference in Triton's interpreter, and the kernels compiled for several GPUs;
-on a GPU they have not run yet, so MATVEC_UP_TO and the tiles are a first guess, not a measurement.
+The results match the reference in Triton's interpreter, and the kernels compile for several GPUs. They have not run on
+a GPU yet: MATVEC_UP_TO and the tiles are estimates, not measurements.
 """
 
 from __future__ import annotations
@@ -27,51 +27,53 @@ from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
 
 MATVEC_UP_TO = 4
-"""Rows of a part up to which each is multiplied by itself."""
+"""Rows of a part up to which matvec computes it, row by row."""
 
 VECTOR = Tile(rows=32, side=4)
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
-"""For parts of up to 16 rows, and of more."""
+"""Tiles for parts of up to 16 rows, and of more."""
 
 OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
-"""Of every launch. Fused multiply-adds by name: what Triton does without being asked differs by version."""
+"""Options of every launch. Fused multiply-adds are explicit, since Triton's default differs by version."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels of this process run in Triton's interpreter, on tensors of the CPU."""
+"""Whether the kernels of this process run in Triton's interpreter, on CPU tensors."""
 
 Item = tuple[int, int, int]
 """(part's index, first row of x, rows)."""
 
 
 class TritonExpertKernel:
-    """Runs experts of one geometry, from the blocks of storage.forms.PlaneForm. Nothing is kept between calls.
+    """Runs experts of one geometry, from the blocks of storage.forms.PlaneForm. Keeps no state between calls.
 
-    Blocks are uint8 tensors on x's device that start at multiples of 16 bytes. They must not change, and stay
-    allocated, until the work that `forward` enqueues on the current stream is done.
+    Blocks are uint8 tensors on x's device that start at multiples of 16 bytes. They must stay allocated and unchanged
+    until the work that `forward` enqueues on the current stream is done.
 
     Args:
-        geometry: of the store.
-        layout: that resident planes are in; cuda.
+        geometry: the store's geometry.
+        layout: the layout of resident planes: cuda.
 
     Raises:
-        ValueError: another layout.
+        ValueError: the layout is not cuda.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
         if layout != LAYOUTS["cuda"]:
-            raise ValueError(f"the kernel reads {LAYOUTS['cuda'].name}, not {layout.name}")
+            raise ValueError(
+                f"expected planes in layout cuda, got {layout.name}: load the planes in layout cuda"
+            )
         self._geometry = geometry
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of scratch that one kernel holds: none, weights exist in registers only."""
+        """Bytes of scratch per kernel: 0, since weights exist in registers only."""
         return 0
 
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
-        """See ExpertKernel. Enqueues on the current stream of x's device, and waits for nothing."""
+        """Implements ExpertKernel.forward: enqueues on the current stream of x's device, without waiting."""
         up, down = self._geometry.matrices
         fused = activation.name != CUSTOM
         inner = down.cols if fused else up.rows
@@ -84,7 +86,7 @@ class TritonExpertKernel:
             out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
-        """int64 [2, items, ITEM] on the device, for gate_up and down."""
+        """The items of both launches: int64 [2, items, ITEM] on the device, for gate_up and down."""
         addresses = [self._addresses(part) for part in parts]
         numbers = [
             (*addresses[part][matrix], parts[part].level, row, rows)
@@ -95,7 +97,7 @@ class TritonExpertKernel:
         return table.view(2, -1, ITEM).to(device, non_blocking=True)
 
     def _addresses(self, part: Part) -> list[tuple[int, ...]]:
-        """Of each matrix: parameters, base, d4, d8's halves; 0 for what its level does not read."""
+        """Addresses of each matrix's parameters, base, d4 and d8's halves; 0 for planes above the level."""
         blocks = part.blocks
         base = block_tensor(blocks[Plane.BASE.label]).data_ptr()
         d4 = block_tensor(blocks[Plane.D4.label]).data_ptr() if part.level > 2 else None
@@ -109,7 +111,7 @@ class TritonExpertKernel:
 
 
 def _launches(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:
-    """Which items are computed by which tile: by the rows of a part alone."""
+    """Assigns items to tiles, by the number of rows of a part."""
     by_tile: dict[Tile, list[Item]] = {}
     first = 0
     for index, part in enumerate(parts):
@@ -122,7 +124,7 @@ def _launches(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:
 
 
 def launch_shape(spec: MatrixSpec, out: int, gating: str) -> Product:
-    """What a launch for a matrix is compiled for: `out` elements of a row, and the gating."""
+    """The compile-time constants of a launch for a matrix, with `out` elements per row of y."""
     slab = slab_columns(spec.padded_cols)
     return Product(out, spec.cols, spec.padded_rows, spec.padded_cols // slab, slab // 4, spec.group, gating)
 
@@ -130,7 +132,7 @@ def launch_shape(spec: MatrixSpec, out: int, gating: str) -> Product:
 def _products(
     x: torch.Tensor, table: torch.Tensor, launches: Sequence[tuple[Tile, list[Item]]], product: Product
 ) -> torch.Tensor:
-    """bf16 [R, product.out]: every item of a table [items, ITEM], a launch a tile."""
+    """bf16 [R, product.out]: the products of all items of a table [items, ITEM], in one launch per tile."""
     rows = sum(rows for _, items in launches for _, _, rows in items)
     y = x.new_empty(rows, product.out)
     done = 0

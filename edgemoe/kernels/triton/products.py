@@ -1,17 +1,17 @@
-"""Triton: products with matrices whose planes are read as they lie, in the layout cuda of storage.layout.
+"""Triton kernels: products with matrices whose planes are read as stored, in the layout cuda of storage.layout.
 
-Two kernels, `matvec` for few tokens and `matmul` for many. A launch computes a list of items, each with planes, level
-and rows of x of its own, so experts at different levels go together. An item is ITEM numbers (int64):
+`matvec` serves few tokens and `matmul` many. A launch computes a list of items. An item has its own planes, level and
+rows of x, so a launch mixes experts and levels. An item is ITEM int64 numbers:
 
     addresses of parameters, base's codes, d4, d8's first half, d8's second half | level | first row of x | rows
 
 matvec: an item is one row of x. A thread loads 16 bytes of a plane, one matrix row's codes in one slab, and adds up
-their products by itself; what a warp loads is contiguous. `side` slabs are added up side by side.
-matmul: weights are dequantized in registers to bf16 and multiplied by tl.dot, with sums in float32.
+their products; a warp's loads are contiguous. `side` slabs are added up in parallel.
+matmul: weights are dequantized in registers to bf16 and multiplied by tl.dot, with float32 sums.
 
-The order of a row's sum follows from the matrix's shape and the kernel, and from nothing else. With a gating both
-halves of a gate_up matrix are multiplied, and gated where they are: rounded where transformers' own code rounds.
-Masks keep every load inside its matrix; that the addresses hold one is the caller's affair.
+The order of a row's sum depends on the matrix's shape and the kernel only. With a gating, both halves of a gate_up
+matrix are multiplied and gated in the same program, rounded where transformers rounds. Masks keep every load inside
+its matrix; the caller guarantees that the addresses are valid.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import triton
 import triton.language as tl
 
 ITEM = 8
-"""Numbers of an item. Written out in the kernels, which see no globals."""
+"""Numbers per item. The kernels repeat the literal, since they see no globals."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a launch is compiled for: the matrix, and what becomes of its products.
+    """The compile-time constants of a launch: the matrix and the gating of its products.
 
     Args:
-        out: elements of a row of y: the matrix's rows before padding, or half of them with a gating.
+        out: elements per row of y: the matrix's rows before padding, or half of them with a gating.
         cols: the matrix's columns before padding.
-        padded_rows: of the matrix.
-        slabs: of the matrix.
-        run: columns of a run, a quarter of a slab: 8 or 16.
+        padded_rows: the matrix's rows after padding.
+        slabs: the matrix's slabs.
+        run: columns per run, a quarter of a slab: 8 or 16.
         group: columns that share a scale, a multiple of 32.
-        gating: of both halves h, u: custom (not fused), silu (silu(h) u), gelu, or gelu_tanh (gelu's approximation).
+        gating: of the halves h and u: custom (not fused), silu (silu(h) u), gelu, or gelu_tanh (gelu's approximation).
     """
 
     out: int
@@ -50,12 +50,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes at a time.
+    """The tile of a program.
 
     Args:
-        rows: of the matrix.
-        side: matvec: slabs.
-        tokens: matmul: rows of x, at least 16.
+        rows: rows of the matrix.
+        side: slabs in parallel, for matvec.
+        tokens: rows of x, for matmul; at least 16.
     """
 
     rows: int
@@ -65,13 +65,13 @@ class Tile:
 
 @triton.jit
 def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
-    """y[first row] = the matrix times x[first row], gated; an item and T.rows rows of the matrix a program.
+    """Computes y[first row] = the matrix times x[first row], gated; a program takes an item and T.rows matrix rows.
 
     Args:
         items: int64 [programs along axis 1, ITEM].
-        x: bf16 rows of P.cols.
-        x_stride: elements between them; 0 where all items share a row.
-        y: bf16 rows of P.out.
+        x: bf16 [R, P.cols].
+        x_stride: elements from one row of x to the next; 0 where all items share a row.
+        y: bf16 [R, P.out].
         P: the Product.
         T: the Tile.
     """
@@ -89,27 +89,28 @@ def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def matmul(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.constexpr):
-    """The same for items of up to T.tokens consecutive rows of x.
+    """Computes the products of items of up to T.tokens consecutive rows of x; arguments as in `matvec`.
 
-    OPERAND is what tl.dot multiplies: bfloat16, or float32 where it runs in the interpreter, which has no bf16.
+    Args:
+        OPERAND: the type that tl.dot multiplies: bfloat16, or float32 in the interpreter, which has no bf16.
     """
     item = items + tl.program_id(1) * 8
     level, at, rows = tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
     token, row = tl.arange(0, T.tokens)[:, None], tl.program_id(0) * T.rows + tl.arange(0, T.rows)
-    mine, there = x + (at + token) * x_stride, token < rows
+    x_rows, valid = x + (at + token) * x_stride, token < rows
     if level == 2:
-        sums = _tile(item, mine, there, row, P, T, OPERAND, 2)
+        sums = _tile(item, x_rows, valid, row, P, T, OPERAND, 2)
     elif level == 4:
-        sums = _tile(item, mine, there, row, P, T, OPERAND, 4)
+        sums = _tile(item, x_rows, valid, row, P, T, OPERAND, 4)
     else:
-        sums = _tile(item, mine, there, row, P, T, OPERAND, 8)
+        sums = _tile(item, x_rows, valid, row, P, T, OPERAND, 8)
     out = y + (at + token) * P.out + row[None, :]
-    tl.store(out, sums.to(tl.bfloat16), mask=there & (row[None, :] < P.out))
+    tl.store(out, sums.to(tl.bfloat16), mask=valid & (row[None, :] < P.out))
 
 
 @triton.jit
 def _vector(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr):
-    """float32 [T.rows]: rows `row` of y, one row of x's."""
+    """float32 [T.rows]: the elements `row` of a row of y."""
     sums = _vector_half(item, x, row, P, T, LEVEL)
     if P.gating != "custom":
         sums = _gated(sums, _vector_half(item, x, row + P.out, P, T, LEVEL), P)
@@ -118,7 +119,7 @@ def _vector(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr)
 
 @triton.jit
 def _vector_half(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr):
-    """float32 [T.rows]: the matrix's rows `row` times x."""
+    """float32 [T.rows]: the matrix's rows `row` times a row of x."""
     SLAB: tl.constexpr = 4 * P.run
     SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
     sums = tl.zeros((T.side, T.rows), tl.float32)
@@ -133,42 +134,26 @@ def _vector_half(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.const
                 index = (slab * SLAB + run * P.run) // P.group * P.padded_rows + across
                 scale, centre = _scale_and_centre(item, index, inside)
             column = slab * SLAB + run * P.run + lane[None, :]
-            part = tl.load(x + column, mask=column < P.cols, other=0).to(tl.float32)
-            products = tl.sum(_codes(planes, run, LEVEL) * part[:, None, :], 2)
-            sums += scale * products + centre * tl.sum(part, 1)[:, None]
+            x_run = tl.load(x + column, mask=column < P.cols, other=0).to(tl.float32)
+            products = tl.sum(_codes(planes, run, LEVEL) * x_run[:, None, :], 2)
+            sums += scale * products + centre * tl.sum(x_run, 1)[:, None]
     return tl.sum(sums, 0)
 
 
 @triton.jit
-def _tile(
-    item,
-    x,
-    there,
-    row,
-    P: tl.constexpr,
-    T: tl.constexpr,
-    OPERAND: tl.constexpr,
-    LEVEL: tl.constexpr,
-):
-    """float32 [T.tokens, T.rows]: columns `row` of y, of the rows of x that are there."""
-    sums = _tile_half(item, x, there, row, P, T, OPERAND, LEVEL)
+def _tile(item, x, valid, row, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.constexpr, LEVEL: tl.constexpr):
+    """float32 [T.tokens, T.rows]: the elements `row` of the valid rows of y."""
+    sums = _tile_half(item, x, valid, row, P, T, OPERAND, LEVEL)
     if P.gating != "custom":
-        sums = _gated(sums, _tile_half(item, x, there, row + P.out, P, T, OPERAND, LEVEL), P)
+        sums = _gated(sums, _tile_half(item, x, valid, row + P.out, P, T, OPERAND, LEVEL), P)
     return sums
 
 
 @triton.jit
 def _tile_half(
-    item,
-    x,
-    there,
-    row,
-    P: tl.constexpr,
-    T: tl.constexpr,
-    OPERAND: tl.constexpr,
-    LEVEL: tl.constexpr,
+    item, x, valid, row, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.constexpr, LEVEL: tl.constexpr
 ):
-    """float32 [T.tokens, T.rows]: x times the matrix's rows `row`. tl.dot wants 16 lanes, used or not."""
+    """float32 [T.tokens, T.rows]: x times the matrix's rows `row`. tl.dot requires 16 lanes, of which run are used."""
     SLAB: tl.constexpr = 4 * P.run
     SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
     sums = tl.zeros((T.tokens, T.rows), tl.float32)
@@ -181,16 +166,16 @@ def _tile_half(
                 index = (slab * SLAB + run * P.run) // P.group * P.padded_rows + row
                 scale, centre = _scale_and_centre(item, index, row < P.padded_rows)
             column = slab * SLAB + run * P.run + lane
-            part = tl.load(x + column, mask=there & (column < P.cols) & (lane < P.run), other=0)
+            x_run = tl.load(x + column, mask=valid & (column < P.cols) & (lane < P.run), other=0)
             weights = _codes(planes, run, LEVEL) * scale[:, None] + centre[:, None]
             weights = weights.to(tl.bfloat16).to(OPERAND)
-            sums = tl.dot(part.to(OPERAND), tl.trans(weights), sums)
+            sums = tl.dot(x_run.to(OPERAND), tl.trans(weights), sums)
     return sums
 
 
 @triton.jit
 def _load(item, at, inside, LEVEL: tl.constexpr):
-    """uint8 tiles of base, d4 and d8's halves; what is above LEVEL is base again, and not used."""
+    """uint8 tiles of base, d4 and d8's halves; base stands in for unused planes above LEVEL."""
     base = _plane(item, 1, at, inside)
     d4 = _plane(item, 2, at, inside) if LEVEL > 2 else base
     even = _plane(item, 3, at, inside) if LEVEL > 4 else base
@@ -200,14 +185,14 @@ def _load(item, at, inside, LEVEL: tl.constexpr):
 
 @triton.jit
 def _plane(item, WHICH: tl.constexpr, at, inside):
-    """A plane's bytes. It lies on a multiple of 16 bytes, which is what makes loads of 16 possible."""
+    """A plane's bytes. Planes start at multiples of 16 bytes, which allows loads of 16."""
     plane = tl.multiple_of(tl.load(item + WHICH).to(tl.pointer_type(tl.uint8)), 16)
     return tl.load(plane + at, mask=inside, other=0)
 
 
 @triton.jit
 def _scale_and_centre(item, index, inside):
-    """Both as float32, from a bf16 pair that is loaded as one word."""
+    """Scale and centre as float32, from a bf16 pair that is loaded as one word."""
     pairs = tl.multiple_of(tl.load(item).to(tl.pointer_type(tl.uint32)), 16)
     word = tl.load(pairs + index, mask=inside, other=0)
     return (word << 16).to(tl.float32, bitcast=True), (word & 0xFFFF0000).to(tl.float32, bitcast=True)
@@ -215,7 +200,7 @@ def _scale_and_centre(item, index, inside):
 
 @triton.jit
 def _codes(planes, RUN: tl.constexpr, LEVEL: tl.constexpr):
-    """One run's codes in units of the stored scale, from the centre (storage.planes): float32, exact."""
+    """A run's codes in units of the stored scale, relative to the centre (storage.planes): float32, exact."""
     base, d4, even, odd = planes
     codes = (base >> (2 * RUN)) & 3
     if LEVEL == 2:
@@ -229,7 +214,7 @@ def _codes(planes, RUN: tl.constexpr, LEVEL: tl.constexpr):
 
 @triton.jit
 def _gated(half, up, P: tl.constexpr):
-    """float32 of a model's gating in bf16."""
+    """float32: the gating of half and up, rounded to bf16 where the model rounds."""
     h = half.to(tl.bfloat16).to(tl.float32)
     if P.gating == "silu":
         h = h * tl.sigmoid(h)

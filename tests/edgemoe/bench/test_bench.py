@@ -17,6 +17,8 @@ from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_by
 from edgemoe.policy.settings import RunSettings
 from storage.errors import ContextExceeded, DoesNotFit, UserError
 
+pytestmark = pytest.mark.e2e
+
 ROW = {
     "name",
     "arm",

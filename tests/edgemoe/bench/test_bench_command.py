@@ -14,6 +14,8 @@ from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from storage.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 SHORT = ("--prompt-tokens", 4, "--new-tokens", 2, "--runs", 1)
 
 

@@ -1,4 +1,4 @@
-"""Conversations: what turns share, what ends an answer, and what an error leaves behind."""
+"""Conversations: reuse between turns, ends of answers, and state after an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokenizer(tiny_store):
 
 @pytest.fixture
 def converse(open_engine, tiny_store, tokenizer):
-    """Opens a conversation on an engine of its own, that answers with 5 tokens unless told otherwise."""
+    """Opens a conversation on a new engine, by default with answers of 5 tokens."""
 
     def begin(
         *,
@@ -43,7 +43,7 @@ def converse(open_engine, tiny_store, tokenizer):
 
 
 def ask(conversation: Conversation, prompt: str) -> Answer:
-    """Asks, and checks that what was streamed is what is returned."""
+    """Answers one turn, and checks that the streamed text equals the returned text."""
     pieces: list[str] = []
     answer = conversation.ask(prompt, pieces.append)
     assert "".join(pieces) == answer.text
@@ -51,7 +51,7 @@ def ask(conversation: Conversation, prompt: str) -> Answer:
 
 
 def ids_of(tokenizer, prompt: str) -> list[int]:
-    """The template written out by hand."""
+    """Token ids of a prompt, with the template expanded by hand."""
     return tokenizer(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
 
 
@@ -65,8 +65,8 @@ def greedy_ids(open_engine, tiny_store, tokenizer) -> list[int]:
     return list(islice(decode_tokens(engine, engine.new_sequence(), tokens, 0, sampler, trace), 6))
 
 
-def test_a_turn_reuses_what_turns_share(converse, tokenizer):
-    """The second turn runs less than its prompt, and its text is that of a conversation that runs it all."""
+def test_a_turn_reuses_the_common_prefix(converse, tokenizer):
+    """The second turn computes a part of its prompt; its text equals that of a conversation that computes all of it."""
     conversation = converse()
     first = ask(conversation, FIRST)
     assert (first.cached_tokens, first.prompt_tokens) == (0, len(ids_of(tokenizer, FIRST)))
@@ -81,22 +81,22 @@ def test_a_turn_reuses_what_turns_share(converse, tokenizer):
 
 
 def test_the_same_turns_give_the_same_answers(converse):
-    """At temperature 0 a conversation has nothing random in it."""
+    """At temperature 0 the seed has no effect."""
     one, two = converse(), converse(seed=7)
     for prompt in (FIRST, SECOND):
         assert ask(one, prompt).text == ask(two, prompt).text
 
 
 def test_a_system_message_comes_first(converse, tokenizer):
-    """It is part of every prompt, and is not run again."""
+    """The system message is part of every prompt, and its KV is reused."""
     conversation = converse(system="be brief")
     extra = len(tokenizer("<|im_start|>system\nbe brief<|im_end|>\n")["input_ids"])
     assert ask(conversation, FIRST).prompt_tokens == len(ids_of(tokenizer, FIRST)) + extra
     assert ask(conversation, SECOND).cached_tokens > extra
 
 
-def test_another_answer_takes_the_place_of_the_last(converse):
-    """The prompt is reused but for its last token, the answer before it is gone; without one there is no other."""
+def test_regenerate_replaces_the_last_answer(converse):
+    """All but the last token of the prompt is reused; without an answer there is an error."""
     conversation = converse(temperature=1.0, max_new_tokens=12)
     with pytest.raises(UserError, match="nothing has been answered"):
         conversation.regenerate(lambda piece: None)
@@ -107,8 +107,8 @@ def test_another_answer_takes_the_place_of_the_last(converse):
     assert [m["content"] for m in conversation.messages] == [FIRST, second.text]
 
 
-def test_an_interrupted_other_answer_leaves_the_first(converse, monkeypatch):
-    """Ctrl-C while answering again keeps the answer that was there."""
+def test_an_interrupted_regenerate_keeps_the_first_answer(converse):
+    """Ctrl-C during the second answer leaves the messages unchanged."""
     conversation = converse()
     ask(conversation, FIRST)
     before = conversation.messages
@@ -122,7 +122,7 @@ def test_an_interrupted_other_answer_leaves_the_first(converse, monkeypatch):
 
 
 def test_a_cancelled_answer_leaves_its_prompt_in_the_kv(converse):
-    """What was run before Ctrl-C need not be run again when the turn is asked once more."""
+    """The same turn after Ctrl-C reuses the KV computed before it."""
     conversation, pieces = converse(max_new_tokens=8), []
 
     def interrupt(piece: str) -> None:
@@ -138,7 +138,7 @@ def test_a_cancelled_answer_leaves_its_prompt_in_the_kv(converse):
 
 
 def test_a_system_message_can_be_set_and_removed(converse, tokenizer):
-    """It comes first whatever was said before, clearing keeps it, and without it all is as if it never was."""
+    """It precedes earlier turns, clear() keeps it, and removing it restores the prompt's length."""
     conversation = converse()
     plain = ask(conversation, FIRST).prompt_tokens
     conversation.set_system("be brief")
@@ -153,34 +153,34 @@ def test_a_system_message_can_be_set_and_removed(converse, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-         "{{ m.content }}{% endfor %}", "the template refuses: no system role"),
+         "{{ m.content }}{% endfor %}", "by the template: no system role"),
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "leaves it out"),
     ],
 )  # fmt: skip
-def test_a_template_without_system_messages(open_engine, tiny_store, template, said):
-    """One that refuses it and one that ignores it: an error, and the conversation goes on without."""
+def test_a_template_without_system_messages(open_engine, tiny_store, template, message):
+    """A template that refuses or ignores a system message gives an error; the conversation continues without."""
     tokenizer = load_tokenizer(tiny_store)
     tokenizer.chat_template = template
     engine = open_engine(tiny_store, context=64)
     sampling = Sampling(0.0, 1.0, 0, 1.0, 0, 2, frozenset())
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         Conversation(engine, tokenizer, sampling, "be brief")
     conversation = Conversation(engine, tokenizer, sampling)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         conversation.set_system("be brief")
     assert ask(conversation, FIRST).new_tokens == 2
     assert conversation.system is None
 
 
 def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
-    """Both counts are in the message, and what was there stays."""
+    """The message has both counts, and the messages stay unchanged."""
     conversation = converse()
     ask(conversation, FIRST)
     before = conversation.messages
-    with pytest.raises(ContextExceeded, match=r"of \d+ tokens was wanted: the context holds 128"):
+    with pytest.raises(ContextExceeded, match=r"128 tokens, the context.*\d{3} tokens"):
         conversation.restore(
             [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
         )
@@ -188,7 +188,7 @@ def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
 
 
 def test_sampling_can_change_between_turns(converse):
-    """A new seed starts the dice anew; any other change goes on with them."""
+    """A new seed restarts the random state; any other change continues it."""
 
     def after(**changes: object) -> str:
         conversation = converse(temperature=1.0, seed=1, max_new_tokens=8)
@@ -202,7 +202,7 @@ def test_sampling_can_change_between_turns(converse):
 
 
 def test_seeds_reproduce(converse):
-    """The same seed gives the same sampled answers; another gives others."""
+    """The same seed gives the same sampled answers; another seed gives different ones."""
     texts = []
     for seed in (1, 1, 2):
         conversation = converse(temperature=1.0, seed=seed, max_new_tokens=12)
@@ -212,7 +212,7 @@ def test_seeds_reproduce(converse):
 
 
 def test_an_answer_ends_after_max_new_tokens(converse, tokenizer, greedy_ids):
-    """Exactly so many tokens, and finish_reason length."""
+    """The answer has exactly max_new_tokens tokens, and finish_reason length."""
     answer = ask(converse(max_new_tokens=6), FIRST)
     assert (answer.new_tokens, answer.finish_reason) == (6, "length")
     assert answer.text == tokenizer.decode(greedy_ids)
@@ -221,14 +221,14 @@ def test_an_answer_ends_after_max_new_tokens(converse, tokenizer, greedy_ids):
 
 
 def test_one_token_has_no_time_per_token(converse):
-    """What is measured between tokens does not exist for one token, and is None rather than 0."""
+    """Measurements between tokens are None, not 0, for an answer of one token."""
     answer = ask(converse(max_new_tokens=1), FIRST)
     assert (answer.new_tokens, answer.tpot_s, answer.ssd_bytes_per_token) == (1, None, None)
     assert answer.hit_rate == {"vram": None, "dram": None}
 
 
 def test_a_stop_token_ends_the_answer(converse, tokenizer, greedy_ids):
-    """The stop token is counted, but no part of the text."""
+    """The stop token is counted and is no part of the text."""
     at = 2
     assert greedy_ids[at] not in greedy_ids[:at]
     answer = ask(converse(max_new_tokens=6, stop=(greedy_ids[at],)), FIRST)
@@ -237,24 +237,24 @@ def test_a_stop_token_ends_the_answer(converse, tokenizer, greedy_ids):
 
 
 def test_the_contexts_end_ends_the_answer(converse, tokenizer):
-    """Room for 4 tokens after the prompt: those, and one more that needs no room."""
+    """With 4 tokens of KV left the answer has 5 tokens, since the last one needs no KV."""
     prompt = len(ids_of(tokenizer, FIRST))
     answer = ask(converse(context=prompt + 4, max_new_tokens=50), FIRST)
     assert (answer.new_tokens, answer.finish_reason) == (5, "context")
 
 
 def test_a_prompt_that_does_not_fit_leaves_the_conversation(converse):
-    """It is refused with both counts, and the next turn is answered as if it had never been asked."""
+    """It is refused, and the next answer equals that of a conversation without it."""
     conversation, fresh = converse(), converse()
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
-    with pytest.raises(ContextExceeded, match="context holds 128"):
+    with pytest.raises(ContextExceeded, match="128"):
         ask(conversation, "x y z " * 60)
     left, want = ask(conversation, SECOND), ask(fresh, SECOND)
     assert (left.text, left.prompt_tokens) == (want.text, want.prompt_tokens)
 
 
 def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
-    """An answer interrupted in the middle is forgotten; the next turn is answered as if it had not begun."""
+    """An interrupted answer is dropped; the next answer equals that of a conversation without it."""
     conversation, fresh = converse(), converse()
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
     step, steps = Engine.step, []
@@ -275,7 +275,7 @@ def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
 
 
 def test_sampling_stays_within_its_limits():
-    """top_k 1 and a tiny top_p are greedy; a penalty moves on from what was said."""
+    """top_k 1 and a tiny top_p are greedy; a penalty avoids earlier tokens."""
     logits = torch.tensor([1.0, 3.0, 2.9, 0.5])
 
     def chosen(temperature: float, top_p: float, top_k: int, penalty: float) -> set[int]:
@@ -289,8 +289,8 @@ def test_sampling_stays_within_its_limits():
 
 
 def test_a_store_without_a_tokenizer_is_refused(damageable):
-    """A user error that names the directory."""
+    """The error has the directory and the missing files."""
     for path in damageable.glob("*token*"):
         path.unlink()
-    with pytest.raises(UserError, match=r"tokenizer was wanted.*tokenizer\.json"):
+    with pytest.raises(UserError, match=r"tokenizer in .*tokenizer\.json"):
         load_tokenizer(damageable)

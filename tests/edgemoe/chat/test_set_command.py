@@ -1,10 +1,11 @@
-"""What /set changes, and what it refuses."""
+"""Settings that /set changes, and values that it refuses."""
 
 from __future__ import annotations
 
 import pytest
 
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
+from edgemoe.chat.slash_commands import COMMANDS, COMPLETIONS
 from edgemoe.engine.generate import Sampling
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
@@ -30,7 +31,7 @@ MIXED = Tuning(RunSettings(levels=(4, 2)), Sampling(0.7, 0.9, 20, 1.1, 5, 64, fr
     ],
 )
 def test_one_setting_changes_and_no_other(now, name, value, where, want):
-    """The value is there, is shown as it was typed, and setting back what was shown before undoes it."""
+    """The value is set and shown in the form it was typed; setting the earlier value undoes the change."""
     then = changed(now, name, value)
     assert getattr(getattr(then, where[0]), where[1]) == want
     assert then.values()[name] == value
@@ -41,50 +42,55 @@ def test_one_setting_changes_and_no_other(now, name, value, where, want):
         assert changed(then, name, before[name]) == now
 
 
-def test_heavy_hitters_after_an_importance_that_counts_them():
-    """And not before."""
-    with pytest.raises(UserError, match="importance gate counts none"):
+def test_heavy_hitters_need_an_importance_that_counts_them():
+    """The setting is refused before such an importance is set."""
+    with pytest.raises(UserError, match="importance gate, which counts none"):
         changed(MIXED, "heavy-hitters", "0.2")
     counting = changed(MIXED, "importance", "heavy-hitters")
     assert changed(counting, "heavy-hitters", "0.2").run.heavy_hitters == 0.2
 
 
 @pytest.mark.parametrize(
-    ("now", "name", "value", "said"),
+    ("now", "name", "value", "message"),
     [
         (GREEDY, "retention", "0.9", "one level for all, 8"),
         (GREEDY, "importance", "load", "one level for all, 8"),
-        (GREEDY, "top-p", "0.5", "at temperature 0"),
-        (GREEDY, "seed", "1", "at temperature 0"),
-        (MIXED, "retention", "0.3", "from 0.5 to 1"),
-        (MIXED, "retention", "nan", "from 0.5 to 1"),
-        (MIXED, "retention", "much", "got 'much'"),
-        (MIXED, "importance", "taste", "got 'taste'"),
-        (MIXED, "speculate", "maybe", "got 'maybe'"),
-        (MIXED, "levels", "2/4", "got '2/4'"),
-        (MIXED, "exact", "3", "got '3'"),
-        (MIXED, "exact", "0", "got '0'"),
-        (MIXED, "temperature", "-1", "got '-1'"),
-        (MIXED, "temperature", "nan", "got 'nan'"),
-        (MIXED, "temperature", "inf", "got 'inf'"),
-        (MIXED, "top-p", "0", "got '0'"),
-        (MIXED, "top-p", "1.5", "got '1.5'"),
-        (MIXED, "max-new-tokens", "0", "got '0'"),
-        (MIXED, "max-new-tokens", "2.5", "got '2.5'"),
-        (MIXED, "seed", str(1 << 70), "a whole number was wanted"),
-        (MIXED, "temprature", "1", "Did you mean /set temperature?"),
-        (MIXED, "xyz", "1", "Choose levels"),
+        (GREEDY, "top-p", "0.5", "temperature 0"),
+        (GREEDY, "seed", "1", "temperature 0"),
+        (MIXED, "retention", "0.3", "0.5 to 1"),
+        (MIXED, "retention", "nan", "0.5 to 1"),
+        (MIXED, "retention", "much", "'much'"),
+        (MIXED, "importance", "taste", "'taste'"),
+        (MIXED, "speculate", "maybe", "'maybe'"),
+        (MIXED, "levels", "2/4", "'2/4'"),
+        (MIXED, "exact", "3", "'3'"),
+        (MIXED, "exact", "0", "'0'"),
+        (MIXED, "temperature", "-1", "'-1'"),
+        (MIXED, "temperature", "nan", "'nan'"),
+        (MIXED, "temperature", "inf", "'inf'"),
+        (MIXED, "top-p", "0", "'0'"),
+        (MIXED, "top-p", "1.5", "'1.5'"),
+        (MIXED, "max-new-tokens", "0", "'0'"),
+        (MIXED, "max-new-tokens", "2.5", "'2.5'"),
+        (MIXED, "seed", str(1 << 70), "a whole number for seed"),
+        (MIXED, "temprature", "1", "id you mean /set temperature?"),
+        (MIXED, "xyz", "1", "choose levels"),
     ],
 )
-def test_what_cannot_be_set_is_refused(now, name, value, said):
-    """With the value, or with why it would change nothing, or with the nearest name."""
+def test_a_wrong_setting_is_refused(now, name, value, message):
+    """The message has the value, the reason, or the nearest name."""
     with pytest.raises(UserError) as caught:
         changed(now, name, value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_every_choice_offered_is_taken():
-    """What Tab completes to is never refused."""
+def test_every_completion_is_valid():
+    """No value that Tab completes is refused."""
     for name, setting in SETTINGS.items():
         for choice in setting.choices:
             assert changed(MIXED, name, choice).values()[name] == choice
+
+
+def test_every_command_is_completed():
+    """Tab completes the name of every command after a slash."""
+    assert set(COMPLETIONS) == {f"/{name}" for name in COMMANDS}

@@ -1,4 +1,4 @@
-"""A chat in a process of its own whose store is damaged between two turns: exit 4 with a name, never wrong text."""
+"""A store damaged under a running chat: exit 4 with the file's name, never wrong text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
 from storage.manifest import MANIFEST_NAME, Manifest
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = ("the quick brown fox", "jumps over the lazy dog")
 
 
 @pytest.fixture
 def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
-    """Starts a chat over a pipe that keeps as few experts in memory as can be, so that every turn reads."""
+    """Starts a chat over a pipe at its smallest limit, so that every turn reads experts."""
     started: list[subprocess.Popen[str]] = []
     settings = RunSettings(levels=(8,), exact=True)
     least = (
@@ -29,18 +31,8 @@ def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
     )
 
     def start(store: Path) -> subprocess.Popen[str]:
-        options = (
-            "--vram-limit",
-            least,
-            "--context",
-            128,
-            "--max-new-tokens",
-            6,
-            "--temperature",
-            0,
-            "--exact",
-            8,
-        )
+        limits = ("--vram-limit", least, "--context", 128, "--max-new-tokens", 6)
+        options = (*limits, "--temperature", 0, "--exact", 8)
         process = subprocess.Popen(
             [sys.executable, "-m", "edgemoe", "chat", "--json", "--model", *map(str, (store, *options))],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -59,7 +51,7 @@ def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 
 def ask(process: subprocess.Popen[str], prompt: str) -> str:
-    """One turn's answer; empty if the process ended instead."""
+    """Reads the answer to one turn; empty if the process ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(prompt + "\n")
@@ -74,7 +66,7 @@ def shards(tiny_store: Path) -> list[str]:
 
 
 def overwrite(path: Path) -> None:
-    """Other bytes in the very same file."""
+    """Writes other bytes into the same file."""
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(b"\x5a" * (path.stat().st_size - 4096))
@@ -89,7 +81,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_store_damaged_under_a_running_chat(chat, damageable, shards, damage):
-    """The first answer stands; the next ends with exit 4 and the file's name, and no text of it is told."""
+    """The turn after the damage exits 4 with the file's name and prints no text."""
     process = chat(damageable)
     assert ask(process, PROMPTS[0])
     for shard in shards:
@@ -97,14 +89,14 @@ def test_a_store_damaged_under_a_running_chat(chat, damageable, shards, damage):
     assert ask(process, PROMPTS[1]) == ""
     _, err = process.communicate(timeout=60)
     assert process.returncode == 4
-    said = [line for line in err.splitlines() if line.startswith("edgemoe: ")]
-    assert any(shard in said[-1] for shard in shards)
-    assert "expert" in said[-1]
+    errors = [line for line in err.splitlines() if line.startswith("edgemoe: ")]
+    assert any(shard in errors[-1] for shard in shards)
+    assert "expert" in errors[-1]
     assert "Traceback" not in err
 
 
 def test_a_store_replaced_under_a_running_chat(chat, tiny_store, damageable, shards):
-    """Other files under the same names do not reach a chat that is going on: its answers are the whole store's."""
+    """Replaced files do not affect a running chat, which keeps reading the files it opened."""
     undisturbed = chat(tiny_store)
     expected = [ask(undisturbed, prompt) for prompt in PROMPTS]
     process = chat(damageable)

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, and stopped where they do not end."""
+"""Chat templates: the same text as from transformers, and limits on time, memory and size."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def limited():
-    """A renderer with little time."""
+    """A renderer with low limits of time."""
     one = TemplateRenderer(cpu_seconds=1, wall_seconds=20)
     yield one
     one.close()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_it_is_what_transformers_renders(name):
-    """The same text, for what templates of known models use."""
+def test_the_text_equals_transformers(name):
+    """For every feature that templates of known models use."""
     tokenizer = a_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]
     want = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
@@ -55,8 +55,9 @@ def test_it_is_what_transformers_renders(name):
     assert want
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -70,7 +71,7 @@ def test_it_is_what_transformers_renders(name):
         ),
         ("{{ range(10**9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{{ " + "(" * 30000 + "1" + ")" * 30000 + " }}", "wanted: "),
+        ("{{ " + "(" * 30000 + "1" + ")" * 30000 + " }}", "chat template"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "is unsafe"),
         ("{% set ns = namespace(__class__=1) %}", "__class__"),
@@ -79,25 +80,25 @@ def test_it_is_what_transformers_renders(name):
         ("{{ '\\ud800' }}", "surrogates not allowed"),
     ],
 )
-def test_a_hostile_or_broken_template_is_refused(limited, template, said):
-    """In bounded time, with what was wrong; and the next template is rendered all the same."""
+def test_a_hostile_or_broken_template_is_refused(limited, template, message):
+    """It is refused in bounded time with the fault, and the next template is rendered."""
     before = time.monotonic()
-    with pytest.raises(ModelRefused, match="chat template's text was wanted") as caught:
+    with pytest.raises(ModelRefused, match="text from the chat template") as caught:
         limited.render(template, {"messages": MESSAGES})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert time.monotonic() - before < 60
     assert limited.render("{{ 6 * 7 }}", {}) == "42"
 
 
 def test_a_template_refuses_a_message(limited):
-    """Its own words are in the error, without what a terminal would obey."""
-    with pytest.raises(UserError, match=r"the template refuses: no  \[2J system role") as caught:
+    """The error has the template's message without control characters."""
+    with pytest.raises(UserError, match=r"by the template: no  \[2J system role") as caught:
         limited.render("{{ raise_exception('no \\x1b[2J system role') }}", {})
     assert not isinstance(caught.value, ModelRefused)
 
 
-def test_waiting_has_an_end():
-    """A process that answers nothing, as if it slept, is given up after the wall time, and replaced."""
+def test_a_stopped_process_is_replaced():
+    """A process that sends no answer is killed after the wall time, and the next rendering starts another."""
     one = TemplateRenderer(cpu_seconds=100, wall_seconds=0.5)
     assert one.render("{{ 1 }}", {}) == "1"
     first = one._process.pid
@@ -112,7 +113,7 @@ def test_waiting_has_an_end():
 
 
 def test_ctrl_c_while_it_renders(limited, monkeypatch):
-    """What it would have answered is not taken for the next answer."""
+    """A late answer is not taken for the next one."""
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
@@ -124,8 +125,8 @@ def test_ctrl_c_while_it_renders(limited, monkeypatch):
     assert limited.render("new", {}) == "new"
 
 
-def test_a_long_conversation_is_no_bomb():
-    """What is long because the messages are is rendered."""
+def test_a_long_conversation_is_rendered():
+    """The limit on size grows with the messages."""
     text = "word " * 1_000_000
     template = TEMPLATES["chatml"]
     tokenizer = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Conversation files: what is saved is what is loaded, and nothing else is either."""
+"""Conversation files: a round trip, and files that are refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GOOD = {"format": "edgemoe conversation", "version": 1, "messages": TURNS}
 
 
 @pytest.mark.parametrize("messages", [TURNS, [{"role": "system", "content": "be brief"}, *TURNS, *TURNS]])
-def test_what_is_saved_is_loaded(tmp_path, messages):
-    """Every character of it; a second time in the place of the first."""
+def test_a_saved_conversation_loads(tmp_path, messages):
+    """Every character is kept; a second save replaces the first."""
     path = tmp_path / "talk.json"
     save(path, TURNS)
     save(path, messages)
@@ -28,22 +28,22 @@ def test_what_is_saved_is_loaded(tmp_path, messages):
 
 
 def test_no_other_file_is_overwritten(tmp_path):
-    """Not even one that looks a little like it; nor is anything written for no conversation."""
+    """A file close to the format stays too, and an empty conversation writes no file."""
     for content in ("my notes", "{}", json.dumps(GOOD | {"version": 2})):
         path = tmp_path / "notes"
         path.write_text(content)
         with pytest.raises(UserError, match="a file that is no conversation"):
             save(path, TURNS)
         assert path.read_text() == content
-    with pytest.raises(UserError, match="nothing has been said"):
+    with pytest.raises(UserError, match="messages to save"):
         save(tmp_path / "new", [])
     assert not (tmp_path / "new").exists()
 
 
-def test_where_nothing_can_be_written(tmp_path, monkeypatch):
-    """A directory that is not there, one that is the file, and a disk that fails: told by name, nothing left."""
-    for path, said in ((tmp_path / "none" / "talk.json", "No such file"), (tmp_path, "no conversation")):
-        with pytest.raises(UserError, match=said) as caught:
+def test_a_failed_save_leaves_no_file(tmp_path, monkeypatch):
+    """A missing directory, a directory as file, and a failing disk are refused by name."""
+    for path, message in ((tmp_path / "none" / "talk.json", "No such file"), (tmp_path, "no conversation")):
+        with pytest.raises(UserError, match=message) as caught:
             save(path, TURNS)
         assert str(path) in str(caught.value)
 
@@ -57,14 +57,14 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ("{", "no JSON"),
         ("[" * 100_000, "no JSON"),
         ("[]", 'without "format"'),
         (json.dumps(GOOD | {"version": 2}), "version 2"),
-        (json.dumps(GOOD | {"messages": {}}), "without messages"),
-        (json.dumps(GOOD | {"messages": []}), "without messages"),
+        (json.dumps(GOOD | {"messages": {}}), "a file without messages"),
+        (json.dumps(GOOD | {"messages": []}), "a file without messages"),
         (json.dumps(GOOD | {"messages": [TURNS[0]]}), "order of roles"),
         (json.dumps(GOOD | {"messages": TURNS[::-1]}), "order of roles"),
         (json.dumps(GOOD | {"messages": [*TURNS, {"role": "system", "content": "x"}]}), "order of roles"),
@@ -74,17 +74,17 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
         (json.dumps(GOOD | {"messages": [TURNS[0], TURNS[1] | {"content": "\ud800"}]}), "message 1"),
     ],
 )
-def test_what_is_no_conversation_is_refused(tmp_path, document, said):
-    """With the file's name and what is wrong with it."""
+def test_a_file_of_another_format_is_refused(tmp_path, document, message):
+    """The message has the file's name and the fault."""
     path = tmp_path / "talk.json"
     path.write_text(document)
     with pytest.raises(UserError, match=r"talk\.json") as caught:
         load(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_file_too_large_or_missing(tmp_path, monkeypatch):
-    """Neither is read."""
+def test_a_large_or_missing_file_is_refused(tmp_path, monkeypatch):
+    """A file above the size limit is not parsed."""
     monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 10)
     save(tmp_path / "talk.json", TURNS)
     with pytest.raises(UserError, match="more than 10 bytes"):
@@ -111,10 +111,11 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.e2e
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.binary(max_size=60) | VALUES.map(lambda v: json.dumps(GOOD | {"messages": v}).encode()))
-def test_no_file_crashes_it(tmp_path, data):
-    """Whatever is in it: a user error, or messages of two texts each."""
+def test_any_file_is_refused_or_loaded(tmp_path, data):
+    """Any bytes give a UserError, or messages of two texts each."""
     path = tmp_path / "talk.json"
     path.write_bytes(data)
     try:

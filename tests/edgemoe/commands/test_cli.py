@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it exits with, and what it does not load."""
+"""The command line: its output, its exit codes, and the modules it loads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ from small_store import flip
 from edgemoe.console.sizes import format_size
 from storage.manifest import MANIFEST_NAME, Manifest
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "models", "rm", "doctor", "bench", "eval")
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "prompt_toolkit",
+    "huggingface_hub",
+    "matplotlib",
+    "rich",
+    "jinja2",
+}
 ANSWER = {
     "text",
     "prompt_tokens",
@@ -44,7 +56,7 @@ PLAN = (
 
 
 def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """A process of its own, whose cached stores are in `cache`."""
+    """Runs edgemoe in a new process, with its cached stores in `cache`."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "edgemoe", *map(str, arguments)],
@@ -58,7 +70,7 @@ def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.Comp
 
 @pytest.fixture
 def copied(checkpoint, tmp_path) -> Path:
-    """A copy of the checkpoint that a test may change."""
+    """A copy of the checkpoint, for tests that change it."""
     return Path(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
@@ -66,8 +78,8 @@ def edit_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_chat_from_a_checkpoint_on(checkpoint, tmp_path):
-    """The first use converts, the second does not; a prompt is one answer, piped lines are turns of one chat."""
+def test_chat_converts_a_checkpoint_once(checkpoint, tmp_path):
+    """The first use converts and the second does not; a prompt gives one answer, piped lines are turns of one chat."""
     common = ("chat", "--model", checkpoint, "--json", "--max-new-tokens", 4, "--temperature", 0)
     first = edgemoe(tmp_path, *common, "--prompt", "the quick brown fox")
     assert (first.returncode, "converting" in first.stderr) == (0, True)
@@ -93,7 +105,7 @@ def test_chat_from_a_checkpoint_on(checkpoint, tmp_path):
 
 
 def test_chat_for_people(run, tiny_store):
-    """Only the answer is on stdout; the plan and what the answer cost are on stderr."""
+    """stdout has the answer only; stderr has the plan and the cost of the answer."""
     ask = ("chat", "--model", tiny_store, "--prompt", "the fox", "--max-new-tokens", 3, "--context", 64)
     code, out, err = run(*ask)
     answer = json.loads(run(*ask, "--json")[1])
@@ -105,7 +117,7 @@ def test_chat_for_people(run, tiny_store):
 
 
 def test_chat_at_scheduled_levels(checkpoint, tmp_path):
-    """4/0 skips experts and says how many; /set changes that for the turns after it, and is no turn itself."""
+    """4/0 skips experts and reports their number; /set changes the levels of later turns and is no turn itself."""
     turns = "the quick brown fox\n/set levels 4\nand the lazy dog\n/set levels 4/2\n/set retention 0.5\nonce more\n"
     done = edgemoe(
         tmp_path,
@@ -130,22 +142,21 @@ def test_chat_at_scheduled_levels(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("words", ["levels 8/4", "levels two", "retention 2", "temper 1", "levels"])
 def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
-    """What cannot be set ends a piped chat with the reason: a script must not go on with other settings."""
+    """A wrong setting ends a piped chat with the reason: a script must not continue with other settings."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set {words}\n"))
     code, out, err = run("chat", "--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
     assert (code, out) == (2, "")
     assert "edgemoe: " in err.splitlines()[-1]
 
 
-def test_set_refuses_what_would_do_nothing_and_is_a_word(run, tiny_store, monkeypatch):
-    """One level for all retains nothing and `/settle` is no command, so either ends the chat; with a space before it,
-    in quotes, or as a path, what begins with a slash is a turn like any other."""
+def test_a_slash_begins_a_command_or_a_turn(run, tiny_store, monkeypatch):
+    """A setting without effect and an unknown command end the chat; a leading space, quotes or a path make a turn."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("/set retention 0.9\n"))
     code, _, err = run("chat", "--model", tiny_store, "--context", 64)
     assert (code, "one level for all, 8" in err) == (2, True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("/settle the matter\n"))
     code, out, err = run("chat", "--model", tiny_store, "--context", 64)
-    assert (code, out, "Did you mean /set?" in err) == (2, "", True)
+    assert (code, out, "id you mean /set?" in err) == (2, "", True)
     turns = ' /settle the matter\n"""/set it"""\n/etc/passwd\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
     code, out, err = run("chat", "--model", tiny_store, "--context", 128, "--max-new-tokens", 2, "--json")
@@ -154,28 +165,28 @@ def test_set_refuses_what_would_do_nothing_and_is_a_word(run, tiny_store, monkey
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--prompt", "/set levels 4"), "is a command of the interactive chat"),
-        (("--prompt", "x", "--temperature", 0, "--top-p", 0.5), "at temperature 0 there is no choice"),
+        (("--prompt", "x", "--temperature", 0, "--top-p", 0.5), "temperature 0, where there is no choice"),
     ],
 )
-def test_what_would_answer_nothing_or_change_nothing_is_refused(run, tiny_store, options, said):
-    """A command as the only prompt, and a choice among one."""
+def test_a_chat_option_without_effect_exits_2(run, tiny_store, options, message):
+    """A slash command as the only prompt, and top-p at temperature 0."""
     code, out, err = run("chat", "--model", tiny_store, "--context", 64, *options)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_quotes_that_never_close_are_refused(run, tiny_store, monkeypatch):
-    """In a pipe, half a turn is not asked."""
+def test_unclosed_quotes_exit_2_in_a_pipe(run, tiny_store, monkeypatch):
+    """An incomplete turn is not answered."""
     monkeypatch.setattr(sys, "stdin", io.StringIO('"""half a\nturn\n'))
     code, out, err = run("chat", "--model", tiny_store, "--context", 64)
-    assert (code, out, "the input ends inside the turn" in err) == (2, "", True)
+    assert (code, out, "the end of the input inside the turn" in err) == (2, "", True)
 
 
-def test_nobody_reads_the_answer(tiny_store, tmp_path):
-    """A closed pipe ends the program, without a traceback."""
+def test_a_closed_pipe_ends_the_program(tiny_store):
+    """Writing to a closed stdout exits 1 without a traceback."""
     command = [sys.executable, "-m", "edgemoe", "chat", "--model", str(tiny_store), "--context", "128"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -188,28 +199,28 @@ def test_nobody_reads_the_answer(tiny_store, tmp_path):
 
 @pytest.mark.parametrize("command", ["chat", "bench"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        (("--importance", "load"), "--importance load was wanted: there is one level for all"),
-        (("--levels", "4/2", "--heavy-hitters", "0.2"), "--importance gate counts none"),
-        (("--levels", ""), "got ''"),
+        (("--importance", "load"), "two or more levels for --importance load"),
+        (("--levels", "4/2", "--heavy-hitters", "0.2"), "--importance gate, which counts none"),
+        (("--levels", ""), "''"),
     ],
 )
-def test_an_option_that_would_do_nothing_exits_2(run, command, options, said):
-    """Before the model is even looked for."""
+def test_an_option_without_effect_exits_2(run, command, options, message):
+    """It is refused before the model is opened."""
     code, out, err = run(command, "--model", "there-is-none", *options)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_help_is_there_and_loads_nothing_heavy():
-    """--help of edgemoe and of every command exits with 0 without importing torch or transformers."""
+def test_help_loads_no_heavy_package():
+    """--help of edgemoe and of every command exits 0 and imports none of the packages that take long."""
     code = (
         "import sys\nfrom edgemoe.cli import main\n"
         f"for words in [[], *([c] for c in {COMMANDS})]:\n"
         "    sys.argv = ['edgemoe', *words, '--help']\n"
         "    assert main() == 0, words\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -218,8 +229,18 @@ def test_help_is_there_and_loads_nothing_heavy():
         assert f"Usage: edgemoe {command} " in done.stdout
 
 
-def test_a_bare_process_exits_as_main_says(tmp_path):
-    """The exit code of `main` is the process's, and the message is one line on stderr, no traceback."""
+def test_a_piped_chat_loads_no_package_for_terminals():
+    """The modules of a chat without a terminal import neither the line editor nor bars nor plots."""
+    code = (
+        "import sys, edgemoe.models.resolve, edgemoe.chat.loop\n"
+        "assert not {'rich', 'prompt_toolkit', 'matplotlib'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_exits_with_the_code_of_main(tmp_path):
+    """An error is one line on stderr, without a traceback."""
     done = edgemoe(tmp_path, "plan", "--model", tmp_path / "none")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -228,26 +249,26 @@ def test_a_bare_process_exits_as_main_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--vram-limit", "12 potatoes"), "12 potatoes"),
         (("--vram-limit", "0"), "'0'"),
         (("--dram-limit", "-1GB"), "-1GB"),
-        (("--exact", "3"), "got 3"),
+        (("--exact", "3"), "8, 4 or 2 bits for --exact"),
         (("--exact", "4", "--levels", "4/2"), "--exact 4 and --levels 4/2"),
         (("--levels", "2/4"), "'2/4'"),
-        (("--levels", "4/2", "--retention", "0.2"), "got 0.2"),
+        (("--levels", "4/2", "--retention", "0.2"), "0.2"),
         (("--retention", "0.75"), "one level for all"),
         (("--context", "1"), "--context"),
         (("--no-such-option",), "no-such-option"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "chat", "bench"])
-def test_a_wrong_option_exits_2(run, tiny_store, command, options, said):
-    """Nothing is printed on stdout, and stderr says which value was wrong."""
+def test_a_wrong_option_exits_2(run, tiny_store, command, options, message):
+    """stdout stays empty, and stderr has the wrong value."""
     code, out, err = run(command, "--model", tiny_store, *options)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("command", ["plan", "chat", "bench"])
@@ -266,7 +287,7 @@ def test_a_limit_too_small_exits_3(run, tiny_store, command):
 
 @pytest.mark.parametrize("limit", [(), ("--vram-limit", "5MB", "--dram-limit", "100KB")])
 def test_plan(run, tiny_store, limit):
-    """One JSON object on one line with every field, whose parts add up to no more than the limit."""
+    """One line of JSON with every field; the parts add up to at most the limit."""
     code, out, _ = run("plan", "--model", tiny_store, *limit, "--json")
     made = json.loads(out)
     assert (code, out.count("\n")) == (0, 1)
@@ -281,7 +302,7 @@ def test_plan(run, tiny_store, limit):
 
 
 def test_convert_inspect_verify(run, checkpoint, tmp_path):
-    """Converting describes what was made, as inspecting does; what was made is whole."""
+    """convert prints the same description as inspect, and verify finds no damage."""
     store = tmp_path / "store"
     code, out, err = run("convert", checkpoint, store, "--max-level", 4, "--dense-bits", 8, "--json")
     assert (code, "converting" in err) == (0, True)
@@ -304,8 +325,8 @@ def test_convert_inspect_verify(run, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("options", [("--max-level", 2), ("--dense-bits", 4), ("--layout", "round")])
-def test_convert_refuses_what_it_cannot_write(run, checkpoint, tmp_path, options):
-    """Exit 2, the choices in the message, and nothing written."""
+def test_convert_refuses_a_wrong_option(run, checkpoint, tmp_path, options):
+    """Exit 2 with the value in the message; no store is written."""
     code, _, err = run("convert", checkpoint, tmp_path / "store", *options)
     assert code == 2
     assert str(options[1]) in err
@@ -313,7 +334,7 @@ def test_convert_refuses_what_it_cannot_write(run, checkpoint, tmp_path, options
 
 
 def test_a_damaged_store_exits_4(run, damageable):
-    """verify lists the damage, and an answer that needs it is refused; both with exit code 4."""
+    """verify lists the damage, and an answer from damaged experts is refused; both exit 4."""
     manifest = Manifest.load(damageable)
     for records in manifest.layers.values():
         for record in records.records:
@@ -331,7 +352,7 @@ def test_a_damaged_store_exits_4(run, damageable):
 
 
 def test_pickled_weights_are_refused(run, copied, monkeypatch):
-    """A checkpoint with pickle only is exit 2, and the pickle is never opened."""
+    """A checkpoint with pickle only exits 2, and the pickle is never opened."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(copied.parent / "cache"))
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
@@ -344,7 +365,7 @@ def test_pickled_weights_are_refused(run, copied, monkeypatch):
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "evil_moe"])
 def test_remote_code_is_never_run(run, copied, monkeypatch, model_type):
-    """A checkpoint that brings code answers by transformers' own, or is refused where that has none."""
+    """A checkpoint with code runs by transformers' own model class, or is refused where there is none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(copied.parent / "cache"))
     ran = copied.parent / "ran"
     (copied / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\nclass Model: pass\n")
@@ -357,16 +378,16 @@ def test_remote_code_is_never_run(run, copied, monkeypatch, model_type):
 
 
 def test_a_prompt_longer_than_the_context_exits_2(run, tiny_store):
-    """Both counts are in the message."""
+    """The context is in the message."""
     words = ("chat", "--model", tiny_store, "--prompt", "x y " * 40, "--context", 16)
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert "16" in err
-    assert "tokens was wanted" in err
+    assert "tokens" in err
 
 
 def test_ctrl_c_exits_130(run, tiny_store, monkeypatch):
-    """Outside of a terminal one Ctrl-C ends the program, with the shell's code for it and no traceback."""
+    """Without a terminal one Ctrl-C ends the program, with the shell's code and no traceback."""
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt

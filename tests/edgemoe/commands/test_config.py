@@ -1,4 +1,4 @@
-"""Options from files and the environment: what wins, what is refused, and what --print-config says."""
+"""Options from files and the environment: precedence, refusals, and the output of --print-config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgemoe.commands.config_file import options_of, variable
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch):
-    """Whatever is set where the tests are run."""
+    """Removes edgemoe's variables from the environment of the tests."""
     for name in os.environ:
         if name.startswith("EDGEMOE_"):
             monkeypatch.delenv(name)
@@ -37,7 +37,7 @@ def file(tmp_path):
 
 
 def printed(run, command: str, *arguments: object) -> tuple[dict[str, object], dict[str, str]]:
-    """What --print-config shows: the options that are set, and where each came from."""
+    """Reads the output of --print-config: the values that are set, and the source of each."""
     code, out, err = run(command, *arguments, "--print-config")
     assert (code, err) == (0, "")
     origins = {line.split(" = ")[0]: line.rsplit("  # ", 1)[1] for line in out.splitlines() if "  # " in line}
@@ -45,7 +45,7 @@ def printed(run, command: str, *arguments: object) -> tuple[dict[str, object], d
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(run, file, monkeypatch):
-    """Four options, set in so many places each, end as the strongest says; a command's table beats the top level."""
+    """Flags win over variables, variables over the file, and a command's table over the top level."""
     path = file(
         'levels = "4/2"\nretention = 0.6\ncontext = 100\nseed = 1\nruns = 9\n'
         "[chat]\nretention = 0.7\ncontext = 200\n[bench]\nretention = 0.9\n"
@@ -72,8 +72,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(run, file, monkey
     assert (values["levels"], values["retention"]) == (["4/2"], [0.6])
 
 
-def test_a_configuration_acts(run, file, tiny_store, monkeypatch):
-    """A command does with a file and variables what it does with flags."""
+def test_a_configuration_equals_flags(run, file, tiny_store, monkeypatch):
+    """A command with a file and variables prints the same as with flags."""
     flags = run("plan", "--model", tiny_store, "--context", 64, "--vram-limit", "3MB", "--json")
     path = file(f"[plan]\nmodel = {json.dumps(str(tiny_store))}\ncontext = 64\nvram-limit = 3_000_000\n")
     monkeypatch.setenv("EDGEMOE_JSON", "1")
@@ -82,8 +82,8 @@ def test_a_configuration_acts(run, file, tiny_store, monkeypatch):
     assert json.loads(flags[1])["vram_limit_bytes"] == 3_000_000
 
 
-def test_what_is_printed_is_a_configuration(run, file):
-    """Given back as a file, it gives the same values: strings with quotes, signs and no ASCII too."""
+def test_the_printed_configuration_is_a_file(run, file):
+    """Read as a file it gives the same values, also strings with quotes, signs and non-ASCII characters."""
     words = ("--system", 'say "ü" \\ \t\x7f😀', "--levels", "8/4", "--temperature", 0.25, "--json")
     values, _ = printed(run, "chat", *words)
     code, out, _ = run("chat", *words, "--print-config")
@@ -94,31 +94,31 @@ def test_what_is_printed_is_a_configuration(run, file):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("vram-limits = 3", "Did you mean 'vram-limit'?"),
-        ("vram_limit = 3", "Did you mean 'vram-limit'?"),
-        ("[chat]\nruns = 3", "an option of chat was wanted"),
-        ("[chatt]\nseed = 3", "Did you mean 'chat'?"),
-        ("config = 'other.toml'", "got 'config'"),
-        ("json = 'yes'", "true or false was wanted for json"),
-        ("context = true", "a string or a number was wanted for context"),
-        ("levels = ['4', '8']", "a string or a number was wanted for levels"),
-        ("seed = 2020-01-01", "a string or a number was wanted for seed"),
+        ("vram-limits = 3", "id you mean 'vram-limit'?"),
+        ("vram_limit = 3", "id you mean 'vram-limit'?"),
+        ("[chat]\nruns = 3", "the name of an option of chat"),
+        ("[chatt]\nseed = 3", "id you mean 'chat'?"),
+        ("config = 'other.toml'", "'config'"),
+        ("json = 'yes'", "true or false for json"),
+        ("context = true", "a string or a number for context"),
+        ("levels = ['4', '8']", "a string or a number for levels"),
+        ("seed = 2020-01-01", "a string or a number for seed"),
         ("context = 'many'", "--context"),
         ("context = 1", "--context"),
-        ("= 3", "a TOML file was wanted"),
+        ("= 3", "a TOML file for --config"),
     ],
 )
-def test_what_no_option_takes_exits_2(run, file, text, said):
-    """Unknown keys, with the nearest known one; values of a wrong type or out of range; what is no TOML."""
+def test_a_wrong_key_or_value_exits_2(run, file, text, message):
+    """Unknown keys, with the nearest known key; values of a wrong type or out of range; a file that is no TOML."""
     code, out, err = run("chat", "--config", file(text), "--print-config")
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_a_file_that_is_not_there_or_no_text_exits_2(run, tmp_path):
-    """Both by name."""
+def test_a_missing_or_binary_file_exits_2(run, tmp_path):
+    """The message has the file's name."""
     for name, content in (("none.toml", None), ("bytes.toml", b"seed = '\xff'")):
         if content:
             (tmp_path / name).write_bytes(content)
@@ -126,8 +126,8 @@ def test_a_file_that_is_not_there_or_no_text_exits_2(run, tmp_path):
         assert (code, out, name in err) == (2, "", True)
 
 
-def test_a_mistyped_variable_is_told(run, monkeypatch):
-    """One that almost names an option; any other is somebody else's."""
+def test_a_mistyped_variable_gives_a_warning(run, monkeypatch):
+    """A variable close to an option's gives a warning; other variables with the prefix give none."""
     monkeypatch.setenv("EDGEMOE_VRAM_LIMITS", "3GB")
     monkeypatch.setenv("EDGEMOE_HOME_PAGE", "x")
     code, _, err = run("plan", "--print-config")
@@ -135,7 +135,7 @@ def test_a_mistyped_variable_is_told(run, monkeypatch):
 
 
 def test_every_command_can_be_configured():
-    """All of them take both options, and each of their options has its variable."""
+    """Every command takes --config and --print-config, and each of its options has a variable."""
     commands = typer.main.get_command(app).commands
     assert {"chat", "plan", "bench", "eval", "convert"} <= set(commands)
     for command in commands.values():
@@ -148,7 +148,7 @@ def test_every_command_can_be_configured():
 
 
 def test_shell_completion(tmp_path):
-    """bash, given the script that --show-completion prints, completes commands and options."""
+    """bash completes commands and options after it reads the script of --show-completion."""
     (tmp_path / "edgemoe").write_text(f'#!/bin/sh\nexec {sys.executable} -m edgemoe "$@"\n')
     (tmp_path / "edgemoe").chmod(0o755)
     script = (

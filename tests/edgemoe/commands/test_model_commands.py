@@ -1,4 +1,4 @@
-"""`models`, `rm`, `doctor` and converting from the Hub, as a user types them."""
+"""The commands `models`, `rm` and `doctor`, and their messages."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def store(run, tmp_path) -> Path:
     return resolve_store(small_checkpoint.save(tmp_path / "small"))
 
 
-def test_models_lists_what_is_there(run, store, tmp_path):
-    """Name, bytes on disk, levels, layout and last use, of finished stores, unfinished ones and damaged ones."""
+def test_models_lists_the_cache(run, store, tmp_path):
+    """Name, bytes on disk, levels, layout and last use, of finished, unfinished and damaged stores."""
     for state, name in (("unfinished", MARKER_NAME), ("damaged", MANIFEST_NAME)):
         (store.parent / state).mkdir()
         (store.parent / state / name).write_text("{")
@@ -65,30 +65,30 @@ def test_models_lists_what_is_there(run, store, tmp_path):
     assert "8/4/2" in table[-1]
 
 
-def test_an_empty_cache_says_how_to_fill_it(run):
-    """Exit 0, nothing on stdout."""
+def test_an_empty_cache_prints_a_hint(run):
+    """Exit 0, with the hint on stderr and an empty stdout."""
     code, out, err = run("models")
     assert (code, out, "no models yet" in err) == (0, "", True)
 
 
 def test_using_a_store_moves_it_to_the_front(run, store):
-    """Last used is when a command last asked for it."""
+    """The last use of a store is the time of the last command that opened it."""
     os.utime(store, (5000, 5000))
     assert run("plan", "--model", store)[0] in (0, 4)
     assert cached_models()[0].last_used > 5000
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 130), ("", 130)])
-def test_rm_asks(run, store, answer, code):
-    """Only a yes removes."""
+def test_rm_needs_confirmation(run, store, answer, code):
+    """Only the answer y removes; any other exits 130."""
     got, out, err = run("rm", store.name, stdin=answer)
     assert (got, "Remove" in err) == (code, True)
     assert store.exists() == (code != 0)
     assert ("removed" in out) == (code == 0)
 
 
-def test_rm_takes_a_beginning_if_it_means_one(run, store):
-    """Two that begin alike are both named, and kept."""
+def test_rm_takes_an_unambiguous_prefix(run, store):
+    """A prefix of two names removes neither and prints both."""
     twin = Path(shutil.copytree(store, store.with_name(store.name + "-twin")))
     code, _, err = run("rm", "small", "--yes")
     assert (code, store.name in err, twin.exists()) == (2, True, True)
@@ -100,7 +100,7 @@ def test_rm_takes_a_beginning_if_it_means_one(run, store):
 
 
 def test_rm_by_the_hubs_name_takes_store_and_download(run, store):
-    """What a model is called on the Hub finds its directories, which go together."""
+    """A model's name on the Hub finds its store and its download, and both are removed."""
     name = "acme--tiny@main-cpu-avx2"
     store.rename(store.with_name(name))
     download = model_cache.downloads_directory() / name
@@ -114,7 +114,7 @@ def test_rm_by_the_hubs_name_takes_store_and_download(run, store):
 
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_rm_refuses_what_is_in_use(run, store, exclusive):
-    """A chat's or a conversion's lock keeps the store, whole."""
+    """The lock of a chat or of a conversion keeps the store complete."""
     with StoreLock(store, exclusive=exclusive):
         code, _, err = run("rm", store.name, "--yes")
         assert (code, "another process" in err) == (2, True)
@@ -123,7 +123,7 @@ def test_rm_refuses_what_is_in_use(run, store, exclusive):
 
 
 def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
-    """From its first moment on the store is gone from the list, and what is left is swept up by the next look."""
+    """The store leaves the list at once, and the next listing removes the rest of its files."""
 
     def killed(path: Path) -> None:
         raise KeyboardInterrupt
@@ -139,7 +139,7 @@ def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
 
 
 def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
-    """Everything that was asked for is there, in JSON and in words, with limits that leave room."""
+    """JSON and text contain every finding, and the suggested limit leaves memory free."""
     monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)
     code, out, _ = run("doctor", tmp_path / "not" / "yet", "--json")
     found = json.loads(out)
@@ -159,7 +159,7 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
 
 
 def test_suggested_limits():
-    """Without a GPU there is one tier, in RAM; with one, RAM is the second."""
+    """Without a GPU the only tier is in RAM; with one, RAM is the second tier."""
     vram, dram = doctor.suggested(8_000_000_000, None)
     assert 6_000_000_000 < vram < 7_500_000_000
     assert dram is None
@@ -167,8 +167,8 @@ def test_suggested_limits():
     assert doctor.suggested(100_000_000, None) == (0, None)
 
 
-def test_a_disk_is_measured_only_if_it_has_room(tmp_path, monkeypatch):
-    """Nothing is written to a disk that would be filled by it."""
+def test_a_disk_that_is_too_full_is_not_measured(tmp_path, monkeypatch):
+    """No file is written to a disk that the probe would fill."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=PIECE))
     with pytest.raises(DoesNotFit):
@@ -177,14 +177,14 @@ def test_a_disk_is_measured_only_if_it_has_room(tmp_path, monkeypatch):
 
 
 def test_keep_source_of_a_directory_is_refused(run, tmp_path):
-    """An option that would do nothing is none."""
+    """The option has no effect on a directory, so it exits 2."""
     source = small_checkpoint.save(tmp_path / "small")
     code, _, err = run("convert", source, tmp_path / "store", "--keep-source")
     assert (code, "never removed" in err) == (2, True)
     assert not (tmp_path / "store").exists()
 
 
-def test_a_name_that_is_neither_here_nor_a_models_is_told(run, tmp_path):
-    """A directory that does not exist and could be no name of the Hub asks no network."""
+def test_a_missing_directory_exits_2(run, tmp_path):
+    """A path that is no name of the Hub is refused without a request to the network."""
     code, _, err = run("plan", "--model", tmp_path / "none")
     assert (code, "no such directory" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""Progress: plain lines at a bounded rate where nobody watches, a bar where somebody does."""
+"""Progress: plain lines at a bounded rate in a pipe, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgemoe.console.progress import ByteProgress, CountProgress
 
 
 class Clock:
-    """Stands where it is put."""
+    """A clock that tests set."""
 
     now = 0.0
 
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 
 def test_lines_come_every_five_seconds_and_at_the_end(capsys, clock):
-    """Many updates a second make few lines; the last one comes whatever the time; stdout stays clean."""
+    """Many updates make few lines; the last line is always printed; stdout stays empty."""
     with ByteProgress("copying", clock) as progress:
         for second in range(12):
             clock.now = float(second)
@@ -39,15 +39,15 @@ def test_lines_come_every_five_seconds_and_at_the_end(capsys, clock):
     ]
 
 
-def test_nothing_to_do_is_done(capsys, clock):
-    """A job of no bytes is finished at once, and nothing is divided by zero."""
+def test_an_empty_job_is_finished(capsys, clock):
+    """A job of 0 bytes is at 100 %, without a division by zero."""
     with ByteProgress("copying", clock) as progress:
         progress.update(0, 0)
     assert "100 %" in capsys.readouterr().err
 
 
-def test_nothing_done_yet_has_no_estimate(capsys, clock):
-    """Without a byte done there is no rate to guess the rest from."""
+def test_zero_progress_has_no_estimate(capsys, clock):
+    """Without a finished byte the line has no time left."""
     with ByteProgress("copying", clock) as progress:
         clock.now = 6.0
         progress.update(0, 100)
@@ -57,7 +57,7 @@ def test_nothing_done_yet_has_no_estimate(capsys, clock):
 
 
 def test_a_terminal_gets_a_bar(capsys, clock, monkeypatch):
-    """On a terminal the bar shows what is done of what, and no plain lines come."""
+    """On a terminal a bar shows finished and total bytes, and no plain lines are printed."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     with ByteProgress("copying", clock) as progress:
@@ -71,7 +71,7 @@ def test_a_terminal_gets_a_bar(capsys, clock, monkeypatch):
 
 
 def test_pieces_are_counted(capsys, clock):
-    """What is no bytes is told as a plain number, with the time left at the pace so far."""
+    """Pieces are plain numbers, with the time left at the present rate."""
     with CountProgress("windows", clock) as progress:
         clock.now = 6.0
         progress.update(3, 9)

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parsing and formatting sizes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from storage.errors import UserError
         ("2TB", 2_000_000_000_000),
     ],
 )
-def test_sizes_are_read_as_written(text, size):
+def test_a_size_is_parsed(text, size):
     """GB is a power of 1000, GiB of 1024, no unit means bytes."""
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.2", "1e9", "12 gigs", "nan", "1,5GB", "12GBB"])
-def test_anything_else_is_refused_with_what_was_given(text):
-    """A size that is not one names itself."""
+def test_a_wrong_size_is_refused(text):
+    """The message has the text."""
     with pytest.raises(UserError, match="12GB") as caught:
         parse_size(text)
     assert repr(text) in str(caught.value)

@@ -118,7 +118,7 @@ def test_the_cap_holds(device):
         with pytest.raises(torch.OutOfMemoryError):
             device.allocate(1 << 29)
     finally:
-        device.cap(device.room())
+        device.cap(device.available_bytes())
 
 
 @pytest.mark.parametrize(("vram", "dram"), [(3, None), (2, 8), (4, 2)])

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The model that comes with edgemoe: its size, and its answers on a machine with an empty cache."""
+=======
+"""The demo model: its size, an offline first chat, and answers under a memory limit."""
+>>>>>>> main
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from edgemoe.policy.settings import RunSettings
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_it_is_small_and_a_mixture_of_experts():
-    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; described by a model card."""
+def test_demo_model_has_its_documented_size():
+    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; a model card."""
     config = json.loads((DEMO / "config.json").read_text())
     assert (DEMO / "model.safetensors").stat().st_size <= 40_000_000
     assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 4)
@@ -31,8 +35,13 @@ def test_it_is_small_and_a_mixture_of_experts():
     assert "## Data and licences" in (DEMO / "README.md").read_text()
 
 
+@pytest.mark.e2e
 def test_chat_without_a_model_answers_offline(tmp_path):
+<<<<<<< HEAD
     """From an empty cache and without a network, the model is converted and answers right."""
+=======
+    """With an empty cache and no network the model is converted and answers right."""
+>>>>>>> main
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
@@ -57,9 +66,15 @@ def store(tmp_path_factory) -> StoreModel:
     return StoreModel.open(directory)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(8,), (4, 2)])
+<<<<<<< HEAD
 def test_it_knows_its_tasks_under_a_tight_limit(store, levels):
     """With a quarter of the experts resident, most of a few held-out tasks of every kind are answered right."""
+=======
+def test_demo_model_answers_tasks_under_a_limit(store, levels):
+    """With a quarter of the experts resident most of a few held-out tasks of every kind are answered right."""
+>>>>>>> main
     settings = RunSettings(levels=levels, retention=0.75 if len(levels) > 1 else 1.0)
     least = store.plan(vram_limit=None, settings=settings, context=256).minimum_vram_bytes
     limit = least + store.shape.experts // 4 * store.form.bytes_at(levels[0])

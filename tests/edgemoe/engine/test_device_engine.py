@@ -14,11 +14,11 @@ import torch
 from device_double import DRIVER_BYTES, DoubleDevice
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
-from edgemoe.commands.options import within_memory
 from edgemoe.engine.engine import Engine
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.memory.plan import PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, NotFinite
 
@@ -155,7 +155,7 @@ def test_limits_above_free_memory_are_shrunk(tiny_store, monkeypatch, caplog):
     plan = limited(store, settings, 6, 12)
     assert within_memory(store, plan, settings) is plan
     each = store.form.bytes_at(4)
-    monkeypatch.setattr(device, "room", lambda: plan.vram_limit_bytes - 2 * each)
+    monkeypatch.setattr(device, "available_bytes", lambda: plan.vram_limit_bytes - 2 * each)
     monkeypatch.setattr(process, "available_memory", lambda: PROCESS_BYTES + plan.staging_bytes + 5 * each)
     monkeypatch.setattr(process, "resident_bytes", lambda: 0)
     smaller = within_memory(store, plan, settings)

@@ -13,6 +13,8 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.resolve import convert_checkpoint
 
+pytestmark = pytest.mark.e2e
+
 PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
 DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
 

@@ -27,6 +27,8 @@ from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, UserError
 
+pytestmark = pytest.mark.e2e
+
 FIELDS = (
     "setting",
     "phase",

@@ -17,6 +17,8 @@ from edgemoe.evaluate.tasks import KINDS, Task, Turn
 from storage.checkpoint import Checkpoint
 from storage.errors import DoesNotFit, MissingTensor, UserError
 
+pytestmark = pytest.mark.e2e
+
 VOCAB = 300
 
 

@@ -19,6 +19,8 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.resolve import convert_checkpoint
 
+pytestmark = pytest.mark.e2e
+
 LENGTH = 8
 PROMPTS = 3
 LEVEL_8_KL = 0.001

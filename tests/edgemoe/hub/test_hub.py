@@ -1,4 +1,4 @@
-"""Models from the Hub, against a double of it: the same store as from a directory, one shard on disk at a time."""
+"""Models from a double of the Hub: the same store as from a directory, with one shard on disk at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from edgemoe.families.table import family_of
 from edgemoe.hub import repository as hub
-from edgemoe.hub.checkpoint import open_passing
+from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
@@ -30,6 +30,8 @@ from storage.checkpoint import Checkpoint
 from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
 from storage.layout import LAYOUTS
+
+pytestmark = pytest.mark.e2e
 
 REPO = "acme/tiny"
 FIRST, SECOND = small_checkpoint.SHARDS
@@ -43,7 +45,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(source, tmp_path_factory) -> dict[str, bytes]:
-    """The store of the same checkpoint, from a directory."""
+    """Name -> bytes of the store of the same checkpoint, converted from a directory."""
     store = tmp_path_factory.mktemp("straight")
     convert(
         source,
@@ -62,7 +64,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Makes huggingface_hub, which has read HF_ENDPOINT already, ask another server."""
+    """Points huggingface_hub, which has read HF_ENDPOINT already, at another server."""
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(
@@ -73,7 +75,7 @@ def point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 
 @pytest.fixture
 def served(source, tmp_path, monkeypatch) -> Iterator[HubDouble]:
-    """The checkpoint on a Hub that this process talks to, and an empty cache."""
+    """A double of the Hub that serves the checkpoint to this process, and an empty cache."""
     directory = Path(shutil.copytree(source, tmp_path / "served"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -94,8 +96,8 @@ def downloads(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", [REPO, f"{REPO}@v1", f"{REPO}@{COMMIT}"])
-def test_the_store_is_the_one_of_a_directory(served, straight, tmp_path, name):
-    """However a model came, its store has the same bytes, fingerprint included; nothing else is left."""
+def test_the_store_equals_the_one_from_a_directory(served, straight, tmp_path, name):
+    """The store has the same bytes and fingerprint, for every form of the name; no download is left."""
     get(tmp_path / "store", name)
     assert contents(tmp_path / "store") == straight
     assert downloads(tmp_path) == []
@@ -105,7 +107,7 @@ def test_the_store_is_the_one_of_a_directory(served, straight, tmp_path, name):
 
 
 def test_one_file_of_weights_is_a_shard_too(served, straight, tmp_path):
-    """A model in model.safetensors gives the same records."""
+    """A model in a single model.safetensors gives the same records."""
     for path in served.directory.glob("model*"):
         path.unlink()
     save_file(small_checkpoint.tensors(), served.directory / "model.safetensors", {"format": "pt"})
@@ -115,24 +117,24 @@ def test_one_file_of_weights_is_a_shard_too(served, straight, tmp_path):
 
 
 def test_the_whole_checkpoint_can_be_kept(served, straight, tmp_path):
-    """With keep_source every file is there afterwards as it is on the Hub, and opens as a checkpoint."""
+    """With keep_source every file stays, equal to the Hub's."""
     get(tmp_path / "store", keep_source=True)
     (kept,) = downloads(tmp_path)
     assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
     assert contents(tmp_path / "store") == straight
     get(tmp_path / "store")
-    assert downloads(tmp_path) == [kept], "what was kept once is not removed by another run"
+    assert downloads(tmp_path) == [kept], "a kept checkpoint is not removed by another run"
     get(tmp_path / "again")
-    assert served.downloads(FIRST).count(None) == 1, "what was kept is not downloaded again"
+    assert served.downloads(FIRST).count(None) == 1, "a kept checkpoint is not downloaded again"
 
 
 class StoppedError(Exception):
-    """Raised in the place of a kill."""
+    """Stands for a kill."""
 
 
-def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, monkeypatch):
-    """Asked of a finished store, or of a conversion that let go of shards, keep_source fetches what is lacking."""
-    # Otherwise so small a shard would be whole in what a stand-in keeps of its ends.
+def test_keep_source_completes_an_earlier_download(served, tmp_path, monkeypatch):
+    """After a finished or interrupted conversion, keep_source downloads the missing shards."""
+    # With larger ends a stand-in would contain all of so small a shard.
     monkeypatch.setattr("edgemoe.hub.shards.ENDS", 64)
     monkeypatch.setattr("storage.checkpoint._SAMPLE", 64)
     get(tmp_path / "store")
@@ -146,7 +148,7 @@ def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, mon
             raise StoppedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgemoe.hub.progress.PassingProgress.converted", stop)
+        patch.setattr("edgemoe.hub.progress.ConversionProgress.converted", stop)
         with pytest.raises(StoppedError):
             get(tmp_path / "other")
     assert contents(kept)[FIRST] != contents(served.directory)[FIRST]
@@ -156,16 +158,16 @@ def test_a_checkpoint_that_is_to_be_kept_late_is_whole_too(served, tmp_path, mon
 
 
 def test_a_chat_keeps_the_source_as_convert_does(served, tmp_path):
-    """`--model org/name` with keep_source ends with the checkpoint in the cache; a directory is refused."""
+    """resolve_store with keep_source leaves the checkpoint in the cache; a directory is refused."""
     store = resolve_store(Path(REPO), "cpu-generic", keep_source=True)
     (kept,) = downloads(tmp_path)
     assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
-    with pytest.raises(UserError, match=f"{store} is no model of the Hub"):
+    with pytest.raises(UserError, match=f"{store}, and a directory is never removed"):
         resolve_store(store, keep_source=True)
 
 
 def test_a_store_of_another_model_is_not_taken_for_it(served, tmp_path):
-    """A finished store in the destination is compared with what the Hub has, and refused untouched."""
+    """A finished store of another source in the destination is refused and stays unchanged."""
     get(tmp_path / "store")
     before = contents(tmp_path / "store")
     changed = {name: tensor + 1 for name, tensor in small_checkpoint.tensors().items()}
@@ -177,8 +179,8 @@ def test_a_store_of_another_model_is_not_taken_for_it(served, tmp_path):
     assert contents(tmp_path / "store") == before
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(served, straight, tmp_path, monkeypatch):
-    """The rest of a shard is asked for, not the whole, and the store is the same."""
+def test_a_broken_connection_is_resumed(served, straight, tmp_path, monkeypatch):
+    """Only the rest of the shard is requested, and the store is the same."""
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     served.cut[SECOND] = 5000
@@ -187,8 +189,8 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(served, straight, t
     assert contents(tmp_path / "store") == straight
 
 
-def test_a_shard_that_came_wrong_is_not_used(served, straight, tmp_path):
-    """A byte that changed on the way is found by the shard's hash; the next run downloads it anew."""
+def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
+    """The shard's hash detects a changed byte; the next run downloads the shard again."""
     served.corrupt.add(SECOND)
     with pytest.raises(DamagedData, match=SECOND):
         get(tmp_path / "store")
@@ -198,7 +200,7 @@ def test_a_shard_that_came_wrong_is_not_used(served, straight, tmp_path):
 
 
 def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
-    """At no read of the checkpoint is more of it on disk than its largest shard and the tensors that wait."""
+    """At every step the disk has at most the largest shard and the tensors still to be read."""
     wide = {"num_hidden_layers": 6, "num_experts": 8, "hidden_size": 256, "moe_intermediate_size": 128}
     monkeypatch.setattr(small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide)
     for key, value in {"LAYERS": 6, "EXPERTS": 8, "HIDDEN": 256, "INNER": 128}.items():
@@ -215,9 +217,11 @@ def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
         peak = max(peak, taken)
 
     monkeypatch.setattr(
-        "edgemoe.hub.progress.PassingProgress.converted", lambda self, *counts: watch(*counts)
+        "edgemoe.hub.progress.ConversionProgress.converted", lambda self, *counts: watch(*counts)
     )
-    monkeypatch.setattr("edgemoe.hub.progress.PassingProgress.downloaded", lambda self, size: watch(size, 0))
+    monkeypatch.setattr(
+        "edgemoe.hub.progress.ConversionProgress.downloaded", lambda self, size: watch(size, 0)
+    )
     get(tmp_path / "store")
     dense = (tmp_path / "store/dense.safetensors").stat().st_size
     layer = 8 * 3 * 256 * 128 * 2
@@ -228,7 +232,7 @@ def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
 
 
 def save_in_shards(directory: Path, count: int) -> None:
-    """The checkpoint of small_checkpoint's present sizes in `count` shards, cut without regard to layers."""
+    """Saves the checkpoint in `count` shards, whose borders cut layers."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(small_checkpoint.CONFIG))
     everything = small_checkpoint.tensors()
@@ -258,7 +262,7 @@ def step(*args):
         os.kill(os.getpid(), signal.SIGKILL)
 
 for name in ("converted", "downloaded"):
-    setattr(progress.PassingProgress, name, step)
+    setattr(progress.ConversionProgress, name, step)
 convert_from_hub(HubModel.parse("acme/tiny"), Path(sys.argv[1]), max_level=8, layout="cpu-generic", dense_bits=16)
 print(count)
 """
@@ -277,8 +281,8 @@ def killed_at(step: int, store: Path) -> int:
     return done.returncode
 
 
-def test_killed_anywhere_it_goes_on_to_the_same_store(served, straight, tmp_path):
-    """SIGKILL while downloading, converting or between: another run ends in the same bytes, and leaves nothing."""
+def test_a_killed_conversion_resumes_to_the_same_store(served, straight, tmp_path):
+    """After SIGKILL during download or conversion another run gives the same bytes and leaves no download."""
     for step in (1, 3, 6):
         assert killed_at(step, tmp_path / "store") == -signal.SIGKILL
     get(tmp_path / "store")
@@ -286,8 +290,8 @@ def test_killed_anywhere_it_goes_on_to_the_same_store(served, straight, tmp_path
     assert downloads(tmp_path) == []
 
 
-def test_without_a_network_it_says_so_at_once(tmp_path, monkeypatch):
-    """Nothing listens: exit 2 within seconds, naming the model, and nothing is left behind to confuse the next run."""
+def test_a_missing_network_fails_at_once(tmp_path, monkeypatch):
+    """A refused connection gives exit 2 within seconds with the model's name, and creates no store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     point(monkeypatch, "http://127.0.0.1:9")
     start = time.monotonic()
@@ -299,7 +303,7 @@ def test_without_a_network_it_says_so_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "said"),
+    ("change", "name", "message"),
     [
         ({"down": True}, REPO, "cannot be reached"),
         ({"gated": True}, REPO, "gated"),
@@ -307,16 +311,16 @@ def test_without_a_network_it_says_so_at_once(tmp_path, monkeypatch):
         ({}, f"{REPO}@v9", "no revision v9"),
     ],
 )
-def test_what_the_hub_refuses_is_told(served, tmp_path, change, name, said):
-    """Down, gated, unknown, no such revision: each by its own words, exit 2."""
+def test_a_refusal_by_the_hub_exits_2(served, tmp_path, change, name, message):
+    """A server that is down, a gated model, an unknown model, an unknown revision: one message each."""
     for attribute, value in change.items():
         setattr(served, attribute, value)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         get(tmp_path / "store", name)
 
 
 def test_a_model_without_safetensors_is_refused_before_anything_is_downloaded(served, tmp_path):
-    """Pickles are named for what they are not; not a byte of weights is fetched."""
+    """The message names the missing format; no weights are downloaded."""
     for path in served.directory.glob("model*"):
         path.unlink()
     (served.directory / "pytorch_model.bin").write_bytes(b"x")
@@ -326,7 +330,7 @@ def test_a_model_without_safetensors_is_refused_before_anything_is_downloaded(se
 
 
 def test_a_family_that_is_not_known_is_refused_after_its_config(served, tmp_path):
-    """One small file tells; weights and tokenizer are not fetched."""
+    """Only config.json is downloaded."""
     config = small_checkpoint.CONFIG | {"model_type": "llama"}
     (served.directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelRefused, match="llama"):
@@ -336,15 +340,15 @@ def test_a_family_that_is_not_known_is_refused_after_its_config(served, tmp_path
 
 @pytest.mark.parametrize("target", ["../../outside.safetensors", "a/b.safetensors", "pytorch_model.bin", 3])
 def test_an_index_that_leads_elsewhere_is_refused(served, tmp_path, target):
-    """Shards are files of the repository, beside its index."""
+    """Every name in the index must be a safetensors file of the repository, beside the index."""
     index = served.directory / small_checkpoint.INDEX
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": target}}))
     with pytest.raises(ModelRefused, match="names"):
         get(tmp_path / "store")
 
 
-def test_a_disk_without_room_for_a_shard_is_refused_before_it_comes(served, tmp_path, monkeypatch):
-    """Store and largest shard have to fit; no shard is downloaded otherwise."""
+def test_a_disk_too_small_for_a_shard_is_refused(served, tmp_path, monkeypatch):
+    """Store and largest shard have to fit, or no shard is downloaded."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
     with pytest.raises(DoesNotFit):
@@ -353,21 +357,21 @@ def test_a_disk_without_room_for_a_shard_is_refused_before_it_comes(served, tmp_
 
 
 def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
-    """Before any shard has come, the checkpoint opens, with its names, its shapes and its very fingerprint."""
+    """Before any download the checkpoint opens with the same names and the same fingerprint."""
     model = HubModel(REPO)
-    shards, total = open_passing(model, tmp_path / "work", keep=False, progress=lambda size: None)
+    shards, total = open_streamed(model, tmp_path / "work", keep=False, progress=lambda size: None)
     there, whole = Checkpoint.open(tmp_path / "work"), Checkpoint.open(source)
     assert there.names() == whole.names()
     assert there.fingerprint() == whole.fingerprint()
     assert total == sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    assert shards.room == max(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert shards.peak_bytes == max(path.stat().st_size for path in source.glob("*.safetensors"))
     assert served.downloads(FIRST).count(None) == 0
 
 
 def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch, capsys):
-    """`--model org/name` ends in a cached store, which later runs use without the network; a directory goes first.
+    """`--model org/name` gives a cached store, which later runs use without the network; a directory goes first.
 
-    A big one is announced, once.
+    A big model is announced once.
     """
     monkeypatch.setattr(first_use, "BIG_BYTES", 1)
     store = resolve_store(Path(REPO))
@@ -383,12 +387,12 @@ def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch, capsys
         resolve_store(Path(REPO))
 
 
-def test_damaged_notes_of_a_download_are_not_believed(served, straight, tmp_path):
-    """Without its commit a download cannot go on, and says how to start anew; a shard's own note is done without."""
+def test_damaged_records_of_a_download(served, straight, tmp_path):
+    """Without its commit a download stops with the way to start again; a shard's own record can be missing."""
     killed_at(6, tmp_path / "store")
     (work,) = downloads(tmp_path)
-    for note in (work / ".edgemoe").glob("*.here.json"):
-        note.write_text("[")
+    for record in (work / ".edgemoe").glob("*.here.json"):
+        record.write_text("[")
     commit = (work / ".edgemoe" / "commit.json").read_text()
     (work / ".edgemoe" / "commit.json").write_text("{}")
     with pytest.raises(DamagedData, match=f"edgemoe rm {REPO}"):
@@ -399,7 +403,7 @@ def test_damaged_notes_of_a_download_are_not_believed(served, straight, tmp_path
 
 
 def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
-    """While one process downloads a model, another is told so."""
+    """A second run fails while the first downloads the model."""
     started, go_on = threading.Event(), threading.Event()
     download = hub.HubRepository.download
 
@@ -435,8 +439,8 @@ def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
         ("", None),
     ],
 )
-def test_names_of_the_hub_are_told_from_paths(text, expected):
-    """org/name and org/name@revision, and nothing that could be meant as a path out of somewhere."""
+def test_names_of_the_hub_differ_from_paths(text, expected):
+    """org/name and org/name@revision are names; anything that could be a path is none."""
     found = HubModel.parse(text)
     assert (found and (found.repo, found.revision)) == expected
 
@@ -446,5 +450,5 @@ def test_names_of_the_hub_are_told_from_paths(text, expected):
     [("model.layers.12.mlp.experts.3.up_proj.weight", 12), ("lm_head.weight", None), ("mtp.layers.0.x", 0)],
 )
 def test_the_layer_of_a_tensor_is_the_first_number_in_its_name(name, layer):
-    """So it is in every family."""
+    """This holds for every family."""
     assert layer_of(name) == layer

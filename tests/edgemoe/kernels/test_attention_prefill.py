@@ -1,4 +1,4 @@
-"""A prompt's attention in one call, against the equations written out and against itself in other portions."""
+"""Attention of several tokens in one call, against reference equations and against other splits of the prompt."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from attention_equations import by_the_equations
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
 
 CONTEXT = 210
 
 
 @pytest.fixture(params=[True, False], ids=["avx512", "avx2"])
 def instructions(request):
-    """With AVX-512 and without."""
+    """Runs the test with AVX-512, then without."""
     if native.use_vnni(request.param) != request.param:
         pytest.skip("the processor has no AVX-512 VNNI")
     yield
@@ -24,7 +24,7 @@ def instructions(request):
 
 
 class Prompt:
-    """Projections of every token, rotations and a KV, all random."""
+    """Random projections and rotations of every token, and a random KV cache."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, normed: bool = True) -> None:
         generator = torch.Generator().manual_seed(heads * dim)
@@ -43,7 +43,7 @@ class Prompt:
         self.attention = NativeAttention(heads, kv_heads, dim, self.norms, self.scaling)
 
     def attended(self, past, cuts, window):
-        """Rows past..cuts[-1] in portions that end at `cuts`; and the KV behind them."""
+        """Results for rows [past, cuts[-1]), a call for each part that ends at one of `cuts`; keys and values."""
         keys, values, out = self.keys.clone(), self.values.clone(), []
         for start, end in zip((past, *cuts), cuts, strict=False):
             rotation = self.rotation[0][start:end], self.rotation[1][start:end]
@@ -58,8 +58,8 @@ SHAPES = [(4, 4, 16), (6, 2, 48), (14, 2, 80), (32, 4, 128), (40, 1, 16)]
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("past", "end"), [(0, 2), (0, 70), (5, 8), (61, 200), (128, 193)])
 @pytest.mark.parametrize("window", [None, 1, 40, 128])
-def test_it_is_attention(heads, kv_heads, dim, past, end, window):
-    """The equations' sums within bf16's rounding; the KV gets these tokens and nothing else."""
+def test_results_match_the_equations(heads, kv_heads, dim, past, end, window):
+    """Results match to bf16's rounding; only the KV entries of these tokens change."""
     prompt = Prompt(heads, kv_heads, dim, normed=dim != 80)
     out, keys, values = prompt.attended(past, (end,), window)
     for row in {past, (past + end) // 2, end - 2, end - 1}:
@@ -78,8 +78,8 @@ def test_it_is_attention(heads, kv_heads, dim, past, end, window):
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_token_is_the_same_in_any_portion(heads, kv_heads, dim, window):
-    """Not a bit depends on where a prompt is cut, or on the instructions."""
+def test_bits_do_not_depend_on_the_split(heads, kv_heads, dim, window):
+    """A token's bits depend neither on the prompt's split into calls nor on the instruction set."""
     prompt = Prompt(heads, kv_heads, dim)
     whole = prompt.attended(3, (200,), window)
     for cuts in ((5, 200), (64, 66, 200), (67, 131, 150, 200)):
@@ -92,8 +92,8 @@ def test_a_token_is_the_same_in_any_portion(heads, kv_heads, dim, window):
     assert all(map(torch.equal, without, whole))
 
 
-def test_scores_that_are_not_numbers_are_seen():
-    """NaN in a key is NaN for the tokens that see it, and for no other of another 64."""
+def test_a_nan_key_reaches_only_tokens_that_attend_to_it():
+    """A NaN in a key makes the tokens that attend to it NaN; windows that exclude it stay finite."""
     prompt = Prompt(4, 2, 16)
     prompt.keys[1, 70, 5] = float("nan")
     out, _, _ = prompt.attended(100, (140,), None)
@@ -103,15 +103,15 @@ def test_scores_that_are_not_numbers_are_seen():
 
 
 @pytest.mark.parametrize("rotation", [torch.zeros(3, 16), torch.zeros(2, 8), torch.zeros(16, 2).T])
-def test_a_rotation_of_other_rows_is_refused(rotation):
-    """One for each token, of a head's size, in one piece: C would read past it."""
+def test_a_rotation_of_another_shape_is_refused(rotation):
+    """A rotation has a contiguous row of a head's size per token; C would read past any other."""
     kv, table = torch.zeros(1, 4, 16).bfloat16(), rotation.bfloat16()
     attention = NativeAttention(1, 1, 16, None, 1.0)
     with pytest.raises(ValueError, match="a rotation of"):
         attention(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
 
 
-def test_more_heads_than_it_has_room_for_are_refused():
-    """Queries that share keys go together, so many at most."""
-    with pytest.raises(ValueError, match="may share one"):
+def test_too_many_heads_per_key_head_are_refused():
+    """A task holds at most MOST_SHARING queries of a token."""
+    with pytest.raises(ValueError, match="heads for one of keys"):
         NativeAttention(MOST_SHARING + 1, 1, 16, None, 1.0)

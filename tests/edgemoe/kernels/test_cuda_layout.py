@@ -1,57 +1,58 @@
-"""edgemoe/kernels/native/cuda_layout.py: a token's product with planes in a GPU's layout, against decoded weights."""
+"""edgemoe/kernels/native/cuda_layout.py: a token's products with planes in layout cuda, against decoded weights."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from plane_experts import SHAPES, an_expert, gate
+from plane_experts import ACTIVATION, SHAPES, an_expert, applied
 
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import cuda_layout as slabs
+from edgemoe.kernels.native import library as native
 from storage.encode import decode
 from storage.layout import LAYOUTS
 
-pytestmark = pytest.mark.skipif(not slabs.available(), reason="the compiled kernel is not here")
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_every_level_matches_the_reference(shape, level):
-    """Slabs of 64 and of 32 columns, groups of 64 and of 32: the decoded weights' product, to bf16's rounding."""
+    """Slabs and groups of 64 and of 32 columns give the decoded weights' product to bf16's rounding."""
     geometry, record, blocks = an_expert(shape, "cuda")
     up, down = decode(record, geometry, LAYOUTS["cuda"], level)
     x = torch.randn(3, up.shape[1], generator=torch.Generator().manual_seed(level)).bfloat16()
-    want = gate((x.float() @ up.T).bfloat16()).float() @ down.T
+    want = ACTIVATION.apply((x.float() @ up.T).bfloat16()).float() @ down.T
     kernel = slabs.SlabExpertKernel(geometry, LAYOUTS["cuda"])
-    got = kernel.forward(x, [Part(blocks[level], level, level, 1)] * 3, gate)
+    got = applied(kernel, x, [Part(blocks[level], level, level, 1)] * 3)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), want, rtol=0.01, atol=0.01 * want.abs().max().item())
 
 
-def test_a_rows_bits_are_its_own():
-    """They depend on neither the other rows of a call nor the planes held above its level."""
+def test_a_rows_bits_depend_on_the_row_only():
+    """They depend neither on the other rows of a call nor on resident planes above its level."""
     geometry, _, blocks = an_expert("odd", "cuda")
     kernel = slabs.SlabExpertKernel(geometry, LAYOUTS["cuda"])
-    held = [(8, 8), (4, 2), (8, 4), (2, 2)]
+    levels = [(8, 8), (4, 2), (8, 4), (2, 2)]
     x = torch.randn(8, 100).bfloat16()
-    parts = [Part(blocks[h], h, level, 2) for h, level in held]
-    together = kernel.forward(x, parts, gate)
+    parts = [Part(blocks[h], h, level, 2) for h, level in levels]
+    together = applied(kernel, x, parts)
     for row, part in enumerate(p for p in parts for _ in range(2)):
         alone = Part(blocks[part.level], part.level, part.level, 1)
-        assert torch.equal(together[row : row + 1], kernel.forward(x[row : row + 1], [alone], gate))
+        assert torch.equal(together[row : row + 1], applied(kernel, x[row : row + 1], [alone]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_seen_in_every_result(value):
-    """A number that is none makes the whole row none."""
+def test_a_non_finite_activation_reaches_every_result(value):
+    """A NaN or infinity in a row of x makes the whole row of y non-finite."""
     geometry, _, blocks = an_expert("odd", "cuda")
     x = torch.zeros(1, 100).bfloat16()
     x[0, 70] = value
-    got = slabs.SlabExpertKernel(geometry, LAYOUTS["cuda"]).forward(x, [Part(blocks[4], 4, 4, 1)], gate)
+    got = applied(slabs.SlabExpertKernel(geometry, LAYOUTS["cuda"]), x, [Part(blocks[4], 4, 4, 1)])
     assert not torch.isfinite(got).any()
 
 
 def test_other_layouts_are_refused():
-    """It reads one order of codes only."""
+    """The kernel reads layout cuda only."""
     with pytest.raises(ValueError, match="cuda"):
         slabs.SlabExpertKernel(an_expert("odd", "cuda")[0], LAYOUTS["cpu-avx2"])

@@ -1,4 +1,4 @@
-"""The kernels through Triton's compiler, which needs no GPU and refuses what its interpreter lets pass."""
+"""Triton's compiler on the kernels: it needs no GPU and rejects code that its interpreter accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgemoe.kernels.triton.experts import FEW, OPTIONS, VECTOR, launch_shape
 from edgemoe.kernels.triton.products import matmul, matvec
 from storage.record import MatrixSpec
 
-product = launch_shape(MatrixSpec.of("down", 2048, 768), 2048, "none")
+product = launch_shape(MatrixSpec.of("down", 2048, 768), 2048, "custom")
 signature = {"items": "*i64", "x": "*bf16", "x_stride": "i32", "y": "*bf16", "P": "constexpr", "T": "constexpr"}
 found = {}
 for kernel, tile, more in ((matvec, VECTOR, {}), (matmul, FEW, {"OPERAND": tl.bfloat16})):
@@ -43,7 +43,7 @@ print(json.dumps(found))
 
 @pytest.mark.triton
 def test_planes_are_loaded_sixteen_bytes_at_a_time(tmp_path):
-    """For an RTX 40's architecture both kernels compile: no plane is loaded byte by byte, nothing is spilled."""
+    """Both kernels compile for an RTX 40's architecture, without byte loads of planes and without register spills."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     inner = subprocess.run(
         [sys.executable, "-c", INNER],

@@ -110,7 +110,7 @@ def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(doctor, "PROBE", 4 << 20)
     monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
     device = DoubleDevice(pinnable=PIECE)
-    monkeypatch.setattr(device, "room", lambda: 12_000_000_000)
+    monkeypatch.setattr(device, "available_bytes", lambda: 12_000_000_000)
     monkeypatch.setattr(devices, "open_device", lambda name: device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "RTX Test")
     found = doctor.examine(tmp_path)

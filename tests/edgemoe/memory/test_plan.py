@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.commands.options import within_memory
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
+from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.base import BLOCK, BlockKind
 from storage.errors import DoesNotFit

@@ -1,4 +1,4 @@
-"""What is said before a big checkpoint is converted."""
+"""The announcement before a big checkpoint is converted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.checkpoint import Checkpoint
 
 @pytest.fixture
 def small_is_big(monkeypatch, tmp_path):
-    """Every checkpoint is big, and the cache is empty."""
+    """Makes every checkpoint big, with an empty cache."""
     monkeypatch.setattr(first_use, "BIG_BYTES", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -29,14 +29,14 @@ def small_is_big(monkeypatch, tmp_path):
 def test_the_first_use_is_announced_and_the_second_is_not(
     small_is_big, monkeypatch, capsys, checkpoint, tmp_path
 ):
-    """Before the conversion's own lines: what, where, how much disk, how long."""
+    """Two lines precede the conversion: sizes, place and disk, then the duration."""
     monkeypatch.setattr(sys, "argv", ["edgemoe", "plan", "--model", str(checkpoint)])
     assert main() == 0
-    said, time, *rest = capsys.readouterr().err.splitlines()
-    assert "tiny is used for the first time: its 387 KB of weights" in said
-    assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in said
-    assert "about 0 min (assumed: 200 MB/s)" in time
-    announced = re.search(r"into a store of (\S+ KB) in", said)
+    first, second, *rest = capsys.readouterr().err.splitlines()
+    assert "tiny is used for the first time: its 387 KB of weights" in first
+    assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in first
+    assert "about 0 min (assumed: 200 MB/s)" in second
+    announced = re.search(r"into a store of (\S+ KB) in", first)
     made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     headers = 2 * 4096 + 8192
     assert announced
@@ -47,7 +47,7 @@ def test_the_first_use_is_announced_and_the_second_is_not(
 
 
 def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
-    """A store made for one device is of no use to another: what is converted again is announced again."""
+    """A store in one layout does not serve another; the second conversion is announced too."""
     made = []
     for layout in ("cpu-generic", "cuda"):
         made.append(resolve_store(checkpoint, layout))
@@ -59,7 +59,7 @@ def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
 
 @pytest.mark.parametrize("command", [["eval", "--tasks", "--task-count", "1"], ["bench"]])
 def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, capsys, checkpoint, command):
-    """Not those only that plan first; what is said comes before the first weight is read."""
+    """eval and bench print the announcement before the first weight is read."""
 
     class Converts(Exception):
         pass
@@ -74,8 +74,8 @@ def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, cap
     assert "tiny is used for the first time" in capsys.readouterr().err
 
 
-def test_what_is_small_needs_no_words(monkeypatch, capsys, checkpoint, tiny_store, tmp_path):
-    """Nor does a store, whatever its size."""
+def test_a_small_checkpoint_is_not_announced(monkeypatch, capsys, checkpoint, tiny_store, tmp_path):
+    """A store of any size is not announced either."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     resolve_store(checkpoint)
     monkeypatch.setattr(first_use, "BIG_BYTES", 1)
@@ -84,7 +84,7 @@ def test_what_is_small_needs_no_words(monkeypatch, capsys, checkpoint, tiny_stor
 
 
 def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
-    """It has no config.json beside it, and may be as big as any other checkpoint."""
+    """A GGUF file without config.json is announced like any checkpoint."""
     path = tmp_path / "model.gguf"
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
@@ -95,8 +95,8 @@ def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])
-def test_the_figures(monkeypatch, checkpoint, tmp_path, rate, minutes):
-    """57 GB: the free disk of a directory still to be made, and the time at a rate."""
+def test_the_announced_figures(monkeypatch, checkpoint, tmp_path, rate, minutes):
+    """57 GB of weights: the free disk of a directory that does not exist yet, and the duration at a rate."""
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
     opened = Checkpoint.open(checkpoint)

@@ -1,4 +1,4 @@
-"""Broken checkpoints and stores, listed and random: one line that says what is wrong, and never a traceback."""
+"""Broken checkpoints and stores, listed and random: every command ends with a one-line message, not a traceback."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def good(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("spoil", "code"), broken_files.CHECKPOINTS.values(), ids=broken_files.CHECKPOINTS)
-def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, spoil, code):
-    """convert exits 2 or 4 with one line on stderr, and leaves no store."""
+@pytest.mark.parametrize(("damage", "code"), broken_files.CHECKPOINTS.values(), ids=broken_files.CHECKPOINTS)
+def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, damage, code):
+    """convert exits with 2 or 4, prints one line on stderr, and leaves no store."""
     source = Path(shutil.copytree(good / "model", tmp_path / "model"))
-    spoil(source)
+    damage(source)
     got, err = run("convert", source, tmp_path / "store")
     said = [line for line in err.splitlines() if not line.startswith("converting ")]
     assert (got, len(said)) == (code, 1), err
@@ -70,23 +70,24 @@ def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, spoil, code):
     assert not (tmp_path / "store" / MANIFEST_NAME).exists()
 
 
-def test_the_checkpoint_that_the_corpus_breaks_is_whole(run, good, tmp_path):
-    """So every entry is refused for what it says of itself."""
+def test_the_checkpoint_of_the_corpus_converts_unbroken(run, good, tmp_path):
+    """The checkpoint converts without its fault, so every entry is refused for its own fault."""
     assert run("convert", good / "model", tmp_path / "store")[0] == 0
     assert run("verify", good / "store")[0] == 0
 
 
-@pytest.mark.parametrize(("spoil", "code"), broken_files.STORES.values(), ids=broken_files.STORES)
-def test_a_broken_store_is_found(run, good, tmp_path, spoil, code):
-    """verify exits 4 (2 where there is no store at all), and no command ends in a traceback."""
+@pytest.mark.parametrize(("damage", "code"), broken_files.STORES.values(), ids=broken_files.STORES)
+def test_a_broken_store_is_found(run, good, tmp_path, damage, code):
+    """verify exits with 4, or 2 without a store, and no command ends with a traceback."""
     store = Path(shutil.copytree(good / "store", tmp_path / "store"))
-    spoil(store)
+    damage(store)
     assert run("verify", store)[0] == code
     assert run("inspect", store)[0] in (0, code)
 
 
-def test_the_corpus_can_be_written_for_others(tmp_path):
-    """As a script it makes one directory an entry, and says what each is."""
+@pytest.mark.e2e
+def test_the_corpus_can_be_written_as_files(tmp_path):
+    """As a script the corpus writes one directory per entry and prints their descriptions."""
     done = subprocess.run(
         [sys.executable, broken_files.__file__, str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -107,10 +108,11 @@ values = st.recursive(
 keys = [*small_checkpoint.CONFIG, "num_local_experts", "mlp_only_layers", "decoder_sparse_step", "head_dim"]
 
 
+@pytest.mark.e2e
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, min_size=1, max_size=3))
 def test_any_value_in_a_config_is_bounded_or_refused(changes):
-    """Whatever stands for any key, a config is refused by type or sizes that a machine can hold."""
+    """A config with any value at any key is refused, or its sizes are within bounds."""
     try:
         config = bounded_config(small_checkpoint.CONFIG | changes)
         family = family_of(config)
@@ -121,32 +123,35 @@ def test_any_value_in_a_config_is_bounded_or_refused(changes):
     assert 1 <= experts <= 4096
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(keys), values, max_size=2) | values)
-def test_any_config_beside_good_weights_raises_nothing_else(good, changes):
-    """A checkpoint whose config.json is any JSON is opened and checked, or refused."""
+def test_any_config_with_good_weights_raises_no_other_error(good, changes):
+    """A checkpoint with any JSON as config.json is opened and checked, or refused."""
     config = small_checkpoint.CONFIG | changes if isinstance(changes, dict) else changes
     assert_only_typed(good, "config.json", json.dumps(config).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.sampled_from([*small_checkpoint.tensors(), "x"]), values, max_size=3)
     | st.fixed_dictionaries({"weight_map": values})
     | values
 )
-def test_any_index_raises_nothing_else(good, index):
-    """The same for the index of a sharded checkpoint."""
+def test_any_index_raises_no_other_error(good, index):
+    """A checkpoint with any JSON as index is opened and checked, or refused."""
     if isinstance(index, dict) and "weight_map" not in index:
         whole = json.loads((good / "model" / small_checkpoint.INDEX).read_text())["weight_map"]
         index = {"weight_map": whole | index}
     assert_only_typed(good, small_checkpoint.INDEX, json.dumps(index).encode())
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 400))
-def test_any_bytes_in_a_shards_header_raise_nothing_else(good, raw, at):
-    """Bytes written over the start of a shard: it is read, or refused; what it says is never believed blindly."""
+def test_any_bytes_in_a_shards_header_raise_no_other_error(good, raw, at):
+    """A shard with its first bytes overwritten is read or refused, with no other error."""
     name = small_checkpoint.SHARDS[1]
     whole = bytearray((good / "model" / name).read_bytes())
     whole[at : at + len(raw)] = raw
@@ -154,7 +159,7 @@ def test_any_bytes_in_a_shards_header_raise_nothing_else(good, raw, at):
 
 
 def assert_only_typed(good: Path, name: str, raw: bytes) -> None:
-    """Converts the checkpoint with one file changed; only errors of the tree may come of it."""
+    """Converts the checkpoint with one file changed, and allows only errors of the tree."""
     with tempfile.TemporaryDirectory() as work:
         source = Path(shutil.copytree(good / "model", Path(work) / "model"))
         (source / name).write_bytes(raw)

@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what safetensors reads, and what nobody should trust is refused."""
+"""Checkpoints: tensors equal those of the safetensors library, and unsafe contents are refused."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ FUSED = "model.layers.2.mlp.experts.gate_up_proj"
 
 @pytest.fixture
 def copy(checkpoint: Path, tmp_path: Path) -> Path:
-    """The checkpoint in one file, free to be damaged."""
+    """A copy of the one-file checkpoint that a test may damage."""
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
 @pytest.fixture
 def sharded(fused_checkpoint: Path, tmp_path: Path) -> Path:
-    """The checkpoint in several files, free to be damaged."""
+    """A copy of the sharded checkpoint that a test may damage."""
     return Path(shutil.copytree(fused_checkpoint, tmp_path / "sharded"))
 
 
 def edit(path: Path, change) -> None:
-    """Rewrites a JSON file after `change` had its way with it."""
+    """Rewrites a JSON file with the changes of `change`."""
     parsed = json.loads(path.read_text())
     change(parsed)
     path.write_text(json.dumps(parsed))
 
 
 def point_shard(directory: Path, target: str) -> None:
-    """Makes the index say that one fused tensor lies in `target`."""
+    """Maps one fused tensor to `target` in the index."""
     edit(directory / INDEX, lambda index: index["weight_map"].update({FUSED: target}))
 
 
 @pytest.mark.covers("safetensors")
 @pytest.mark.parametrize("form", ["checkpoint", "fused_checkpoint"])
-def test_reads_what_safetensors_reads(form, request):
+def test_reads_equal_those_of_safetensors(form, request):
     """Names, shapes, dtypes and every bit agree with the safetensors library, in one file and in shards."""
     directory = request.getfixturevalue(form)
     opened = Checkpoint.open(directory)
@@ -60,7 +60,7 @@ def test_reads_what_safetensors_reads(form, request):
 
 
 def test_a_slice_is_one_expert_of_a_fused_tensor(fused_checkpoint):
-    """read_slice(name, e) is tensor[e], and an expert that is not there is an IndexError."""
+    """read_slice(name, e) equals tensor[e], and raises IndexError for a missing expert."""
     opened = Checkpoint.open(fused_checkpoint)
     whole = opened.read(FUSED)
     for expert in range(8):
@@ -73,7 +73,7 @@ def test_a_slice_is_one_expert_of_a_fused_tensor(fused_checkpoint):
 @pytest.mark.covers("safetensors")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_dtype_and_rank_keeps_its_bits(copy, dtype):
-    """Scalars, empty tensors and vectors of each accepted dtype come back as they were saved."""
+    """Scalars, empty tensors and vectors of every supported dtype are read with the saved bits."""
     tensors = {"scalar": torch.tensor(1.5, dtype=dtype), "empty": torch.empty(0, 3, dtype=dtype)}
     tensors["vector"] = torch.tensor([0.1, -2.0, 3.0], dtype=dtype)
     save_file(tensors, copy / "model.safetensors")
@@ -85,27 +85,28 @@ def test_every_dtype_and_rank_keeps_its_bits(copy, dtype):
 
 
 def test_quantized_tensors_are_refused_on_use(copy):
-    """A tensor of whole numbers is no weight: its name and type are in the message."""
+    """A tensor of integers is refused as a weight, with its name and type in the message."""
     save_file({"packed": torch.zeros(4, dtype=torch.int32)}, copy / "model.safetensors")
     with pytest.raises(ModelRefused, match=r"packed.*I32"):
         Checkpoint.open(copy).read("packed")
 
 
 def test_unknown_name_is_a_missing_tensor(checkpoint):
-    """Asking for what is not there names it."""
+    """The error for an unknown name contains the name."""
     with pytest.raises(MissingTensor, match=r"model\.nowhere"):
         Checkpoint.open(checkpoint).read("model.nowhere")
 
 
-@pytest.mark.parametrize("way", ["dots", "absolute", "link"])
-def test_a_shard_outside_the_directory_is_refused(sharded, way):
-    """A weight_map that leads out, by .., an absolute path or a link, is refused though the file is good."""
+@pytest.mark.parametrize("target_kind", ["dots", "absolute", "link"])
+def test_a_shard_outside_the_directory_is_refused(sharded, target_kind):
+    """A weight_map that leads out of the directory, by .., an absolute path or a link, is refused."""
     outside = sharded.parent / "outside.safetensors"
     save_file({FUSED: torch.zeros(8, 64, 64)}, outside)
-    if way == "link":
+    if target_kind == "link":
         (sharded / "link.safetensors").symlink_to(outside)
     point_shard(
-        sharded, {"dots": "../outside.safetensors", "absolute": str(outside), "link": "link.safetensors"}[way]
+        sharded,
+        {"dots": "../outside.safetensors", "absolute": str(outside), "link": "link.safetensors"}[target_kind],
     )
     with pytest.raises(ModelRefused, match="outside"):
         Checkpoint.open(sharded)
@@ -113,7 +114,7 @@ def test_a_shard_outside_the_directory_is_refused(sharded, way):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_no_file_may_be_a_link_that_leads_out(copy, name):
-    """The same holds for the config, the only file of weights, and files that are only copied."""
+    """A link out of the directory is refused for the config, the weights and companions."""
     (copy / name).rename(copy.parent / "elsewhere")
     (copy / name).symlink_to(copy.parent / "elsewhere")
     with pytest.raises(ModelRefused, match="leads outside"):
@@ -121,7 +122,7 @@ def test_no_file_may_be_a_link_that_leads_out(copy, name):
 
 
 def test_a_snapshot_of_the_hubs_cache_may_link_to_its_own_blobs(checkpoint, tmp_path):
-    """snapshots/REVISION/* -> ../../blobs/* is how the Hub's cache looks, and reads as the files do."""
+    """The Hub's cache links snapshots/REVISION/* to ../../blobs/*, and these links are read."""
     blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     shutil.copytree(checkpoint, blobs)
@@ -135,27 +136,27 @@ def test_a_snapshot_of_the_hubs_cache_may_link_to_its_own_blobs(checkpoint, tmp_
 
 @pytest.mark.parametrize("suffix", ["bin", "pt"])
 def test_pickled_weights_alone_are_refused(copy, suffix):
-    """A checkpoint with nothing but pickled weights is refused, and the message says why."""
+    """A checkpoint with pickled weights only is refused, with the reason in the message."""
     (copy / "model.safetensors").rename(copy / f"pytorch_model.{suffix}")
     with pytest.raises(ModelRefused, match=rf"pytorch_model\.{suffix}.*pickle"):
         Checkpoint.open(copy)
 
 
 def test_pickled_shards_are_refused(sharded):
-    """An index that names a pickle is refused before the file is opened: it does not even exist."""
+    """An index that names a pickle is refused before the file, which does not exist, is opened."""
     point_shard(sharded, "pytorch_model-00001.bin")
     with pytest.raises(ModelRefused, match="pickle"):
         Checkpoint.open(sharded)
 
 
 def test_pickles_beside_safetensors_are_ignored(copy):
-    """Many checkpoints carry both; only the safetensors are read."""
+    """Of a checkpoint with both, only the safetensors are read."""
     (copy / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert "lm_head.weight" in Checkpoint.open(copy).names()
 
 
 def test_a_tokenizer_of_remote_code_is_refused(copy):
-    """auto_map asks to run the checkpoint's own code, and for a tokenizer nothing else would do."""
+    """A tokenizer with auto_map needs the checkpoint's own code and is refused."""
     edit(
         copy / "tokenizer_config.json",
         lambda parsed: parsed.update(auto_map={"AutoTokenizer": ["evil.T", None]}),
@@ -165,13 +166,13 @@ def test_a_tokenizer_of_remote_code_is_refused(copy):
 
 
 def test_a_models_own_code_is_left_out(copy):
-    """A config that names code of its own is read without it; the model's type decides what runs."""
+    """A config with auto_map is read without it; the model type decides which code runs."""
     edit(copy / "config.json", lambda parsed: parsed.update(auto_map={"AutoConfig": "evil.Config"}))
     assert "auto_map" not in Checkpoint.open(copy).config
 
 
 def test_index_that_names_what_a_shard_lacks(sharded):
-    """A tensor promised by the index and held by no shard is missing, by name."""
+    """A tensor of the index that no shard contains is reported by name."""
     edit(
         sharded / INDEX, lambda index: index["weight_map"].update({"model.ghost": index["weight_map"][FUSED]})
     )
@@ -179,8 +180,8 @@ def test_index_that_names_what_a_shard_lacks(sharded):
         Checkpoint.open(sharded)
 
 
-def test_index_that_names_a_file_that_is_not_there(sharded):
-    """A shard that was not downloaded is missing, by name."""
+def test_index_that_names_a_missing_file(sharded):
+    """A missing shard is reported by name."""
     point_shard(sharded, "model-00009-of-00005.safetensors")
     with pytest.raises(MissingTensor, match="model-00009"):
         Checkpoint.open(sharded)
@@ -188,14 +189,14 @@ def test_index_that_names_a_file_that_is_not_there(sharded):
 
 @pytest.mark.parametrize("weight_map", [None, [], {"a": 1}, {"a": ["model.safetensors"]}])
 def test_index_of_the_wrong_form_is_refused(sharded, weight_map):
-    """weight_map must map names to file names."""
+    """A weight_map that does not map names to file names is refused."""
     edit(sharded / INDEX, lambda index: index.update(weight_map=weight_map))
     with pytest.raises(ModelRefused, match="weight_map"):
         Checkpoint.open(sharded)
 
 
 def test_duplicate_header_keys_are_a_bad_header(copy):
-    """The safetensors library takes the last of two equal names; here the file is refused."""
+    """A header with a duplicate name is refused, although the safetensors library accepts it."""
     entry = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
     header = f"{{{entry},{entry}}}".encode()
     (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
@@ -205,14 +206,14 @@ def test_duplicate_header_keys_are_a_bad_header(copy):
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "9" * 10_000, "\ufeff{}", "null"])
 def test_json_that_is_no_object_is_refused(copy, text):
-    """Whatever config.json holds, the answer is ModelRefused, never a crash of the parser."""
+    """Any config.json that is not an object raises ModelRefused."""
     (copy / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelRefused):
         Checkpoint.open(copy)
 
 
 def test_json_of_absurd_size_is_refused_unread(copy):
-    """A sparse file of 1 TiB is refused by its size."""
+    """A sparse file of 1 TiB is refused by its size, unread."""
     with (copy / "config.json").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelRefused, match=str(1 << 40)):
@@ -220,7 +221,7 @@ def test_json_of_absurd_size_is_refused_unread(copy):
 
 
 def test_file_cut_after_opening_is_truncated(copy):
-    """A file that became shorter after its header was read gives the path and the count of bytes."""
+    """A file that became shorter after `open` raises an error with its path and size."""
     opened = Checkpoint.open(copy)
     path = copy / "model.safetensors"
     with path.open("r+b") as file:
@@ -230,7 +231,7 @@ def test_file_cut_after_opening_is_truncated(copy):
 
 
 def test_no_checkpoint_at_all(copy, tmp_path):
-    """An empty directory, and one with a config but no weights, are refused with what is missing."""
+    """An empty directory and a config without weights are refused, with the missing file in the message."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelRefused, match=r"config\.json"):
         Checkpoint.open(tmp_path / "empty")
@@ -240,7 +241,7 @@ def test_no_checkpoint_at_all(copy, tmp_path):
 
 
 def test_fingerprint_changes_with_the_source_and_not_with_its_place(copy, checkpoint):
-    """A copy has the same fingerprint; a bit flipped at an end of the weights, or a companion, another."""
+    """A copy has the same fingerprint; a flipped bit at an end of the weights or in a companion changes it."""
     original = Checkpoint.open(checkpoint).fingerprint()
     assert Checkpoint.open(copy).fingerprint() == original
     weights = copy / "model.safetensors"
@@ -268,8 +269,8 @@ GOOD = {
 }
 
 
-def test_an_honest_config_passes_unchanged():
-    """Qwen3-30B-A3B's own sizes, with an optional value null, come back equal."""
+def test_a_valid_config_is_returned_unchanged():
+    """The sizes of Qwen3-30B-A3B, with an optional value null, are returned unchanged."""
     assert bounded_config(GOOD) == GOOD
 
 
@@ -297,7 +298,7 @@ def test_an_honest_config_passes_unchanged():
     ],
 )
 def test_hostile_values_are_refused_by_key_and_value(key, value):
-    """Every value that sizes something must be a whole number within bounds; the message has both."""
+    """Every size must be a whole number within bounds; the message contains key and value."""
     with pytest.raises(ModelRefused) as refused:
         bounded_config(GOOD | {key: value})
     assert key in str(refused.value)

@@ -1,4 +1,4 @@
-"""How a conversion keeps disk and cores busy: what runs beside what, past the page cache, and in how much memory."""
+"""Concurrency of a conversion: overlap of reads, encoding and writes, page cache, and memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from storage.expert_weights import ExpertWeights
 from storage.source_file import read_range
 
 PATIENCE = 60
-"""Seconds after which what was waited for is taken to be never going to happen."""
+"""Seconds after which an awaited event counts as absent."""
 
 
 def watch_reads(monkeypatch, before: Callable[[int, int], None]) -> None:
-    """Calls `before` with layer and expert ahead of every expert that is read."""
+    """Calls `before` with layer and expert before every read of an expert."""
     real = ExpertWeights.read
 
     def read(self: ExpertWeights, layer: int, expert: int):
@@ -38,7 +38,7 @@ def watch_reads(monkeypatch, before: Callable[[int, int], None]) -> None:
 def test_the_next_layer_is_read_while_one_is_made_durable(
     small_source, straight_files, tmp_path, monkeypatch
 ):
-    """The first layer's fsync ends only once an expert of the second was asked for; the store is the same."""
+    """The first layer's fsync ends only after a read of the second layer; the store has the same bytes."""
     second = threading.Event()
     watch_reads(monkeypatch, lambda layer, expert: second.set() if layer == 1 else None)
     real, synced = os.fsync, []
@@ -55,9 +55,9 @@ def test_the_next_layer_is_read_while_one_is_made_durable(
 
 
 class Arriving:
-    """Weights of one layer at a time: notes who asks for what."""
+    """Makes the weights of one layer available at a time, and records every call."""
 
-    room = 0
+    peak_bytes = 0
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int | None]] = []
@@ -69,10 +69,8 @@ class Arriving:
         self.events.append(("release", layer))
 
 
-def test_what_arrives_layer_by_layer_is_one_layer_at_a_time(
-    small_source, straight_files, tmp_path, monkeypatch
-):
-    """A layer is asked for after the one before it was released, and none of its experts is read before that."""
+def test_arriving_layers_are_on_disk_one_at_a_time(small_source, straight_files, tmp_path, monkeypatch):
+    """A layer is required after the previous one is released, and its experts are read only after that."""
     arriving = Arriving()
     watch_reads(monkeypatch, lambda layer, expert: arriving.events.append(("read", layer)))
     run(small_source, tmp_path / "store", threads=3, arrivals=arriving)
@@ -86,14 +84,14 @@ def test_what_arrives_layer_by_layer_is_one_layer_at_a_time(
 
 
 EXPERT = 3 * 64 * 32 * (2 + 2)
-"""Bytes granted to an expert: its bf16 weights, and two a weight for codes and record."""
+"""Bytes of an expert in memory: its bf16 weights, and two bytes per weight for codes and record."""
 
 
 @pytest.mark.parametrize(("memory", "most"), [(1, 1), (2 * EXPERT, 2), (3 * EXPERT - 1, 2), (1 << 30, 6)])
 def test_experts_in_memory_at_a_time_are_bounded(
     small_source, straight_files, tmp_path, monkeypatch, memory, most
 ):
-    """Whatever the threads, as many experts are begun and not written as memory was granted for, and at least one."""
+    """With any number of threads, the experts in memory stay within the limit, and at least one is allowed."""
     monkeypatch.setattr(storage.convert, "_MEMORY", memory)
     begun = taken = 0
     seen: list[int] = []
@@ -116,7 +114,7 @@ def test_experts_in_memory_at_a_time_are_bounded(
 
 
 def refuse_direct(monkeypatch, call: str, refusals: list[int]) -> None:
-    """Makes os.`call` refuse a descriptor that goes past the page cache, as a filesystem may: with EINVAL."""
+    """Makes os.`call` fail with EINVAL on a descriptor with O_DIRECT, as some file systems do."""
     real = getattr(os, call)
 
     def refusing(fd: int, *arguments: object):
@@ -135,7 +133,7 @@ def refuse_direct(monkeypatch, call: str, refusals: list[int]) -> None:
 def test_a_filesystem_without_direct_access_gives_the_same_store(
     small_source, straight_files, tmp_path, monkeypatch, call
 ):
-    """Where reads or writes past the page cache are refused when they come, they go through it."""
+    """Reads and writes that O_DIRECT refuses are repeated through the page cache."""
     refusals: list[int] = []
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
     refuse_direct(monkeypatch, call, refusals)
@@ -147,7 +145,7 @@ def test_a_filesystem_without_direct_access_gives_the_same_store(
 def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
     small_source, straight_files, tmp_path, monkeypatch
 ):
-    """Where the flag itself is refused, everything goes through the page cache."""
+    """Where the flag itself is refused, all reads and writes go through the page cache."""
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
     for module in (storage.source_file, storage.writer):
         monkeypatch.setattr(module, "bypass_cache", lambda fd: False)
@@ -159,7 +157,7 @@ def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
 @pytest.mark.parametrize("size", [0, 1, 4096, 9999])
 @pytest.mark.parametrize("pieces", [1 << 30, 4096, 1000])
 def test_any_range_is_read_past_the_cache(tmp_path, monkeypatch, offset, size, pieces):
-    """Whatever its ends, up to the file's own, and however few bytes come at a time, exactly the range comes back."""
+    """Any range up to the end of the file is read exactly, with any number of bytes per call."""
     raw = bytes(range(256)) * 64
     path = tmp_path / "file"
     path.write_bytes(raw[: offset + size])

@@ -1,4 +1,4 @@
-"""storage/encode.py and record.py: records against plain torch, and the kernel fed from a record's bytes."""
+"""storage/encode.py and record.py: records against plain torch, and torch's kernel on a record's bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights_of(geometry: RecordGeometry) -> list[torch.Tensor]:
 
 
 def expected(weight: torch.Tensor, spec: MatrixSpec, level: int) -> torch.Tensor:
-    """The matrix at a level, without ever packing it: padded, quantized and cut."""
+    """Computes the matrix at a level without packing: padded, quantized and truncated."""
     padded = torch.zeros(-(-spec.rows // 16) * 16, -(-spec.cols // spec.group) * spec.group)
     padded[: spec.rows, : spec.cols] = weight
     return dequantize(*quantize(padded, spec.group), level)[: spec.rows, : spec.cols]
@@ -44,7 +44,7 @@ def expected(weight: torch.Tensor, spec: MatrixSpec, level: int) -> torch.Tensor
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_records_prefix_holds_its_level(shapes, name, level):
-    """From exactly the bytes that a level reads, every matrix comes back as quantized; padding is gone."""
+    """The bytes of a level's prefix decode to every quantized matrix, without padding."""
     geometry = geometry_of(shapes)
     weights = weights_of(geometry)
     record = encode(geometry, LAYOUTS[name], weights)
@@ -56,7 +56,7 @@ def test_a_records_prefix_holds_its_level(shapes, name, level):
 
 @pytest.mark.parametrize("max_level", [4, 2])
 def test_a_record_without_higher_planes_is_a_prefix(max_level):
-    """A store of lower levels has the same bytes, only fewer."""
+    """The record of a lower max_level is a prefix of the full record."""
     whole, part = geometry_of(SHAPES["odd"]), geometry_of(SHAPES["odd"], max_level)
     weights = weights_of(whole)
     record = encode(part, LAYOUTS["cpu-avx2"], weights)
@@ -65,7 +65,7 @@ def test_a_record_without_higher_planes_is_a_prefix(max_level):
 
 
 def test_lower_planes_do_not_depend_on_lower_bits():
-    """Codes of a level are the top bits of level 8's: planes are nested."""
+    """The codes of a level are the top bits of level 8's codes."""
     geometry = geometry_of(SHAPES["even"])
     record = encode(geometry, LAYOUTS["cuda"], weights_of(geometry))
     codes = {level: unpack_codes(record, geometry, LAYOUTS["cuda"], level) for level in (8, 4, 2)}
@@ -78,7 +78,7 @@ def test_lower_planes_do_not_depend_on_lower_bits():
 @pytest.mark.parametrize("level", [8, 4, 2])
 @pytest.mark.parametrize("tokens", [1, 5, 17])
 def test_torchs_kernel_computes_from_a_records_bytes(shapes, level, tokens):
-    """torch's 4-bit kernel, given a record's planes as they lie, multiplies by the matrices of that level."""
+    """torch's 4-bit kernel on a record's planes computes products with the matrices of that level."""
     geometry = geometry_of(shapes)
     record = encode(geometry, detect(), weights_of(geometry))
     base, d4 = np.split(record[geometry.parameter_bytes : geometry.prefix_bytes(4)], 2)
@@ -100,14 +100,14 @@ def test_torchs_kernel_computes_from_a_records_bytes(shapes, level, tokens):
 
 
 def product(x, nibbles, spec: MatrixSpec, at: int, scale, offset) -> torch.Tensor:
-    """float32 [tokens, padded_rows] of x and the matrix whose packed nibbles lie at `at`."""
+    """Computes float32 [tokens, padded_rows], the product of x and the matrix with packed nibbles at `at`."""
     packed = torch.from_numpy(nibbles[at : at + spec.nibble_bytes].copy()).view(spec.padded_rows, -1)
     parameters = torch.stack((scale, offset), -1).contiguous()
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, spec.group, parameters).float()
 
 
 def test_a_real_models_expert_takes_eight_and_a_half_bits():
-    """[1536, 2048] and [2048, 768]: 8.5, 4.5 and 2.5 bits a weight, with all padding."""
+    """[1536, 2048] and [2048, 768] take 8.5, 4.5 and 2.5 bits per weight, with padding."""
     geometry = geometry_of(((1536, 2048), (2048, 768)))
     weights = 1536 * 2048 + 2048 * 768
     assert {n: geometry.prefix_bytes(n) * 8 / weights for n in (8, 4, 2, 0)} == {8: 8.5, 4: 4.5, 2: 2.5, 0: 0}
@@ -118,7 +118,7 @@ side = st.integers(1, 5000)
 
 @given(side, side, side, side, st.sampled_from([8, 4, 2]))
 def test_planes_are_blocks_without_gaps(a, b, c, d, max_level):
-    """Whatever the shapes, planes are whole 4 KiB blocks, one after another, and large enough."""
+    """For any shapes, planes are whole 4 KiB blocks, contiguous and large enough."""
     geometry = geometry_of(((a, b), (c, d)), max_level)
     at = 0
     for plane in geometry.planes:

@@ -37,7 +37,7 @@ EXACT = {
     "compressed-int4-asymmetric": 32,
     "compressed-int4-channel": None,
 }
-"""Checkpoint of 4-bit codes -> the group its records must have; None: as the shape allows."""
+"""Checkpoint of 4-bit codes -> group of its records; None: the shape decides."""
 
 INEXACT = (
     "gptq-autogptq-act-order",
@@ -52,7 +52,7 @@ ROWS = {"gptq": "GPTQ", "awq": "AWQ", "autoround": "AutoRound", "compressed": "c
 
 
 def opened(directory: Path, settings: object):
-    """(format's name, weights) of a directory whose config.json has this quantization_config."""
+    """Returns (format's name, weights) of a directory with this quantization_config in config.json."""
     config = {} if settings is None else {"quantization_config": settings}
     return open_weights(config, StoredTensors.open(directory))
 
@@ -62,26 +62,26 @@ def settings_of(name: str) -> dict:
 
 
 def marked(names):
-    """The checkpoints as parameters, each marked with the row of the table it stands for."""
+    """The checkpoints as parameters, each with the mark of its row in the support table."""
     return [pytest.param(name, marks=pytest.mark.covers(ROWS[name.split("-")[0]])) for name in names]
 
 
 @pytest.mark.parametrize("name", marked([*EXACT, *INEXACT]))
 def test_weights_are_those_of_the_formats_own_library(name):
-    """Dequantized in float32, every matrix is the library's; no tensor is left over, none is made up."""
+    """Every matrix, dequantized in float32, equals the library's; the sets of tensors are equal."""
     row, weights = opened(DATA / name, settings_of(name))
     expected = load_file(DATA / name / "expected.safetensors")
     assert row == ROWS[name.split("-")[0]]
     assert set(weights) == set(expected)
     for matrix, value in expected.items():
         assert weights[matrix].shape == value.shape
-        # The library rounds to the bf16 or fp16 that it computes in, and no further.
+        # The library rounds to bf16 or fp16, the type of its computation.
         torch.testing.assert_close(weights[matrix].read(), value, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", marked(EXACT))
 def test_four_bit_codes_are_kept_to_the_bit(name):
-    """At level 4 a record stands for the source's own weights, but for the rounding of parameters to bf16."""
+    """Level 4 of a record gives the source's weights, except for the rounding of parameters to bf16."""
     _, weights = opened(DATA / name, settings_of(name))
     for matrix, value in load_file(DATA / name / "expected.safetensors").items():
         codes = weights[matrix].codes()
@@ -96,7 +96,7 @@ def test_four_bit_codes_are_kept_to_the_bit(name):
 
 @pytest.mark.parametrize("name", marked(["awq-autoawq", "awq-autoawq-128"]))
 def test_stored_codes_are_those_that_autoawq_unpacks(name):
-    """A record's upper nibbles are the numbers that the library's own unpacking finds, output by output."""
+    """A record's upper nibbles equal the codes that the library unpacks, output by output."""
     _, weights = opened(DATA / name, settings_of(name))
     for matrix, expected in load_file(DATA / name / "codes.safetensors").items():
         codes = weights[matrix].codes()
@@ -106,7 +106,7 @@ def test_stored_codes_are_those_that_autoawq_unpacks(name):
 
 @pytest.mark.parametrize("name", ["gptq-autogptq-act-order", "gptq-autogptq-act-order-8"])
 def test_the_act_order_checkpoints_are_out_of_order(name):
-    """Full groups, but most inputs not in group k / 32: a reader that left g_idx out would be seen."""
+    """Groups are full, and most inputs are not in group k / 32: a reader that ignores g_idx fails."""
     groups = load_file(DATA / name / "model.safetensors")[f"{EXPERT}gate_proj.g_idx"]
     in_order = torch.arange(len(groups)) // 32
     assert settings_of(name)["desc_act"]
@@ -115,14 +115,14 @@ def test_the_act_order_checkpoints_are_out_of_order(name):
 
 
 @pytest.mark.parametrize("name", marked(INEXACT))
-def test_what_has_no_four_bit_codes_says_so(name):
-    """Other sources are dequantized, and keep level 8."""
+def test_other_sources_offer_no_codes(name):
+    """Sources without 4-bit codes are dequantized and keep level 8."""
     _, weights = opened(DATA / name, settings_of(name))
     assert {weight.group for weight in weights.values()} == {None}
 
 
 def test_the_bytes_of_a_weight_are_those_of_its_parts():
-    """Progress and deliveries by layer count every stored tensor once."""
+    """The bytes of all weights count every stored tensor once."""
     for name in (*EXACT, *INEXACT):
         _, weights = opened(DATA / name, settings_of(name))
         stored = load_file(DATA / name / "model.safetensors")
@@ -137,7 +137,7 @@ def gptq(tmp_path: Path) -> Path:
 
 
 def rewrite(directory: Path, change) -> None:
-    """Saves the tensors again after `change` had its way with their dict."""
+    """Saves the tensors again with the changes of `change`."""
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(
@@ -147,13 +147,13 @@ def rewrite(directory: Path, change) -> None:
 
 @pytest.mark.covers("GPTQ")
 def test_act_order_is_read_input_by_input_and_keeps_level_8(gptq):
-    """With desc_act, g_idx says which scale an input has; its codes are not offered, as groups do not lie together."""
+    """With desc_act, g_idx gives every input's scale; codes are not offered, since groups are scattered."""
     matrix = f"{EXPERT}gate_proj"
     plain = opened(gptq, settings_of("gptq"))[1][f"{matrix}.weight"].read()
     order = torch.randperm(64, generator=torch.Generator().manual_seed(3))
 
     def permute(tensors):
-        # Inputs in another order: every code, and with it the number of its group, moves.
+        # Inputs in another order: every code moves together with the number of its group.
         raw = tensors[f"{matrix}.qweight"].T.contiguous().view(torch.uint8)
         codes = torch.stack((raw & 15, raw >> 4), -1).view(64, 64)[:, order]
         packed = (codes[:, 0::2] | (codes[:, 1::2] << 4)).contiguous()
@@ -175,7 +175,7 @@ def test_act_order_is_read_input_by_input_and_keeps_level_8(gptq):
 
 @pytest.mark.parametrize("low", [-1, 2])
 def test_a_group_that_is_not_there_is_damage(gptq, low):
-    """g_idx indexes scales, so it is checked before it does."""
+    """The values of g_idx are checked before they index the scales."""
     name = f"{EXPERT}gate_proj.g_idx"
     rewrite(gptq, lambda tensors: tensors.update({name: torch.full((64,), low, dtype=torch.int32)}))
     _, weights = opened(gptq, settings_of("gptq"))
@@ -184,7 +184,7 @@ def test_a_group_that_is_not_there_is_damage(gptq, low):
 
 
 def test_gptq_v2_has_plain_zero_points(gptq):
-    """The same tensors marked v2 are one step of the scale higher: their zero points are not one less."""
+    """The same tensors marked v2 are one scale step higher: their zero points have no offset."""
     matrix = f"{EXPERT}gate_proj"
     first = opened(gptq, settings_of("gptq"))[1][f"{matrix}.weight"].read()
     second = opened(gptq, settings_of("gptq") | {"checkpoint_format": "gptq_v2"})[1][
@@ -203,23 +203,23 @@ PARTS = {
 
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
 @pytest.mark.parametrize("how", ["missing", "shorter", "type"])
-def test_a_part_that_does_not_fit_is_named_before_anything_is_read(tmp_path, name, part, how):
-    """Packed shapes must agree with each other, with the group and the bits; the part is in the message."""
+def test_a_part_of_the_wrong_shape_is_named_before_any_read(tmp_path, name, part, how):
+    """Packed shapes must agree with each other, with the group and the bits; the message names the part."""
     directory = Path(shutil.copytree(DATA / name, tmp_path / name))
     whole = f"{EXPERT}gate_proj.{part}"
 
-    def spoil(tensors):
-        spoilt = tensors.pop(whole)
+    def damage(tensors):
+        part_tensor = tensors.pop(whole)
         if how != "missing":
-            tensors[whole] = spoilt[..., :-1] if how == "shorter" else spoilt.to(torch.int64)
+            tensors[whole] = part_tensor[..., :-1] if how == "shorter" else part_tensor.to(torch.int64)
 
-    rewrite(directory, spoil)
+    rewrite(directory, damage)
     with pytest.raises(MissingTensor, match=part):
         opened(directory, settings_of(name))
 
 
 def test_a_matrix_in_two_forms_is_refused(gptq):
-    """Which of the two is meant nobody can know."""
+    """A matrix with a packed and a plain form is ambiguous and refused."""
     rewrite(gptq, lambda tensors: tensors.update({f"{EXPERT}gate_proj.weight": torch.zeros(64, 64)}))
     with pytest.raises(ModelRefused, match=r"gate_proj\.weight"):
         opened(gptq, settings_of("gptq"))
@@ -256,7 +256,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("name", "change"), HOSTILE)
 def test_settings_out_of_bounds_are_refused(name, change):
-    """Whatever quantization_config says is bounded before anything is allocated or read."""
+    """Every value of quantization_config is bounded before any allocation or read."""
     with pytest.raises(ModelRefused):
         opened(DATA / name, settings_of(name) | change)
 
@@ -274,7 +274,7 @@ def test_settings_out_of_bounds_are_refused(name, change):
     ],
 )
 def test_schemes_out_of_bounds_are_refused(weights):
-    """The same holds for what lies deeper, in a group of compressed-tensors' config."""
+    """Values in a group of compressed-tensors' config are bounded, too."""
     settings = settings_of("compressed-int4-group")
     settings["config_groups"]["group_0"]["weights"] |= weights
     with pytest.raises(ModelRefused):
@@ -283,13 +283,13 @@ def test_schemes_out_of_bounds_are_refused(weights):
 
 @pytest.mark.parametrize("settings", [[], "gptq", 4, True])
 def test_a_quantization_config_that_is_no_object_is_refused(settings):
-    """It is not looked into."""
+    """A quantization_config that is not an object is refused."""
     with pytest.raises(ModelRefused, match="quantization_config"):
         opened(DATA / "gptq", settings)
 
 
 def test_a_shape_that_contradicts_its_tensor_is_damage(tmp_path):
-    """compressed-tensors stores every matrix's shape beside it; the two must agree."""
+    """The stored shape of a compressed-tensors matrix must equal its tensor's shape."""
     directory = Path(shutil.copytree(DATA / "compressed-int4-group", tmp_path / "copy"))
     name = f"{EXPERT}gate_proj.weight_shape"
     rewrite(directory, lambda tensors: tensors.update({name: torch.tensor([32, 1 << 40])}))
@@ -299,7 +299,7 @@ def test_a_shape_that_contradicts_its_tensor_is_damage(tmp_path):
 
 
 def test_outputs_that_do_not_fill_a_word_are_read(tmp_path):
-    """Zero points of 4 outputs take half a word of 4-bit fields; the other half is nobody's."""
+    """Zero points of 4 outputs take half a word of 4-bit fields; the other half is padding."""
     tensors = {
         "a.qweight": torch.full((8, 4), 0x21212121, dtype=torch.int32),
         "a.qzeros": torch.zeros(2, 1, dtype=torch.int32),
@@ -313,7 +313,7 @@ def test_outputs_that_do_not_fill_a_word_are_read(tmp_path):
 
 @pytest.mark.parametrize(("group", "columns"), [(1024, 2048), (-1, 96), (48, 96), (-1, 40)])
 def test_wide_groups_are_split_and_others_dequantized(tmp_path, group, columns):
-    """A source's group becomes as many of a record's as lie in it whole; where none does, codes are not offered."""
+    """A source's group is split into whole record groups; where none fits, codes are not offered."""
     groups = columns // group if group > 0 else 1
     generator = torch.Generator().manual_seed(group + columns)
     codes = torch.randint(0, 16, (8, columns), generator=generator)
@@ -334,7 +334,7 @@ def test_wide_groups_are_split_and_others_dequantized(tmp_path, group, columns):
 
 @pytest.mark.covers("FP8")
 def test_fp8_blocks_have_a_scale_each(tmp_path):
-    """DeepSeek's layout: 128 x 128 blocks, the last ones cut off by the matrix; scales are multiplied by."""
+    """DeepSeek's layout: 128 x 128 blocks, incomplete at the matrix's end, with scales as factors."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 3, generator=generator) + 0.1
@@ -354,7 +354,7 @@ def test_fp8_blocks_have_a_scale_each(tmp_path):
 
 @pytest.mark.covers("FP8")
 def test_fused_fp8_experts_are_read_one_by_one(tmp_path):
-    """[E, N, K] with [E, blocks, blocks] scales, and no suffix of its own: a slice is that expert's matrix."""
+    """[E, N, K] with [E, blocks, blocks] scales and no suffix: a slice is that expert's matrix."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 130, 64, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(3, 2, 1, generator=generator) + 0.1
@@ -368,8 +368,8 @@ def test_fused_fp8_experts_are_read_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize("scales", [None, (2, 2), (3,)])
-def test_fp8_without_its_scales_is_not_believed(tmp_path, scales):
-    """A matrix without scales would be read as other weights than it stands for."""
+def test_fp8_without_its_scales_is_refused(tmp_path, scales):
+    """A matrix without scales, or with scales of another shape, is refused."""
     tensors = {"a.weight": torch.zeros(200, 300).to(torch.float8_e4m3fn)}
     if scales:
         tensors["a.weight_scale_inv"] = torch.ones(scales)
@@ -380,15 +380,15 @@ def test_fp8_without_its_scales_is_not_believed(tmp_path, scales):
 
 @pytest.mark.parametrize("block", [[128], [0, 128], [128, 10**9], "128", [128.0, 128.0], [1, 2, 3]])
 def test_fp8_blocks_out_of_bounds_are_refused(tmp_path, block):
-    """Sides of blocks size what is allocated."""
+    """Block sides are bounded, since they determine the size of an allocation."""
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelRefused, match="weight_block_size"):
         opened(tmp_path, {"quant_method": "fp8", "weight_block_size": block})
 
 
 @pytest.mark.covers("MXFP4")
-def test_mxfp4_is_what_transformers_makes_of_it(tmp_path):
-    """Blocks and scales of gpt-oss become the [E, K, N] that transformers dequantizes them to."""
+def test_mxfp4_equals_transformers_dequantization(tmp_path):
+    """Blocks and scales of gpt-oss give the [E, K, N] of transformers' dequantization."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     generator = torch.Generator().manual_seed(5)
@@ -410,7 +410,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(tmp_path):
     ("blocks", "scales"), [((2, 6, 4, 15), (2, 6, 4)), ((2, 6, 4, 16), (2, 6, 3)), ((6, 16), (6,))]
 )
 def test_mxfp4_parts_must_fit(tmp_path, blocks, scales):
-    """16 bytes are a block, and every block has a scale."""
+    """Blocks other than 16 bytes, or without a scale each, are refused."""
     tensors = {
         "e_blocks": torch.zeros(blocks, dtype=torch.uint8),
         "e_scales": torch.zeros(scales, dtype=torch.uint8),
@@ -420,7 +420,7 @@ def test_mxfp4_parts_must_fit(tmp_path, blocks, scales):
         opened(tmp_path, {"quant_method": "mxfp4"})
 
 
-def test_every_format_has_a_name_of_its_own():
-    """The table says in words what is read and what becomes of it, once for each format."""
+def test_every_format_has_a_unique_name():
+    """Names in the table of formats are unique, and every row has its descriptions."""
     assert len({row.name for row in FORMATS}) == len(FORMATS) >= 8
     assert all(row.variants and row.stored for row in FORMATS)

@@ -1,4 +1,4 @@
-"""GGUF: tensors against the gguf package's own reading, whole models against transformers' own, and lies refused."""
+"""GGUF: tensors against the gguf package, whole models against transformers, and broken headers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def qwen3():
-    """2 layers of 4 experts of 256; weights in float32. Not to be changed."""
+    """2 layers of 4 experts of 256; weights in float32. Read-only."""
     torch.manual_seed(0)
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SIZES, head_dim=64, num_experts=4, moe_intermediate_size=256, norm_topk_prob=True)
@@ -55,14 +55,14 @@ def qwen3():
 
 @pytest.fixture(scope="module")
 def mixtral():
-    """The same sizes as Mixtral has them."""
+    """A Mixtral model of the same sizes."""
     torch.manual_seed(1)
     return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=256))
 
 
 @pytest.fixture(scope="module")
 def file(qwen3, tmp_path_factory) -> Path:
-    """The Qwen3 model with experts in F16 and a tokenizer. Not to be changed."""
+    """The Qwen3 model with experts in F16 and a tokenizer. Read-only."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_model(path, qwen3, a_tokenizer())
     return path
@@ -75,7 +75,7 @@ def copy(file, tmp_path) -> Path:
 
 
 def quantized(kind: Kind):
-    """Experts of one type: random codes, as nothing here can write all types."""
+    """Experts of one type with random codes, since no package here writes all types."""
 
     def make(name: str, weight: torch.Tensor) -> tuple[np.ndarray, Kind]:
         return blocks(kind, tuple(weight.shape), sum(name.encode())), kind
@@ -86,7 +86,7 @@ def quantized(kind: Kind):
 @pytest.mark.covers("GGUF")
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K])
 def test_tensors_are_what_the_gguf_package_reads(qwen3, tmp_path, kind):
-    """Every expert's matrix is a slice of what the package reads and dequantizes; 4-bit codes give the same."""
+    """Every expert's matrix equals a slice of the tensor that the package dequantizes, and so do its 4-bit codes."""
     path = tmp_path / "experts.gguf"
     write_model(path, qwen3, experts=quantized(kind))
     opened = Checkpoint.open(path)
@@ -110,7 +110,7 @@ def test_tensors_are_what_the_gguf_package_reads(qwen3, tmp_path, kind):
 
 
 def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
-    """Q4_K_M files have some matrices in Q6_K: then no record could keep all codes, and none does."""
+    """With some matrices in Q6_K, as in Q4_K_M files, records keep no codes and have level 8."""
 
     def mixed(name: str, weight: torch.Tensor):
         return quantized(Kind.Q6_K if name.startswith("blk.1.ffn_down") else Kind.Q4_K)(name, weight)
@@ -126,7 +126,7 @@ def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
 @pytest.mark.covers("GGUF")
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
 def test_a_file_is_the_model_it_was_made_from(family, request, tmp_path):
-    """Names, shapes and weights are transformers' own; Mixtral's query and key rows are back in their order."""
+    """Names, shapes and weights equal transformers'; Mixtral's query and key rows are in transformers' order."""
     model = request.getfixturevalue(family)
     path = tmp_path / "model.gguf"
     write_model(path, model)
@@ -143,8 +143,8 @@ def test_a_file_is_the_model_it_was_made_from(family, request, tmp_path):
 
 @pytest.mark.covers("GGUF")
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
-def test_its_config_tokenizer_and_template_come_along(family, request, tmp_path):
-    """transformers reads the unpacked files as the model's own: every size, every token, the template."""
+def test_its_config_tokenizer_and_template_are_unpacked(family, request, tmp_path):
+    """transformers reads every size, every token and the template from the unpacked files."""
     model, tokenizer = request.getfixturevalue(family), a_tokenizer()
     path = tmp_path / "model.gguf"
     write_model(path, model, tokenizer)
@@ -170,7 +170,7 @@ def test_its_config_tokenizer_and_template_come_along(family, request, tmp_path)
 
 
 def test_the_fingerprint_is_the_files_own(file, copy):
-    """A copy elsewhere has the same one; a bit changed at either end of the data another."""
+    """A copy has the same fingerprint; a changed bit at either end of the data changes it."""
     original = Checkpoint.open(file).fingerprint()
     assert Checkpoint.open(copy).fingerprint() == original
     data = copy.read_bytes()
@@ -179,7 +179,7 @@ def test_the_fingerprint_is_the_files_own(file, copy):
 
 
 def test_a_directory_with_one_file_is_that_file(copy, tmp_path):
-    """A directory is its only GGUF; with two, or split into several, one has to be named or merged."""
+    """A directory with one GGUF file opens as that file; with two files, or a split model, it is refused."""
     assert find_gguf(tmp_path) == copy
     assert Checkpoint.open(tmp_path).format == "GGUF"
     shutil.copy(copy, tmp_path / "other.gguf")
@@ -188,7 +188,7 @@ def test_a_directory_with_one_file_is_that_file(copy, tmp_path):
 
 
 def test_a_link_out_of_the_directory_is_refused(file, tmp_path):
-    """As with every other file of a model's directory."""
+    """A GGUF file that links out of the directory is refused."""
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "model.gguf").symlink_to(file)
@@ -210,15 +210,15 @@ def test_a_link_out_of_the_directory_is_refused(file, tmp_path):
         ({"expert_used_count": 9}, "num_experts_per_tok"),
     ],
 )
-def test_values_that_cannot_be_are_refused(qwen3, tmp_path, change, match):
-    """The same bounds hold as for a config.json; what is not there is named."""
+def test_impossible_values_are_refused(qwen3, tmp_path, change, match):
+    """Values have the bounds of config.json, and a missing field is named."""
     write_model(tmp_path / "bad.gguf", qwen3, change=change)
     with pytest.raises((ModelRefused, MissingTensor), match=match):
         Checkpoint.open(tmp_path / "bad.gguf")
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path):
-    """The message has the list of those that are known."""
+    """The message lists the known architectures."""
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()
@@ -241,7 +241,7 @@ def tensor(name: bytes = b"t", shape: tuple[int, ...] = (32,), kind: int = 0, of
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
-LIES = {
+FAULTS = {
     "magic": b"GGML" + bytes(20),
     "version": header(version=1),
     "tensors without end": header(tensors=1 << 62),
@@ -268,27 +268,28 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies_is_refused(tmp_path, lie):
-    """No count, length or offset is used before it is bounded: the answer is BadHeader, at once."""
-    (tmp_path / "lie.gguf").write_bytes(LIES[lie])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_header_that_contradicts_its_file_is_refused(tmp_path, fault):
+    """Counts, lengths and offsets are bounded before use: BadHeader is raised at once."""
+    (tmp_path / "fault.gguf").write_bytes(FAULTS[fault])
     with pytest.raises(BadHeader):
-        read_gguf_header(tmp_path / "lie.gguf")
+        read_gguf_header(tmp_path / "fault.gguf")
 
 
 @pytest.mark.parametrize("cut", [2, 10, 30, 1000, -1])
 def test_a_file_that_ends_early_is_truncated(copy, cut):
-    """In the header or in the data, before anything is read of it."""
+    """A file cut in the header or in the data is refused before any data is read."""
     data = copy.read_bytes()
     copy.write_bytes(data[:cut])
     with pytest.raises(TruncatedFile):
         Checkpoint.open(copy)
 
 
+@pytest.mark.e2e
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_change_of_the_header_does_more_than_be_refused(file, tmp_path, data):
-    """Bytes of a good header replaced anywhere: it is read all the same, or refused by an error of the tree."""
+def test_any_change_of_the_header_is_read_or_refused(file, tmp_path, data):
+    """A header with replaced bytes is read, or refused with an error of the tree."""
     whole = bytearray(file.read_bytes())
     at = data.draw(st.integers(0, 3000))
     whole[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
@@ -298,8 +299,8 @@ def test_no_change_of_the_header_does_more_than_be_refused(file, tmp_path, data)
         Checkpoint.open(changed)
 
 
-def test_a_tokenizer_that_is_none_is_refused(qwen3, tmp_path):
-    """A file without a vocabulary cannot be chatted with; the message says what is the matter."""
+def test_a_missing_tokenizer_is_refused(qwen3, tmp_path):
+    """A file without a vocabulary is refused with the reason."""
     write_model(tmp_path / "mute.gguf", qwen3)
     with pytest.raises(ModelRefused, match="tokenizer"):
         Checkpoint.open(tmp_path / "mute.gguf").companions()

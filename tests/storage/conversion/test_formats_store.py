@@ -1,4 +1,4 @@
-"""From quantized checkpoints to answers: whole models converted and run, against transformers on the same weights."""
+"""Whole quantized models, converted and run, against transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = [5, 17, 90, 201, 33, 250, 4, 129]
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A float32 [N, K] matrix as symmetric 4-bit codes [N, K] and float32 scales [N, K / 32] of 8 mantissa bits."""
+    """Quantizes float32 [N, K] to symmetric 4-bit codes [N, K] and float32 scales [N, K / 32] of 8 mantissa bits."""
     grouped = weight.float().view(weight.shape[0], -1, GROUP)
     scales = (grouped.abs().amax(-1) / 7).bfloat16().float()
     codes = (grouped / scales.unsqueeze(-1)).round().clamp(-8, 7) + 8
@@ -54,7 +54,7 @@ def model(tiny_model):
 
 
 def words(codes: torch.Tensor) -> torch.Tensor:
-    """[n, m] values 0..15 -> int32 [n / 8, m]: eight of a column in a word, the first in its lowest bits."""
+    """Packs [n, m] values 0..15 into int32 [n / 8, m]: eight of a column per word, the first in the lowest bits."""
     shifts = 4 * torch.arange(8).view(1, 8, 1)
     packed = (codes.view(-1, 8, codes.shape[1]) << shifts).sum(1)
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
@@ -62,7 +62,7 @@ def words(codes: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def gptq(model, tmp_path_factory) -> Path:
-    """The model as a GPTQ checkpoint, by the format's published layout: only experts are packed."""
+    """The model as a GPTQ checkpoint in the published layout, with packed experts."""
     directory = tmp_path_factory.mktemp("gptq") / "model"
     model.save_pretrained(directory)
     a_tokenizer().save_pretrained(directory)
@@ -97,7 +97,7 @@ def converted(source: Path, destination: Path) -> Manifest:
 
 
 def divergence(engine, model) -> float:
-    """Largest KL of the engine's next token from transformers', over all prefixes, in nats."""
+    """Computes the largest KL of the engine's next token against transformers, over all prefixes, in nats."""
     with torch.no_grad():
         want = copy.deepcopy(model).bfloat16()(torch.tensor([TOKENS])).logits[0].double().log_softmax(-1)
     worst = 0.0
@@ -113,7 +113,7 @@ def divergence(engine, model) -> float:
 
 @pytest.mark.covers("GPTQ")
 def test_a_gptq_model_answers_at_level_4_as_transformers_does(gptq, model, open_engine, tmp_path):
-    """Level 4 by itself, groups of the source, an error of nothing (its scales are bf16), and the same answers."""
+    """By default the store has level 4, the source's groups, no error (bf16 scales), and the same answers."""
     manifest = converted(gptq, tmp_path / "store")
     assert manifest.max_level == 4
     assert {matrix.group for matrix in manifest.geometry.matrices} == {GROUP}
@@ -123,7 +123,7 @@ def test_a_gptq_model_answers_at_level_4_as_transformers_does(gptq, model, open_
 
 @pytest.mark.covers("GGUF")
 def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tmp_path):
-    """The same weights as GGUF and as safetensors, which is compared with transformers elsewhere: the same logits."""
+    """The same weights as GGUF and as safetensors give the same logits."""
     model = copy.deepcopy(tiny_model)
     model.config.mlp_only_layers = []
     torch.manual_seed(2)
@@ -131,7 +131,7 @@ def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tm
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".experts." in name:
-                # Weights that F16 and bf16 both hold, as the file has experts in F16.
+                # Weights that F16 and bf16 both represent: the file has experts in F16.
                 parameter.copy_((parameter * 2**16).round().clamp(-127, 127) / 2**10)
     write_model(tmp_path / "model.gguf", model, a_tokenizer())
     model.save_pretrained(tmp_path / "saved")
@@ -148,7 +148,7 @@ def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tm
 
 
 def test_parameters_that_are_not_finite_are_damage(gptq, tmp_path):
-    """A scale that is no number is named by layer, expert and matrix; there is no store."""
+    """A NaN scale is reported with layer, expert and matrix, and no store is written."""
     directory = Path(shutil.copytree(gptq, tmp_path / "model"))
     tensors = load_file(directory / "model.safetensors")
     tensors["model.layers.2.mlp.experts.3.down_proj.scales"][0, 5] = float("nan")
@@ -159,7 +159,7 @@ def test_parameters_that_are_not_finite_are_damage(gptq, tmp_path):
 
 
 def test_a_missing_part_of_an_expert_is_fatal(gptq, tmp_path):
-    """An expert without one of its packed tensors is never made up: it is named, and nothing is written."""
+    """A missing packed tensor of an expert is reported by name, and no file is written."""
     directory = Path(shutil.copytree(gptq, tmp_path / "model"))
     tensors = load_file(directory / "model.safetensors")
     del tensors["model.layers.2.mlp.experts.3.down_proj.qweight"]
@@ -170,14 +170,14 @@ def test_a_missing_part_of_an_expert_is_fatal(gptq, tmp_path):
 
 
 def test_level_8_of_four_bits_is_refused(gptq, tmp_path):
-    """There is nothing above the source's own codes; nothing is written."""
+    """Level 8 of 4-bit codes is refused, and no file is written."""
     with pytest.raises(ModelRefused, match="max-level"):
         convert_checkpoint(gptq, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
     assert not (tmp_path / "store").exists()
 
 
 def test_the_error_is_the_stores_own(checkpoint, tiny_store, tiny_model):
-    """store.json and inspect have the relative error at the highest level, over experts 0 and 4 of both layers."""
+    """store.json and inspect contain the relative error of the highest level, over experts 0 and 4 of both layers."""
     manifest = Manifest.load(tiny_store)
     squared = total = 0.0
     for layer, records in manifest.layers.items():
@@ -199,7 +199,7 @@ def test_the_error_is_the_stores_own(checkpoint, tiny_store, tiny_model):
 
 
 def test_a_gguf_file_can_be_named_as_a_model(tiny_model, tmp_path, monkeypatch):
-    """--model FILE.gguf converts it once into the cache, and finds it there the next time."""
+    """--model FILE.gguf converts the file into the cache once, and uses the cached store the next time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = copy.deepcopy(tiny_model)
     model.config.mlp_only_layers = []
@@ -211,7 +211,7 @@ def test_a_gguf_file_can_be_named_as_a_model(tiny_model, tmp_path, monkeypatch):
 
 
 def test_convert_prints_the_error(gptq, tmp_path, capsys):
-    """On the command line, for people and as JSON."""
+    """The command prints the error as text and as JSON."""
     command = typer.main.get_command(app)
     command.main(["convert", str(gptq), str(tmp_path / "store"), "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["source_error"] == 0.0
@@ -221,7 +221,7 @@ def test_convert_prints_the_error(gptq, tmp_path, capsys):
 
 @pytest.mark.covers("MXFP4", "gpt_oss")
 def test_a_gpt_oss_in_mxfp4_answers_as_its_dequantized_self(open_engine, tmp_path):
-    """The checkpoint as it is published, experts packed and biases not: transformers' logits of the same weights."""
+    """The published form of the checkpoint, with packed experts and plain biases, gives transformers' logits."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     made = random_model("gpt_oss")

@@ -1,4 +1,4 @@
-"""A conversion in which any one call of the operating system goes wrong: a typed error or none, and no harm."""
+"""Conversions in which one call of the operating system fails: a typed error or success, and no damage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from storage.manifest import MANIFEST_NAME
 from storage.retry import RETRIES
 from storage.verify import verify
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def fast() -> Iterator[Path]:
-    """A directory in memory where there is one: hundreds of conversions sync thousands of files."""
+    """A directory in memory where the system has one: hundreds of conversions sync thousands of files."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         yield Path(name)
@@ -35,7 +37,7 @@ def fast() -> Iterator[Path]:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_leaves_no_trace(small_source, straight_files, tmp_path, threads):
-    """One thread or more than there are experts: the same bytes in every file."""
+    """One thread, or more threads than experts, give the same bytes in every file."""
     run(small_source, tmp_path / "store", threads=threads)
     assert contents(tmp_path / "store") == straight_files
 
@@ -52,10 +54,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("number", "stays", "direct_from"), FAULTS.values(), ids=FAULTS)
-def test_whichever_call_fails_nothing_is_damaged(
+def test_a_failure_of_any_call_damages_no_file(
     small_source, straight_files, fast, monkeypatch, number, stays, direct_from
 ):
-    """For every N, the Nth call fails: a typed error or none, and the next run ends as a straight one."""
+    """For every N, a failure of the Nth call gives a typed error or success, and the next run completes the store."""
     monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
     with monkeypatch.context() as patch:
@@ -87,10 +89,10 @@ def test_whichever_call_fails_nothing_is_damaged(
 
 
 @pytest.mark.parametrize("failures", [RETRIES, RETRIES + 1])
-def test_reads_of_the_source_survive_a_disk_that_hesitates(
+def test_reads_of_the_source_survive_transient_errors(
     small_source, straight_files, tmp_path, monkeypatch, failures
 ):
-    """As many EIO in a row as there are retries go unnoticed; one more ends in an error that names the file."""
+    """RETRIES consecutive EIO are survived; one more raises an error with the file's name."""
     monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
     real, left = os.preadv, [errno.EIO] * failures
 
@@ -102,7 +104,7 @@ def test_reads_of_the_source_survive_a_disk_that_hesitates(
 
     monkeypatch.setattr(os, "preadv", hesitate)
     if failures > RETRIES:
-        with pytest.raises(ReadFailed, match=r"model-0000\d-of-00002\.safetensors: Input/output error"):
+        with pytest.raises(ReadFailed, match=r"model-0000\d-of-00002\.safetensors, got Input/output error"):
             run(small_source, tmp_path / "store")
         return
     run(small_source, tmp_path / "store")
@@ -110,7 +112,7 @@ def test_reads_of_the_source_survive_a_disk_that_hesitates(
 
 
 def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
-    """One bit anywhere in each plane, header and file: verify names exactly that one."""
+    """For one flipped bit in any plane, header or file, verify reports exactly that one."""
     run(small_source, fast / "store")
     assert verify(fast / "store", lambda done, total: None).damage == ()
     for path in sorted((fast / "store").iterdir()):
@@ -120,7 +122,7 @@ def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
         for at in range(0, len(raw), max(len(raw) // 7, 1)):
             path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
             damage = verify(fast / "store", lambda done, total: None).damage
-            # The spaces that pad a header may change without changing what it says.
+            # The spaces that pad a header may change without a change of its content.
             assert len(damage) == 1 or raw[at : at + 1] == b" ", (path.name, at)
             assert all(isinstance(found, DamagedData) and path.name in str(found) for found in damage)
         path.write_bytes(raw)
@@ -128,7 +130,7 @@ def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A filesystem of its own with 256 KiB, where this process may mount one."""
+    """A separate file system of 256 KiB, where this process may mount one."""
     directory = tmp_path / "disk"
     directory.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
@@ -143,7 +145,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 def test_a_real_disk_that_fills_up_in_the_middle(small_source, straight_files, small_disk):
-    """Something else takes the space while a conversion runs: exit 3, no half file, and room again ends it well."""
+    """A disk that fills up in a conversion gives exit 3 and no partial file; the next run with free bytes succeeds."""
     steps: list[int] = []
 
     def fill(done: int, total: int) -> None:
@@ -177,7 +179,7 @@ except DoesNotFit as error:
 
 
 def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, tmp_path):
-    """A limit on file sizes (ulimit -f), met in the middle of a layer: exit 3, and the layers before it are kept."""
+    """A file size limit (ulimit -f) in the middle of a layer gives exit 3, and earlier layers are kept."""
     layer = straight_files["experts-00000.safetensors"]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "support" / "files")))
     limited = subprocess.run(
@@ -194,8 +196,8 @@ def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, t
     assert contents(tmp_path / "store") == straight_files
 
 
-def test_a_directory_that_may_not_be_written_is_the_users_mistake(small_source, tmp_path, monkeypatch):
-    """Exit 2 with the path, for what the user can mend."""
+def test_a_directory_without_write_permission_is_a_user_error(small_source, tmp_path, monkeypatch):
+    """Exit 2 with the path, since the user can fix the permission."""
     monkeypatch.setattr(os, "mkdir", _refuse)
     with pytest.raises(EdgemoeError, match="may write to") as caught:
         run(small_source, tmp_path / "store")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of a real conversion: whenever it comes, the next run ends in the same bytes."""
+"""SIGKILL at random moments of a real conversion: the next run ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import small_checkpoint
+
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,7 +25,7 @@ from small_conversion import contents, run
 source, work, kills = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 def forked(store):
-    # Imports are paid for once: every converter is a child of this process, which computes nothing itself.
+    # One import for all: every converter is a child of this process, which computes nothing itself.
     child = os.fork()
     if not child:
         code = 1
@@ -49,7 +52,7 @@ for trial in range(20 * kills):
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     child = forked(store)
-    # Evenly over the whole of it: the k-th kill falls into the k-th part of the time, at random in it.
+    # Evenly over the whole time: the k-th kill comes at a random moment of the k-th part.
     time.sleep((killed + random.random()) / kills * whole)
     os.kill(child, signal.SIGKILL)
     if ended(child) != -signal.SIGKILL:
@@ -68,7 +71,7 @@ print(json.dumps({"killed": killed, "states": len(found), "finished": left, "wro
 
 
 def test_two_hundred_kills_at_random_moments(tmp_path, request):
-    """Killed anywhere from its first to its last millisecond, a conversion resumes to an uninterrupted one's bytes."""
+    """A conversion that is killed at any moment resumes to the bytes of an uninterrupted one."""
     source = small_checkpoint.save(tmp_path / "model")
     memory = Path("/dev/shm")
     work = memory / f"edgemoe-kills-{os.getpid()}" if os.access(memory, os.W_OK) else tmp_path / "work"

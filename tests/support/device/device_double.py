@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import NoReturn
 
 import torch
 
@@ -118,9 +117,6 @@ class DoubleDevice(Device):
     def computed(self) -> Event:
         return self._kernel or self._later(lambda: None, (), None)
 
-    def recorder(self) -> NoReturn:
-        raise NotImplementedError
-
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.waits += 1
         if self._kernel:
@@ -136,7 +132,7 @@ class DoubleDevice(Device):
     def driver_bytes(self) -> int:
         return DRIVER_BYTES
 
-    def room(self) -> int:
+    def available_bytes(self) -> int:
         return 1 << 40
 
     def peak(self) -> int:

@@ -1,4 +1,4 @@
-"""Triton's interpreter with the rounding that a GPU has."""
+"""Triton's interpreter with a GPU's rounding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 
-def rounds_as_a_gpu(monkeypatch) -> None:
-    """Lets casts between float32 and bf16 be torch's: the interpreter's own cut off where a GPU rounds to even."""
+def round_like_a_gpu(monkeypatch) -> None:
+    """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating."""
     import triton.language as tl
     from triton.runtime import interpreter
 

@@ -22,7 +22,7 @@ Break = Callable[[Path], object]
 
 
 def edit(name: str, change: Callable[[Any], object]) -> Break:
-    """Rewrites a JSON file after `change` had its way with it."""
+    """Rewrites a JSON file with the changes of `change`."""
 
     def do(directory: Path) -> None:
         parsed = json.loads((directory / name).read_text())
@@ -69,7 +69,7 @@ def header(name: str, change: Callable[[Any], object]) -> Break:
 
 
 def put(*path: Any) -> Callable[[Any], None]:
-    """Sets the last of `path` at the place that the others lead to."""
+    """Returns a change that sets the last item of `path` at the place of the items before it."""
     *keys, last, value = path
 
     def change(parsed: Any) -> None:
@@ -146,7 +146,7 @@ CHECKPOINTS: dict[str, tuple[Break, int]] = {
     "a weight that is NaN": (patch(SECOND, -2, b"\xc0\x7f"), 4),
     "a weight that is infinite": (patch(FIRST, -2, b"\x80\x7f"), 4),
 }
-"""What is wrong -> (how it is made so, the exit code that convert ends with)."""
+"""Fault -> (change that causes it, exit code of convert)."""
 
 LAYER, DENSE = "experts-00001.safetensors", "dense.safetensors"
 STORES: dict[str, tuple[Break, int]] = {
@@ -173,10 +173,10 @@ STORES: dict[str, tuple[Break, int]] = {
     "the config was edited": (edit("config.json", put("rope_theta", 1)), 4),
     "the tokenizer is gone": (lambda d: (d / "tokenizer.json").unlink(), 4),
 }
-"""What is wrong -> (how it is made so, the exit code that verify ends with)."""
+"""Fault -> (change that causes it, exit code of verify)."""
 
 
 if __name__ == "__main__":
-    for number, (what, (spoil, _)) in enumerate(CHECKPOINTS.items()):
-        spoil(small_checkpoint.save(Path(sys.argv[1]) / str(number)))
+    for number, (what, (damage, _)) in enumerate(CHECKPOINTS.items()):
+        damage(small_checkpoint.save(Path(sys.argv[1]) / str(number)))
         print(f"{number:>3}  {what}")

@@ -1,4 +1,4 @@
-"""GGUF files of small models, written by the gguf package as llama.cpp's converter lays them out."""
+"""GGUF files of small models, written by the gguf package in the form of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MIXTRAL = {name: QWEN3[name] for name in list(QWEN3)[:5]} | {
 
 
 def blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random weights of a type, as its bytes uint8 [..., bytes of a row]: any codes, and small finite scales.
+    """Random weights of a type as uint8 [..., bytes of a row]: random codes and small finite scales.
 
-    The gguf package can write only some types; of every one it can read any bytes whose scales are numbers.
+    The gguf package writes only some types, and reads any bytes with finite scales of all types.
     """
     generator = np.random.default_rng(seed)
     weights, size = gguf.GGML_QUANT_SIZES[kind]
@@ -48,7 +48,7 @@ def blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows in the order that llama.cpp's rotary embedding wants: i and i + half of a head beside each other."""
+    """Rows in the order of llama.cpp's rotary embedding: rows i and i + half of a head interleaved."""
     half = weight.shape[0] // heads // 2
     order = [
         h * 2 * half + pair + side * half for h in range(heads) for pair in range(half) for side in (0, 1)
@@ -67,9 +67,9 @@ def write_model(
 
     Args:
         path: of the file.
-        model: whose weights become F32, or F16 where they are experts'.
+        model: its expert weights become F16, all others F32.
         tokenizer: byte-level BPE.
-        experts: (name in the file, weights [E, N, K]) -> bytes and type, in the place of F16.
+        experts: (name in the file, weights [E, N, K]) -> bytes and type, instead of F16.
         change: metadata that replaces the model's own; None leaves it out.
     """
     config, qwen = model.config, model.config.model_type == "qwen3_moe"

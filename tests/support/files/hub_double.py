@@ -1,4 +1,4 @@
-"""A double of the Hugging Face Hub: one repository over HTTP, with ranges, and connections that break when told."""
+"""A double of the Hugging Face Hub: one repository over HTTP, with ranges, faults and broken connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class HubDouble:
     """Serves the files of a directory as repository `repo` at COMMIT.
 
     Attributes:
-        requests: (method, file, first byte asked for; None: the whole file), in order.
+        requests: (method, file, first byte of the range or None for the whole file), in order.
         cut: file -> bytes after which its next download breaks off, once.
-        corrupt: files whose last byte is served wrong to whoever asks for all of it.
+        corrupt: files whose last byte is wrong in answers without a range.
         down: every request is answered with 503.
-        gated: every request is refused as to a model whose terms nobody accepted.
+        gated: every request is refused, as for a model whose terms are not accepted.
     """
 
     def __init__(self, directory: Path, repo: str) -> None:
@@ -92,14 +92,14 @@ class HubDouble:
             def _file(self, name: str, *, body: bool) -> None:
                 whole = (double.directory / name).read_bytes()
                 etag = hashlib.sha256(whole).hexdigest()
-                asked = self.headers.get("Range")
-                if name in double.corrupt and not asked:
+                wanted_range = self.headers.get("Range")
+                if name in double.corrupt and not wanted_range:
                     whole = whole[:-1] + bytes([whole[-1] ^ 1])
-                first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+                first, _, last = (wanted_range or "bytes=0-").removeprefix("bytes=").partition("-")
                 start, end = int(first), min(int(last or len(whole)) + 1, len(whole))
-                double.requests.append((self.command, name, start if asked else None))
-                self.send_response(206 if asked else 200)
-                if asked:
+                double.requests.append((self.command, name, start if wanted_range else None))
+                self.send_response(206 if wanted_range else 200)
+                if wanted_range:
                     self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(whole)}")
                 self.send_header("ETag", f'"{etag}"')
                 self.send_header("X-Repo-Commit", COMMIT)

@@ -1,4 +1,4 @@
-"""Records held in memory, for tests of what reads them."""
+"""Records in memory, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = ExpertKey(3, 5)
 
 
 class MemoryReader(PlaneReader):
-    """Reads planes of one record held in memory, and notes which."""
+    """Reads planes of one record in memory, and records the calls."""
 
     def __init__(self, record: np.ndarray, geometry: RecordGeometry) -> None:
         self.record, self.geometry, self.reads = record, geometry, []

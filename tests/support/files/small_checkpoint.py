@@ -1,4 +1,4 @@
-"""A checkpoint so small that converting it takes milliseconds: 2 layers of 3 experts, in two shards."""
+"""A checkpoint whose conversion takes milliseconds: 2 layers of 3 experts, in two shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Every weight by name, in the model's order: random, the same every time."""
+    """Every weight by name, in the model's order: random with a fixed seed."""
     random = torch.Generator().manual_seed(7)
     shapes = {"model.embed_tokens.weight": (40, HIDDEN)}
     for layer in range(LAYERS):
@@ -39,7 +39,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def save(directory: Path) -> Path:
-    """Writes the checkpoint. The border between the shards runs through an expert of layer 0."""
+    """Writes the checkpoint. The border between the shards lies inside an expert of layer 0."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "tokenizer.json").write_text('{"a": 1}')

@@ -1,4 +1,4 @@
-"""The conversion of small_checkpoint.py's model that tests run again and again, and what it leaves on disk."""
+"""The conversion of small_checkpoint.py's model, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(
     progress: Callable[[int, int], None] = lambda done, total: None,
     arrivals: Arrivals | None = None,
 ) -> Manifest:
-    """Converts up to level 8, dense weights to 8 bits, in the layout of no machine in particular."""
+    """Converts up to level 8, dense weights to 8 bits, in the generic layout."""
     return convert(
         source,
         destination,

@@ -1,4 +1,4 @@
-"""A small finished store of random records, and aligned buffers to read it into."""
+"""A small finished store of random records, and aligned buffers for its planes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DENSE = {"norm": ("F32", (5,)), "embed": ("BF16", (7, 3)), "head": ("I8", (3, 3)
 
 
 def geometry(max_level: int = 8) -> RecordGeometry:
-    """Of two matrices that need padding both ways."""
+    """The geometry of two matrices that need padding in both dimensions."""
     return RecordGeometry((MatrixSpec.of("gate_up", 40, 100), MatrixSpec.of("down", 100, 20)), max_level)
 
 
 def record(layer: int, expert: int, size: int) -> Bytes:
-    """The expert's record: random bytes, the same every time."""
+    """The expert's record: random bytes with a fixed seed."""
     return np.random.default_rng([layer, expert]).integers(0, 256, size, np.uint8)
 
 
@@ -43,13 +43,13 @@ def writer(directory: Path, max_level: int = 8, **changes) -> StoreWriter:
 
 
 class FailureError(Exception):
-    """What a test raises in the place of a kill."""
+    """Raised by a test in place of a kill."""
 
 
 def convert(
     directory: Path, config: Path, *, stop_at: tuple[int, int] | None = None, max_level: int = 8
 ) -> Manifest:
-    """Writes the store, or what an earlier call left unwritten; FailureError before record `stop_at`."""
+    """Writes the store, or resumes an earlier call; raises FailureError before record `stop_at`."""
 
     def records(layer: int) -> Iterator[Bytes]:
         for expert in range(EXPERTS):
@@ -67,7 +67,7 @@ def convert(
 
 
 def buffer(size: int) -> memoryview:
-    """Zeroed memory that starts on a page, as O_DIRECT wants it."""
+    """Zeroed memory that starts on a page, as O_DIRECT requires."""
     return memoryview(mmap.mmap(-1, size))
 
 

@@ -1,53 +1,33 @@
-"""tools/peers/limited.py against the kernel's own accounting. Needs a machine where memory cgroups can be made."""
+"""tools/peers/limited.py: limits and counters as the kernel accounts them, on machines with writable cgroups."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from cgroups import ROOT, needs_cgroup
+from cgroups import CGROUPS, needs_cgroup
 
-TOOL = Path(__file__).parents[3] / "tools" / "peers" / "limited.py"
+from tools.checkout import child_environment
+from tools.peers import limited
+
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def limited() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("limited", TOOL)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["limited"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def start(report: Path, limit: str, *command: str, **options: object) -> subprocess.Popen[str]:
-    argv = [
-        sys.executable,
-        str(TOOL),
-        "--memory",
-        limit,
-        "--keep-cache",
-        "--json",
-        str(report),
-        "--",
-        *command,
-    ]
+def start(report: Path, limit: str, *command: str) -> subprocess.Popen[str]:
+    options = ["--memory", limit, "--keep-cache", "--json", str(report)]
+    argv = [sys.executable, "-m", "tools.peers.limited", *options, "--", *command]
     pipe = subprocess.PIPE
-    return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, **options)  # type: ignore[call-overload]
+    return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=child_environment())
 
 
 def run(report: Path, limit: str, *command: str) -> tuple[int, str, dict[str, int]]:
     process = start(report, limit, *command)
     _, errors = process.communicate(timeout=60)
-    assert not (ROOT / f"limited-{process.pid}").exists(), "the cgroup must be gone"
+    assert not (CGROUPS / f"limited-{process.pid}").exists(), "the cgroup must be removed"
     return process.returncode, errors, json.loads(report.read_text() or "{}")
 
 
@@ -56,8 +36,8 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @needs_cgroup
-def test_peak_and_exit_code(tmp_path: Path) -> None:
-    """The command's exit code comes through, and the peak is at least what it touched."""
+def test_command_has_its_exit_code_and_peak(tmp_path: Path) -> None:
+    """The tool exits with the command's code; the peak is at least the bytes that the command wrote."""
     code, errors, used = run(tmp_path / "r", "200M", *python(f"x = b'1' * {64 * MIB}; raise SystemExit(7)"))
     assert code == used["exit_code"] == 7
     assert used["limit_bytes"] == 200 * MIB
@@ -67,8 +47,8 @@ def test_peak_and_exit_code(tmp_path: Path) -> None:
 
 
 @needs_cgroup
-def test_more_than_the_limit_is_killed(tmp_path: Path) -> None:
-    """A command that touches more than the limit is killed, and the counters say why."""
+def test_command_above_the_limit_is_killed(tmp_path: Path) -> None:
+    """A command that writes more bytes than the limit is killed, and the counters say so."""
     code, _, used = run(tmp_path / "r", "40M", *python(f"x = b'1' * {120 * MIB}"))
     assert code == 128 + signal.SIGKILL
     assert used["oom_kills"] == 1
@@ -77,7 +57,7 @@ def test_more_than_the_limit_is_killed(tmp_path: Path) -> None:
 
 @needs_cgroup
 def test_page_cache_counts(tmp_path: Path) -> None:
-    """Reading a file larger than the limit, a little at a time, hits the limit but does not kill."""
+    """Writing a file larger than the limit hits the limit and does not kill."""
     file = tmp_path / "file"
     write = f"f = open({str(file)!r}, 'wb'); [f.write(bytes({MIB})) for _ in range(96)]"
     code, _, used = run(tmp_path / "r", "40M", *python(write))
@@ -89,7 +69,7 @@ def test_page_cache_counts(tmp_path: Path) -> None:
 @needs_cgroup
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal sent to the tool reaches the command, whose answer to it is the exit code."""
+    """A signal to the tool reaches the command, which chooses the exit code."""
     code = (
         "import signal, sys; "
         f"signal.signal({number:d}, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
@@ -100,22 +80,22 @@ def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 5
-    assert not (ROOT / f"limited-{process.pid}").exists()
+    assert not (CGROUPS / f"limited-{process.pid}").exists()
 
 
 @needs_cgroup
-def test_what_the_command_left_running_is_killed(tmp_path: Path) -> None:
-    """A background process cannot outlive the limit, and does not keep the cgroup from being removed."""
+def test_background_process_is_killed(tmp_path: Path) -> None:
+    """A background process of the command is killed, so that the cgroup can be removed."""
     code, _, _ = run(tmp_path / "r", "100M", "/bin/sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid")
     assert code == 0
     status = Path("/proc", (tmp_path / "pid").read_text().strip(), "status")
-    # Nobody may have reaped it yet; a zombie is dead.
+    # A zombie that is not reaped yet is dead.
     assert not status.exists() or "State:\tZ" in status.read_text()
 
 
 @needs_cgroup
-def test_a_limit_the_kernel_refuses(tmp_path: Path) -> None:
-    """A limit that is no size exits 2, runs nothing and leaves nothing behind."""
+def test_illegal_limit_is_refused(tmp_path: Path) -> None:
+    """A limit that is no size exits 2; no command runs and no cgroup remains."""
     code, errors, used = run(tmp_path / "r", "three", "touch", str(tmp_path / "ran"))
     assert code == 2
     assert "'three'" in errors
@@ -123,21 +103,21 @@ def test_a_limit_the_kernel_refuses(tmp_path: Path) -> None:
     assert used == {}
 
 
-def test_where_no_cgroup_can_be_made(
-    limited: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_unwritable_cgroups_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the kernel will not make a cgroup, the tool says so and exits 2. /proc refuses even root."""
+    """Where no cgroup can be made the tool exits 2. /proc refuses even root."""
     monkeypatch.setattr(limited, "find_controller", lambda mounts: limited.Controller(1, Path("/proc")))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         assert limited.main(["--memory", "1G", "--keep-cache", "--", "true"]) == 2
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert "cannot be made" in capsys.readouterr().err
+    assert "expected to make /proc/limited-" in capsys.readouterr().err
 
 
-def test_which_controller_is_found(limited: ModuleType, tmp_path: Path) -> None:
-    """Version 1's memory controller wins where it is mounted; version 2 counts only with memory in it."""
+def test_controller_is_found_in_the_mounts(tmp_path: Path) -> None:
+    """Version 1's memory controller comes first; version 2 counts only with memory among its controllers."""
     (tmp_path / "cgroup.controllers").write_text("cpu io memory\n")
     v1 = "cgroup /a/cpu cgroup rw,cpu 0 0\ncgroup /a/memory cgroup rw,relatime,memory 0 0\n"
     v2 = f"cgroup2 {tmp_path} cgroup2 rw 0 0\n"
@@ -148,8 +128,8 @@ def test_which_controller_is_found(limited: ModuleType, tmp_path: Path) -> None:
         limited.find_controller(v2)
 
 
-def test_version_2_counters(limited: ModuleType, tmp_path: Path) -> None:
-    """Version 2's files are read for what they mean (values written here by hand)."""
+def test_version_2_counters_are_read(tmp_path: Path) -> None:
+    """The files of version 2 give the counters (values written by hand)."""
     for name, value in {
         "memory.max": "3221225472\n",
         "memory.peak": "1000000\n",

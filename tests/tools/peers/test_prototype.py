@@ -1,4 +1,4 @@
-"""tools/peers/prototype.py: a baseline is worth something only if it computes the same model."""
+"""tools/peers/prototype.py: the baseline computes the same model as transformers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from storage.encode import decode
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
+from tools.peers import prototype
+from tools.synthetic import store as synthetic_store
 
 
 @pytest.fixture
-def prototype(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from tools.peers import prototype
-
-    return prototype
-
-
-@pytest.fixture
-def make(prototype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """Synthesizes a tiny store of so many layers, and its flat form beside it."""
-    from tools.synthetic import store as synthesize
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Synthesizes a tiny store with a number of layers, and writes its flat form beside it."""
 
     def make(layers: int) -> Path:
-        assert synthesize.main(["--like", "tiny", "--layers", str(layers), str(tmp_path / "store")]) == 0
+        assert synthetic_store.main(["--like", "tiny", "--layers", str(layers), str(tmp_path / "store")]) == 0
         assert prototype.main(["prepare", str(tmp_path / "store"), str(tmp_path / "flat")]) == 0
         return tmp_path / "store"
 
@@ -40,7 +34,7 @@ def make(prototype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def reference(store: Path) -> Any:
-    """transformers' own model in float32, with every expert decoded at level 4."""
+    """transformers' model in float32, with every expert decoded at level 4."""
     manifest = Manifest.load(store)
     weights = load_file(store / "dense.safetensors")
     for layer, entry in manifest.layers.items():
@@ -58,28 +52,31 @@ def reference(store: Path) -> Any:
     return model
 
 
+@pytest.mark.e2e
 @torch.inference_mode()
-def test_it_computes_the_model(prototype: Any, make: Callable[[int], Path]) -> None:
-    """Logits are those of the float32 reference, but for bf16's rounding."""
+def test_logits_equal_the_reference(make: Callable[[int], Path]) -> None:
+    """Logits equal the float32 reference's up to bf16 rounding."""
     store = make(3)
     model, _ = prototype.load(store.parent / "flat", 1 << 20)
     ids = torch.randint(320, (1, 24), generator=torch.Generator().manual_seed(0))
     found, expected = model(input_ids=ids).logits.float(), reference(store)(input_ids=ids).logits
-    # Where bf16 tips a router's choice a token takes another way: such a token may differ by more.
+    # Where bf16 changes a router's choice, a token has other experts and may differ by more.
     assert torch.nn.functional.cosine_similarity(found, expected, dim=-1).median() > 0.999
 
 
+@pytest.mark.e2e
 @torch.inference_mode()
-def test_a_deep_workload_stays_finite(prototype: Any, make: Callable[[int], Path]) -> None:
-    """Through 48 layers of random weights the logits are finite and tell tokens apart."""
+def test_logits_of_a_deep_workload_are_finite(make: Callable[[int], Path]) -> None:
+    """After 48 layers of random weights the logits are finite and differ between tokens."""
     model, _ = prototype.load(make(48).parent / "flat", 1 << 21)
     logits = model(input_ids=torch.arange(24).unsqueeze(0)).logits.float()
     assert torch.isfinite(logits).all()
     assert len(set(logits.argmax(-1).flatten().tolist())) > 12
 
 
-def test_a_small_cache_changes_hits_but_not_the_answer(prototype: Any, make: Callable[[int], Path]) -> None:
-    """With room for a fraction of the experts it reads more and says the same."""
+@pytest.mark.e2e
+def test_small_cache_changes_hits_and_no_logits(make: Callable[[int], Path]) -> None:
+    """With slots for a fraction of the experts the hit rate drops and the logits stay equal."""
     store = make(3)
     slot = prototype.slot_bytes(Manifest.load(store).geometry.matrices)
     answers = []
@@ -97,10 +94,8 @@ def test_a_small_cache_changes_hits_but_not_the_answer(prototype: Any, make: Cal
     assert row["hit_rate"] < 0.5
 
 
-def test_the_command_line(
-    prototype: Any, make: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One JSON object a prompt, the first cold; too little memory for experts exits 2 naming the least."""
+def test_command_line(make: Callable[[int], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool prints a JSON object a prompt, the first cold; too few bytes for experts exit 2 with the minimum."""
     store = make(2)
     capsys.readouterr()
     flat, threads = str(store.parent / "flat"), torch.get_num_threads()
@@ -116,7 +111,7 @@ def test_the_command_line(
         assert all(row["ttft_s"] > 0 and row["tpot_s"]["p99"] >= row["tpot_s"]["p50"] > 0 for row in rows)
         assert prototype.main(["run", flat, "--expert-ram", str(8 * slot - 1)]) == 2
         assert str(8 * slot) in capsys.readouterr().err
-        assert prototype.main(["prepare", str(store), flat]) == 2, "an existing directory is left alone"
-        assert prototype.main(["run", str(store), "--expert-ram", "1000000"]) == 2, "a store is no flat form"
+        assert prototype.main(["prepare", str(store), flat]) == 2, "an existing directory is refused"
+        assert prototype.main(["run", str(store), "--expert-ram", "1000000"]) == 2, "a store is refused"
     finally:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""tools/timing/replay_eviction.py and routing_trace.py: hand-computed traces, and what is recorded of a model."""
+"""tools/timing/replay_eviction.py and routing_trace.py: hand-computed traces, and the recording of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.timing.routing_trace import Group, read_trace, record, write_trace
 
 
 def one_at_a_time(experts: str, level: int = 4) -> list[Group]:
-    """A trace of one layer that wants one expert a step, by letter."""
+    """A trace of one layer that requests one expert a step, by letter."""
     return [{ExpertKey(0, ord(letter) - ord("a")): level} for letter in experts]
 
 
@@ -34,20 +34,20 @@ def hits(name: str, trace: list[Group], p4: int) -> int:
 @pytest.mark.parametrize(
     ("name", "expected"), [("lru-planes", 2), ("lru-experts", 2), ("lfru", 4), ("belady", 4)]
 )
-def test_a_trace_replayed_by_hand(name: str, expected: int) -> None:
-    """With two places everybody hits the second and third a; only frequency and foresight keep it after that."""
+def test_hits_of_a_trace_replayed_by_hand(name: str, expected: int) -> None:
+    """With two places every policy hits the second and third a; later only frequency and foresight keep it."""
     # LRU: c drives out a, a drives out b, d c, e a again, and the last a is a miss.
-    # The others: c drives out b, a is a hit, d drives out c, e drives out d, a is a hit.
+    # The other policies: c drives out b, a is a hit, d drives out c, e drives out d, a is a hit.
     assert hits(name, one_at_a_time("aaabcadea"), 2) == expected
 
 
 def test_hits_and_bits_of_mixed_levels() -> None:
-    """A promotion is a miss that reads the missing bits only; a lower level than resident is a hit."""
+    """A promotion is a miss that reads only the missing bits; a level below the resident one is a hit."""
     a, b = ExpertKey(0, 0), ExpertKey(0, 1)
     trace = [{a: 2, b: 8}, {a: 4, b: 4}, {a: 8}, {b: 2}]
     rows = compare(trace, [1.5])
-    # Three p4, as a's from 2 to 4 needs a new one beside the old; and one p0, for two of six requests are at 8.
-    # a's promotion to 8 takes that from b, which stays at 4 and is a hit at 2; or goes whole, and is read again.
+    # Three p4, because a's promotion from 2 to 4 needs a second block; one p0, because two of six requests are at 8.
+    # a's promotion to 8 evicts b's p0, and b at 4 is a hit at 2; or evicts all of b, which is then read again.
     assert all((o.blocks, o.requests) == ({"p4": 3, "p0": 1}, 6) for o in rows)
     read = 2.5 + 8.5 + 2 + 4
     assert {o.policy: (o.hits, o.hit_rate, o.read_share) for o in rows} == {
@@ -58,21 +58,21 @@ def test_hits_and_bits_of_mixed_levels() -> None:
     }
 
 
-def test_a_group_that_does_not_fit_is_served_in_parts() -> None:
-    """More experts than places: the oldest leases go, every expert still comes, and the last is a hit next time."""
+def test_group_larger_than_the_tier_is_served_in_parts() -> None:
+    """The oldest leases are released, every expert is read, and the last is a hit in the next step."""
     trace: list[Group] = [{ExpertKey(0, e): 4 for e in range(3)}] * 2
     for name in POLICIES:
         assert replay(trace, partial(make_policy, name), {"p4": 1}) == (1, 5 * 4.5)
 
 
-def test_a_promotion_in_a_tier_of_one_starts_anew() -> None:
-    """Where old and new cannot stand side by side, the whole expert is read again."""
+def test_promotion_in_a_tier_of_one_reads_the_whole_expert() -> None:
+    """Where the old and new block cannot both be resident, the whole expert is read again."""
     trace: list[Group] = [{ExpertKey(0, 0): 2}, {ExpertKey(0, 0): 4}]
     assert replay(trace, partial(make_policy, "lru-planes"), {"p4": 1}) == (0, 2.5 + 4.5)
 
 
 def most_hits(trace: str, places: int) -> int:
-    """The best of all ways to serve a trace, tried one by one."""
+    """The maximum hits over all ways to serve a trace, tried one by one."""
 
     @functools.cache
     def best(at: int, resident: frozenset[str]) -> int:
@@ -90,7 +90,7 @@ def most_hits(trace: str, places: int) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(trace=st.text("abcde", min_size=1, max_size=12), places=st.integers(1, 4))
-def test_belady_is_the_best_there_is(trace: str, places: int) -> None:
+def test_belady_has_the_most_hits(trace: str, places: int) -> None:
     """Foresight has as many hits as the best choice of victims, and no policy has more."""
     best = most_hits(trace, places)
     assert hits("belady", one_at_a_time(trace), places) == best
@@ -98,7 +98,7 @@ def test_belady_is_the_best_there_is(trace: str, places: int) -> None:
 
 
 def test_sizes_follow_the_trace() -> None:
-    """A share of the experts that are in the trace, and p0 for the share of its requests at level 8, rounded up."""
+    """p4 is a fraction of the trace's experts, p0 the fraction of its requests at level 8, rounded up."""
     trace: list[Group] = [{ExpertKey(0, e): 8 if e < 3 else 4 for e in range(8)}]
     assert blocks_for(trace, 0.5) == {"p4": 4, "p0": 2}
     assert blocks_for(trace, 0.01) == {"p4": 1, "p0": 1}
@@ -112,8 +112,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_recorded_trace_is_what_the_routers_chose(checkpoint: Path, text: Path, tiny_model) -> None:
-    """A prompt's step asks for all its tokens' experts, a decoded token for its own, in every MoE layer."""
+def test_recorded_trace_has_the_routers_choices(checkpoint: Path, text: Path, tiny_model) -> None:
+    """A prompt's step has the experts of all its tokens, a decoded token's step its own, in every MoE layer."""
     from transformers import AutoTokenizer
 
     trace = record(checkpoint, text, RunSettings.uniform(4), tokens=20, context=12, prompt=8)
@@ -130,8 +130,8 @@ def test_a_recorded_trace_is_what_the_routers_chose(checkpoint: Path, text: Path
     assert trace == expected
 
 
-def test_levels_are_the_settings_own(checkpoint: Path, text: Path) -> None:
-    """Two experts a token at 4/2, r 0.5 everywhere: one of each; at 4/0 the other is not asked for."""
+def test_levels_follow_the_settings(checkpoint: Path, text: Path) -> None:
+    """At 4/2 with retention 0.5 two experts a token have one level each; at 4/0 the second is skipped."""
     settings = RunSettings(levels=(4, 2), retention=0.5, depth="equal")
     trace = record(checkpoint, text, settings, tokens=6, context=8, prompt=0)
     assert [sorted(group.values()) for group in trace] == [[2, 4]] * 12
@@ -139,8 +139,8 @@ def test_levels_are_the_settings_own(checkpoint: Path, text: Path) -> None:
     assert skipping == [{key: 4 for key, level in group.items() if level == 4} for group in trace]
 
 
-def test_a_trace_survives_the_file(tmp_path: Path) -> None:
-    """What is written is read back."""
+def test_trace_round_trips_through_a_file(tmp_path: Path) -> None:
+    """read_trace returns the trace that write_trace wrote."""
     trace: list[Group] = [{ExpertKey(0, 3): 8, ExpertKey(0, 1): 2}, {ExpertKey(2, 0): 4}]
     write_trace(trace, tmp_path / "trace.jsonl")
     assert (tmp_path / "trace.jsonl").read_text() == "[[0, 3, 8], [0, 1, 2]]\n[[2, 0, 4]]\n"
@@ -150,7 +150,7 @@ def test_a_trace_survives_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["", "[]", "{}", "[[0, 1]]", "[[0, 1, 3]]", "[[0, 1, 0]]", '[["0", 1, 4]]', "7"]
 )
-def test_a_damaged_trace_is_named(tmp_path: Path, line: str) -> None:
+def test_damaged_trace_is_refused(tmp_path: Path, line: str) -> None:
     """A line that is no group stops the reading with its number."""
     path = tmp_path / "trace.jsonl"
     path.write_text(f"[[0, 1, 4]]\n{line}\n")
@@ -158,17 +158,17 @@ def test_a_damaged_trace_is_named(tmp_path: Path, line: str) -> None:
         read_trace(path)
 
 
-def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
+def test_empty_trace_is_refused(tmp_path: Path) -> None:
     """A file without a line is no trace."""
     write_trace([], tmp_path / "trace.jsonl")
     with pytest.raises(DamagedData, match="empty"):
         read_trace(tmp_path / "trace.jsonl")
 
 
-def test_the_command_records_saves_and_replays(
+def test_command_records_saves_and_replays(
     checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A saved trace gives the same rows as the run that saved it, one a policy and size; the table has them too."""
+    """A saved trace gives the rows of its recording, one a policy and size, and the table has their hit rates."""
     saved = tmp_path / "trace.jsonl"
     how = ["--model", str(checkpoint), "--text", str(text), "--tokens", "24", "--prompt", "4"]
     sizes = ["--resident", "0.25", "0.5"]
@@ -194,25 +194,25 @@ def test_the_command_records_saves_and_replays(
         (["--model", ".", "--text", "text.txt", "--levels", "2/4"], "2/4"),
         (["--model", ".", "--text", "text.txt", "--prompt", "512"], "512"),
         (["--model", ".", "--text", "text.txt", "--tokens", "0"], "0 tokens"),
-        (["--model", ".", "--text", "text.txt", "--save-trace", "no/where.jsonl"], "no folder no"),
+        (["--model", ".", "--text", "text.txt", "--save-trace", "no/where.jsonl"], "no/where.jsonl"),
         (["--trace", "trace.jsonl", "--resident", "0"], "--resident"),
     ],
 )
-def test_mistakes_are_named(
+def test_contradicting_options_are_refused(
     arguments: list[str],
     message: str,
     text: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Options that have no effect, and files that are not there, are refused with exit 2."""
+    """Options without effect and missing files exit 2 with their names."""
     monkeypatch.chdir(text.parent)
     write_trace(one_at_a_time("ab"), Path("trace.jsonl"))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_store_is_no_checkpoint(tiny_store: Path, text: Path) -> None:
-    """A store, whose experts transformers cannot load, is refused."""
-    with pytest.raises(UserError, match="checkpoint was wanted"):
+def test_store_is_refused_as_a_checkpoint(tiny_store: Path, text: Path) -> None:
+    """transformers cannot load a store's experts."""
+    with pytest.raises(UserError, match="a checkpoint at"):
         record(tiny_store, text, RunSettings.uniform(4), tokens=4, context=8, prompt=0)

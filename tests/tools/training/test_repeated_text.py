@@ -1,4 +1,4 @@
-"""tools/training/repeated_text.py: shares that are counted by hand."""
+"""tools/training/repeated_text.py: fractions against counts by hand and a plain search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.training.repeated_text import STRETCH, repeated_share
+from tools.training.repeated_text import STRETCH, repeated_fraction
 
 
 def tokens(*parts: object) -> np.ndarray:
@@ -20,7 +20,7 @@ TRAINING = tokens(np.arange(1000, 2000))
 
 
 @pytest.mark.parametrize(
-    ("held_out", "share"),
+    ("held_out", "fraction"),
     [
         (tokens(np.arange(1000, 2000)), 1),
         (tokens(np.arange(5)), 0),
@@ -31,27 +31,27 @@ TRAINING = tokens(np.arange(1000, 2000))
         (tokens(np.arange(2000, 1000, -1)), 0),
     ],
 )
-def test_by_hand(held_out, share):
-    """All of it, none, a stretch that is too short or just long enough, some in the middle, and the same reversed."""
-    assert repeated_share(TRAINING, held_out) == pytest.approx(share)
+def test_fractions_counted_by_hand(held_out, fraction):
+    """All of the text, none, a stretch too short or just long enough, a part in the middle, and the reversed text."""
+    assert repeated_fraction(TRAINING, held_out) == pytest.approx(fraction)
 
 
-def test_a_training_text_shorter_than_a_stretch_has_none():
-    """Nor does it fail."""
-    assert repeated_share(TRAINING[:5], TRAINING) == 0
+def test_training_text_shorter_than_a_stretch_repeats_nothing():
+    """The fraction is 0."""
+    assert repeated_fraction(TRAINING[:5], TRAINING) == 0
 
 
 PIECES = st.sampled_from([[0] * 20, [1] * 20, [0, 1] * 10, [1, 0, 0] * 6, [1]])
 
 
 @given(st.lists(PIECES, max_size=8), st.lists(PIECES, min_size=1, max_size=6))
-def test_it_is_the_plain_search(training, held_out):
-    """As a search for every stretch in a string finds it, in texts made of the same few pieces."""
+def test_fraction_equals_a_plain_search(training, held_out):
+    """The fraction equals that of a string search for every stretch, in texts of the same few pieces."""
     training, held_out = list(chain(*training)), list(chain(*held_out))
     text = "".join(map(str, training))
     starts = [
         i for i in range(len(held_out) - STRETCH + 1) if "".join(map(str, held_out[i : i + STRETCH])) in text
     ]
     covered = {i + j for i in starts for j in range(STRETCH)}
-    found = repeated_share(np.array(training, np.uint16), np.array(held_out, np.uint16))
+    found = repeated_fraction(np.array(training, np.uint16), np.array(held_out, np.uint16))
     assert found == pytest.approx(len(covered) / len(held_out))

@@ -1,4 +1,4 @@
-"""tools/training/train_demo.py: what it trains is what transformers computes, and a run can be killed and go on."""
+"""tools/training/train_demo.py: the model equals transformers', and a killed run resumes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SPECIAL = {"bos_token_id": 0, "eos_token_id": 4, "pad_token_id": 0}
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The trainer sets torch's number of threads; other tests keep theirs."""
+def restored_threads() -> Iterator[None]:
+    """Restores torch's number of threads, which the trainer changes."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -61,7 +61,7 @@ def model() -> Any:
 @pytest.fixture
 def mixture(tokenizer: Any) -> Mixture:
     text = np.random.default_rng(0).integers(5, TINY.vocabulary, 4000).astype(np.uint16)
-    paragraph = "It was late. The lamp was low. Nobody spoke. The door stood open."
+    paragraph = "It was late. The lamp was low. All was quiet. The door stood open."
     return Mixture(
         tokenizer, prose=text, python=text, paragraphs=[paragraph], seed=7, chat_tokens=512, text_tokens=512
     )
@@ -72,13 +72,13 @@ def run_in(directory: Path, model: Any, mixture: Mixture, seconds: float = 1e6, 
     return Run(model, mixture, recipe, directory, report=lambda _: {}, save=lambda _: None, **options)
 
 
-def test_experts_compute_what_transformers_does(model: Any) -> None:
-    """Outputs and every gradient agree with transformers' own loop over experts, in float64."""
+def test_experts_equal_transformers(model: Any) -> None:
+    """Outputs and every gradient equal transformers' loop over experts, in float64."""
     model = model.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "experts" in name:
-                # At initialisation's 0.02 the experts' share would drown in the tolerance.
+                # With the initial 0.02 the experts' part would vanish in the tolerance.
                 parameter.mul_(10)
     tokens = torch.randint(5, 400, (3, 20), generator=torch.Generator().manual_seed(1))
     found = {}
@@ -93,7 +93,7 @@ def test_experts_compute_what_transformers_does(model: Any) -> None:
 
 
 def test_experts_without_tokens_get_no_gradient(model: Any) -> None:
-    """With one token most experts are idle; their gradients are exactly zero, the others' are not."""
+    """With one token most experts are idle: their gradients are zero, the chosen experts' are not."""
     experts = model.model.layers[0].mlp.experts
     index, weights = torch.tensor([[5, 2]]), torch.tensor([[0.6, 0.4]])
     out = experts(torch.randn(1, 32, generator=torch.Generator().manual_seed(0)), index, weights)
@@ -103,7 +103,7 @@ def test_experts_without_tokens_get_no_gradient(model: Any) -> None:
 
 
 def test_bfloat16_products_are_close(model: Any, mixture: Mixture) -> None:
-    """Under autocast the loss is within bf16's rounding of the loss in float32, and gradients stay float32."""
+    """Under autocast the loss differs by bf16's rounding, and gradients stay float32."""
     batch = mixture.batches(0)[0]
     exact = total_loss(model, batch) / batch.targets()
     with torch.autocast("cpu", torch.bfloat16):
@@ -115,7 +115,7 @@ def test_bfloat16_products_are_close(model: Any, mixture: Mixture) -> None:
 
 
 def test_balance_loss_is_one_when_even(model: Any) -> None:
-    """E · sum f·p is 1 where probabilities are equal, and E where all of f and all of p is one expert's."""
+    """E · sum f·p is 1 for equal probabilities, and E where f and p are concentrated on one expert."""
     balance = Balance(model, decay=0.0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -127,7 +127,7 @@ def test_balance_loss_is_one_when_even(model: Any) -> None:
     assert even.item() == pytest.approx(1.0)
     assert counts.shape == (2, 8)
     assert counts.sum(1).tolist() == [2 * 16 * 2] * 2
-    # All load on expert 3, and a router certain of it in the first layer only.
+    # The whole load on expert 3, and only the first router certain of it.
     balance.update(torch.eye(8, dtype=torch.int64)[3].expand(2, 8))
     gates = [layer.mlp.gate for layer in model.model.layers]
     with torch.no_grad():
@@ -138,8 +138,8 @@ def test_balance_loss_is_one_when_even(model: Any) -> None:
     assert skewed.item() == pytest.approx((8.0 + 1.0) / 2)
 
 
-def test_chats_look_like_the_template(tokenizer: Any) -> None:
-    """A conversation's tokens are those of the chat template, and exactly its answers and their ends count."""
+def test_chats_equal_the_template(tokenizer: Any) -> None:
+    """A conversation's tokens equal the chat template's, and exactly answers and their end tokens count."""
     turns = (Turn("What is 2 + 3?", "2 + 3 = 5"), Turn("Spell cat.", "c-a-t"))
     tokens, counted = Chats(tokenizer).encode(turns)
     messages = []
@@ -154,8 +154,8 @@ def test_chats_look_like_the_template(tokenizer: Any) -> None:
     assert scored == "2 + 3 = 5<|end|>c-a-t<|end|>"
 
 
-def test_tokenizer_sets_digits_apart_and_round_trips(tokenizer: Any) -> None:
-    """Every digit is a token of its own, and decoding gives the text back, whatever it holds."""
+def test_tokenizer_separates_digits_and_round_trips(tokenizer: Any) -> None:
+    """Every digit is one token, and decoding returns the text."""
     text = "1234 + 98,\n\n    return x10  # ünïcode 日本 \t end"
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(tokens) == text
@@ -164,8 +164,9 @@ def test_tokenizer_sets_digits_apart_and_round_trips(tokenizer: Any) -> None:
     assert all(len(p) == 1 for p in pieces if p.strip().isdigit())
 
 
-def test_neighbours_in_a_row_do_not_see_each_other(model: Any, tokenizer: Any) -> None:
-    """A conversation's loss is the same alone and packed between others."""
+@pytest.mark.e2e
+def test_conversations_in_a_row_are_independent(model: Any, tokenizer: Any) -> None:
+    """A conversation's loss is the same alone and packed with others."""
     chats = [
         Chats(tokenizer).encode(t.turns) for kind in ("spelling", "python") for t in held_out_tasks(kind, 2)
     ]
@@ -176,8 +177,8 @@ def test_neighbours_in_a_row_do_not_see_each_other(model: Any, tokenizer: Any) -
     assert together.targets() == sum(batch.targets() for batch in alone)
 
 
-def test_packing_loses_nothing_it_takes(tokenizer: Any) -> None:
-    """Rows hold whole conversations within their window, and little room is left."""
+def test_packing_keeps_conversations_whole(tokenizer: Any) -> None:
+    """Rows contain whole conversations within their window, and few free tokens remain."""
     chats = Chats(tokenizer)
     conversations = [chats.encode(task.turns) for task in islice(training_tasks(5), 400)]
     rows = pack(iter(conversations), 6, CHAT_WINDOW)
@@ -188,8 +189,8 @@ def test_packing_loses_nothing_it_takes(tokenizer: Any) -> None:
     assert all(tokens in whole for row in rows for tokens, _ in row if len(tokens) < CHAT_WINDOW)
 
 
-def test_batches_depend_on_seed_and_step_alone(mixture: Mixture) -> None:
-    """A step's batches are the same whenever they are drawn, differ between steps, and have the asked sizes."""
+def test_batches_depend_on_seed_and_step_only(mixture: Mixture) -> None:
+    """A step's batches do not depend on earlier draws, differ between steps, and have the given sizes."""
     first = mixture.batches(3)
     mixture.batches(4)
     for a, b in zip(first, mixture.batches(3), strict=True):
@@ -202,7 +203,7 @@ def test_batches_depend_on_seed_and_step_alone(mixture: Mixture) -> None:
     ]
 
 
-def test_threads_share_a_step(mixture: Mixture, tmp_path: Path) -> None:
+def test_threads_split_a_step(mixture: Mixture, tmp_path: Path) -> None:
     """Two threads take the same step as one, up to rounding."""
     trained = []
     for threads in (1, 2):
@@ -215,14 +216,15 @@ def test_threads_share_a_step(mixture: Mixture, tmp_path: Path) -> None:
     assert any((start[name] - value).abs().max() > 1e-3 for name, value in trained[0].items())
 
 
-def test_a_killed_run_goes_on_as_if_not(mixture: Mixture, tmp_path: Path) -> None:
-    """Killed after its checkpoint and resumed, a run ends with the weights and the log of one that was not."""
+@pytest.mark.e2e
+def test_killed_run_resumes_to_the_same_weights(mixture: Mixture, tmp_path: Path) -> None:
+    """A run killed after its checkpoint and resumed has the weights and the log of an uninterrupted run."""
     whole = build(TINY, seed=0, special=SPECIAL)
     run_in(tmp_path / "whole", whole, mixture).train(last_step=5)
 
     killed = run_in(tmp_path / "torn", build(TINY, seed=0, special=SPECIAL), mixture)
     killed.train(last_step=3)
-    killed.mixture = _DiesAt(mixture, 4)  # type: ignore[assignment]
+    killed.mixture = _InterruptedAt(mixture, 4)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         killed.train(last_step=5)
     with killed.log_file.open("a") as file:
@@ -238,8 +240,8 @@ def test_a_killed_run_goes_on_as_if_not(mixture: Mixture, tmp_path: Path) -> Non
     assert [line["step"] for line in resumed.log()] == [3, 5]
 
 
-class _DiesAt:
-    """A mixture that is interrupted at a step."""
+class _InterruptedAt:
+    """A mixture that raises KeyboardInterrupt at a step."""
 
     def __init__(self, mixture: Mixture, step: int) -> None:
         self._mixture, self._step = mixture, step
@@ -251,11 +253,11 @@ class _DiesAt:
 
 
 def test_stopped_time_does_not_count(model: Any, mixture: Mixture, tmp_path: Path) -> None:
-    """A step in which the process slept an hour is charged PAUSE_S; the run lasts its seconds of running time."""
+    """A step of an hour counts PAUSE_S; the run lasts its seconds of running time."""
     ticks = iter([0.0, 1.0, 1.0, 3601.0, *(float(t) for t in range(3601, 3700))])
     run = run_in(tmp_path, model, mixture, seconds=1.0 + PAUSE_S + 1.5, clock=lambda: next(ticks))
     run.train()
-    # One second; an hour, charged PAUSE_S; and two more of a second each, the last of which ends it.
+    # One second; an hour, counted as PAUSE_S; and two steps of a second each, the second of which ends the run.
     assert run.progress.elapsed == pytest.approx(1.0 + PAUSE_S + 2.0)
     assert run.progress.step == 4
 
@@ -269,7 +271,7 @@ def test_rate_warms_up_and_falls() -> None:
     assert recipe.rate_at(500, 250.0) == pytest.approx(0.0)
 
 
-def test_corpus_is_split_by_whole_files_however_it_comes(tmp_path: Path) -> None:
+def test_corpus_is_split_by_whole_files(tmp_path: Path) -> None:
     """A directory and a tar of the same books give the same split, and no file is on both sides."""
     books = tmp_path / "books"
     (books / "deep").mkdir(parents=True)
@@ -286,24 +288,25 @@ def test_corpus_is_split_by_whole_files_however_it_comes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "file.bin"])
-def test_a_corpus_without_books_is_refused(tmp_path: Path, name: str) -> None:
-    """No directory, an empty one, or a file that is no tar is the user's mistake."""
+def test_corpus_without_books_is_refused(tmp_path: Path, name: str) -> None:
+    """A missing directory, an empty one and a file that is no tar raise UserError."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match="has 0"):
+    with pytest.raises(UserError, match="two or more"):
         read_books(tmp_path / name)
 
 
-def test_the_standard_library_is_read_without_its_tests() -> None:
-    """Known modules are there, test packages and installed packages are not."""
+@pytest.mark.e2e
+def test_standard_library_is_read_without_its_tests() -> None:
+    """Known modules are read, test packages and installed packages are not."""
     texts = [*(domain := read_stdlib()).training, *domain.held_out]
     assert any("class OrderedDict(dict)" in text for text in texts)
     assert not any("class AbstractMemoryTests" in text for text in texts)
     assert not set(domain.training) & set(domain.held_out) - {""}
 
 
-def test_texts_are_encoded_one_after_another(tokenizer: Any) -> None:
-    """Each text begins with the end-of-text token, and decodes to itself."""
+def test_texts_are_encoded_in_a_row(tokenizer: Any) -> None:
+    """Each text starts with the end-of-text token and decodes to itself."""
     tokens = encode(tokenizer, ("one 1", "two 22"))
     starts = np.flatnonzero(tokens == tokenizer.bos_token_id).tolist()
     assert tokens.dtype == np.uint16
@@ -313,7 +316,7 @@ def test_texts_are_encoded_one_after_another(tokenizer: Any) -> None:
 
 
 def test_held_out_windows_cover_a_text_evenly() -> None:
-    """Windows are as many as asked, do not overlap if there is room, and end within the text."""
+    """The windows have the requested number, do not overlap in a long text, and end within it."""
     tokens = np.arange(10_000, dtype=np.uint16)
     starts = [int(row[0]) for batch in windows(tokens, 6, 512) for row in batch.tokens]
     assert len(starts) == 6
@@ -322,8 +325,8 @@ def test_held_out_windows_cover_a_text_evenly() -> None:
     assert all(b - a >= 512 for a, b in pairwise(starts))
 
 
-class _Parrot:
-    """A model that answers the first `right` prompts as expected, and the rest with nothing."""
+class _ModelDouble:
+    """A model with given answers; `prompts` records its prompts."""
 
     def __init__(self, tokenizer: Any, texts: list[str]) -> None:
         self.device, self._tokenizer, self._texts = torch.device("cpu"), tokenizer, texts
@@ -338,19 +341,19 @@ class _Parrot:
 
 
 def test_accuracy_counts_exact_answers(tokenizer: Any) -> None:
-    """Three right answers of four are 75 %, and prompts end where the last answer begins."""
+    """Three right answers of four are 75 %, and prompts end where the last answer starts."""
     tasks = held_out_tasks("conversation", 4)
     texts = [task.turns[-1].answer for task in tasks[:3]] + ["no idea"]
-    parrot = _Parrot(tokenizer, texts)
-    assert accuracy(parrot, tokenizer, 4, kinds=["conversation"]) == {"conversation": 0.75}
-    for task, prompt in zip(tasks, parrot.prompts, strict=True):
+    double = _ModelDouble(tokenizer, texts)
+    assert accuracy(double, tokenizer, 4, kinds=["conversation"]) == {"conversation": 0.75}
+    for task, prompt in zip(tasks, double.prompts, strict=True):
         assert prompt.endswith(f"<|user|>{task.turns[-1].question}<|end|><|assistant|>")
         assert task.turns[0].answer in prompt
-    assert answers(_Parrot(tokenizer, texts), tokenizer, tasks)[:3] == texts[:3]
+    assert answers(_ModelDouble(tokenizer, texts), tokenizer, tasks)[:3] == texts[:3]
 
 
-def test_the_shipped_size_is_below_40_mb() -> None:
-    """The default size keeps what was promised: 6 layers, 32 experts, top-4, 40 MB in bf16."""
+def test_shipped_size_is_below_40_mb() -> None:
+    """The default size has 6 layers, 32 experts, top-4, and less than 40 MB in bf16."""
     size = Size()
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build(size, seed=0, special=SPECIAL).parameters())
@@ -360,7 +363,7 @@ def test_the_shipped_size_is_below_40_mb() -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run of the tool, four steps of a tiny model, with a small library in place of Python's."""
+    """A whole run of the tool: four steps of a tiny model, with a small library instead of Python's."""
     root = tmp_path_factory.mktemp("demo")
     (root / "books").mkdir()
     (root / "library").mkdir()
@@ -387,8 +390,9 @@ def train(root: Path, *options: str) -> int:
     return train_demo.main([*where, *small, *options], TINY)
 
 
-def test_ships_a_checkpoint_that_transformers_loads(demo: Path) -> None:
-    """The written model is bf16, one tensor an expert matrix, and computes what the trained weights do."""
+@pytest.mark.e2e
+def test_transformers_loads_the_checkpoint(demo: Path) -> None:
+    """The written model is bf16, one tensor an expert's matrix, and computes the trained weights' logits."""
     shipped = AutoModelForCausalLM.from_pretrained(demo / "out" / "model")
     assert shipped.dtype == torch.bfloat16
     assert shipped.config.model_type == "qwen3_moe"
@@ -408,8 +412,9 @@ def test_ships_a_checkpoint_that_transformers_loads(demo: Path) -> None:
         )
 
 
-def test_the_run_is_written_down(demo: Path) -> None:
-    """The log has the losses of every domain, run.json the command and the seed, and the curve is a PNG."""
+@pytest.mark.e2e
+def test_run_is_documented(demo: Path) -> None:
+    """The log has every domain's losses, run.json the commands and the seed, and the curve is a PNG."""
     run = demo / "out" / "run"
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
@@ -421,28 +426,30 @@ def test_the_run_is_written_down(demo: Path) -> None:
     assert described["seed"] == 0
     assert described["files"]["prose"] == {"training": 2, "held_out": 1}
     first, second = described["commands"]
-    assert first.startswith("tools/training/train_demo.py --corpus BOOKS --out DIR")
+    assert first.startswith("python -m tools.training.train_demo --corpus BOOKS --out DIR")
     assert second == first.replace("--steps 2", "--steps 4 --resume")
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_is_neither_overwritten_nor_invented(
+@pytest.mark.e2e
+def test_run_is_not_overwritten_and_needs_one_to_resume(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Starting where a run is, or resuming where none is, exits 2 and says what to do."""
+    """Starting where a run exists and resuming where none exists exit 2 with the option to change."""
     assert train(demo) == 2
     assert "--resume" in capsys.readouterr().err
     assert train_demo.main(["--corpus", str(demo / "books"), "--out", str(tmp_path), "--resume"], TINY) == 2
-    assert "Leave out --resume" in capsys.readouterr().err
+    assert "leave out --resume" in capsys.readouterr().err
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "change", [("--seed", "1"), ("--chat-tokens", "128"), ("--text-tokens", "1024"), ("--corpus", "more")]
 )
-def test_a_run_resumes_with_its_own_data(
+def test_run_resumes_with_its_own_data(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str]
 ) -> None:
-    """An option that would change what the next steps are trained on is refused; the run stays as it was."""
+    """An option that would change the data of later steps is refused, and run.json stays."""
     option, value = change
     if option == "--corpus":
         shutil.copytree(demo / "books", tmp_path / "books")

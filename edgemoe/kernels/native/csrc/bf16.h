@@ -1,6 +1,5 @@
-/* What every file of the compiled kernel needs: numbers in bf16, and asking memory for what comes next. */
-#ifndef EDGEMOE_NUMBERS_H
-#define EDGEMOE_NUMBERS_H
+/* bf16 conversions, AVX2 primitives and prefetching, for every file of the compiled kernel. */
+#pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,33 +9,38 @@
 #define AVX2 __attribute__((target("avx2,fma")))
 #define INLINE static inline __attribute__((always_inline)) AVX2
 
+static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 INLINE float from_bf16(uint16_t bits) {
     union { uint32_t i; float f; } u = {(uint32_t)bits << 16};
     return u.f;
 }
 
+/* Rounds to nearest even; NaN stays NaN. */
 INLINE uint16_t to_bf16(float x) {
     union { float f; uint32_t i; } u = {x};
     const uint32_t rounded = (u.i + 0x7fff + (u.i >> 16 & 1)) >> 16, nan = u.i >> 16 | 0x40;
     return (uint16_t)((u.i & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-/* 8 bf16 numbers in float32. */
+/* 8 bf16 numbers as float32. */
 INLINE __m256 eight_from_bf16(const uint16_t *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 }
 
-INLINE float added_up(__m256 v) {
+INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-/* e^x, off by some 2^-22 of it; x is kept within what float32 holds. NaN of NaN. */
+/* e^x with a relative error of about 2^-22. x is clamped to [-87, 88]; NaN stays NaN. */
 INLINE __m256 exponential(__m256 x) {
     x = _mm256_max_ps(_mm256_set1_ps(-87.0f), _mm256_min_ps(_mm256_set1_ps(88.0f), x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    /* ln 2 in two parts, the first of which times n is exact */
+    /* ln 2 in two parts; the product of n and the first part is exact. */
     const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x));
     __m256 y = _mm256_set1_ps(1.0f / 5040);
     const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
@@ -45,13 +49,13 @@ INLINE __m256 exponential(__m256 x) {
     return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
 }
 
-/* Bytes of weights to ask memory for in advance: the processor's own prefetching ends at every page. */
-enum { AHEAD = 2048 };
+/* Bytes between a load of weights and its prefetch: hardware prefetching stops at every page boundary. */
+enum { PREFETCH_DISTANCE = 2048 };
 
 INLINE void prefetch(const uint8_t *line) { _mm_prefetch((const char *)line, _MM_HINT_T0); }
 
-/* The largest magnitude of n bf16 numbers; NaN where one is NaN or infinite, so that it is seen in every result. */
-INLINE float magnitude(const uint16_t *x, int64_t n) {
+/* The largest magnitude of n bf16 numbers; NaN if any is NaN or infinite, so that every result becomes NaN. */
+INLINE float max_magnitude(const uint16_t *x, int64_t n) {
     uint16_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
         const uint16_t bits = x[i] & 0x7fff;
@@ -59,6 +63,4 @@ INLINE float magnitude(const uint16_t *x, int64_t n) {
     }
     return from_bf16(largest < 0x7f80 ? largest : 0x7fc0);
 }
-
-#endif
 #endif

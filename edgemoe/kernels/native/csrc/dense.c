@@ -1,5 +1,4 @@
-/* Products with dense weights of 8 or 16 bits, and norms. */
-#include "dense.h"
+/* Products with dense int8 or bf16 weights, and norms. */
 #include "experts/vnni.h"
 
 #if defined(__x86_64__)
@@ -7,28 +6,32 @@ typedef struct {
     const void *weight;
     const uint16_t *row_scale; /* bf16, of int8 rows; NULL: the weight is bf16 */
     int64_t rows, cols, tokens;
-    const uint16_t *from;
-    void *x; /* the same as int16 of quantize_dense, or as float */
-    float *x_scale;
+    const uint16_t *x; /* bf16 [tokens, cols] */
+    void *prepared;    /* x as int16 with x_scale, for an int8 weight; as float for a bf16 weight */
+    float *x_scale;    /* [tokens, chunks] */
     uint16_t *y;
-    int64_t part, threads; /* rows of a task; that there are */
+    int64_t rows_per_task, threads;
 } dense_job;
 
-/* Rows of a task, and how many times as many of a single token; tokens of a pass, and of a task before it. */
-enum { DENSE_ROWS = 32, MOST_PARTS = 4, DENSE_TOKENS = 64, PREPARED = 8 };
+enum {
+    TASK_ROWS = 32,     /* rows of a task; up to MAX_UNITS times as many for a single token */
+    MAX_UNITS = 4,
+    BATCH_TOKENS = 64,  /* tokens per read of the weight */
+    PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
+};
 
-/* Round to nearest without a call: exact for |x| < 2^22. */
+/* Rounds to nearest without a call; exact for |x| < 2^22. */
 INLINE int32_t nearest(float x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23 */
     union { float f; int32_t i; } u = {x + shift}, zero = {shift};
     return u.i - zero.i;
 }
 
-/* One row of x as 16-bit numbers with a scale per DENSE_CHUNK columns. */
+/* Quantizes a row of x to int16 with a scale per DENSE_CHUNK columns. */
 AVX2 static void quantize_dense(const uint16_t *x, int64_t cols, int16_t *q, float *scale) {
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK) {
-        const int64_t end = from + DENSE_CHUNK < cols ? from + DENSE_CHUNK : cols;
-        const float largest = magnitude(x + from, end - from);
+        const int64_t end = min_of(from + DENSE_CHUNK, cols);
+        const float largest = max_magnitude(x + from, end - from);
         const float inverse = largest > 0 ? 32767 / largest : 0;
         *scale++ = largest / 32767;
         for (int64_t i = from; i < end; i++) q[i] = (int16_t)nearest(from_bf16(x[i]) * inverse);
@@ -37,10 +40,10 @@ AVX2 static void quantize_dense(const uint16_t *x, int64_t cols, int16_t *q, flo
 
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
-    for (int64_t t = task * PREPARED; t < (task + 1) * PREPARED && t < job->tokens; t++)
-        if (job->row_scale) quantize_dense(job->from + t * cols, cols, (int16_t *)job->x + t * cols, job->x_scale + t * chunks);
-        else for (int64_t i = 0; i < cols; i++) ((float *)job->x)[t * cols + i] = from_bf16(job->from[t * cols + i]);
+    const int64_t cols = job->cols, chunks = ceil_div(cols, DENSE_CHUNK);
+    for (int64_t t = task * PREPARE_TOKENS; t < (task + 1) * PREPARE_TOKENS && t < job->tokens; t++)
+        if (job->row_scale) quantize_dense(job->x + t * cols, cols, (int16_t *)job->prepared + t * cols, job->x_scale + t * chunks);
+        else for (int64_t i = 0; i < cols; i++) ((float *)job->prepared)[t * cols + i] = from_bf16(job->x[t * cols + i]);
 }
 
 INLINE __m256i int8_products(const int8_t *w, const int16_t *x) {
@@ -52,11 +55,11 @@ INLINE float int8_row(const int8_t *w, const int16_t *x, const float *scale, int
     __m256 total = _mm256_setzero_ps();
     float rest = 0;
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK, scale++) {
-        const int64_t end = from + DENSE_CHUNK < cols ? from + DENSE_CHUNK : cols;
+        const int64_t end = min_of(from + DENSE_CHUNK, cols);
         __m256i a = _mm256_setzero_si256(), b = a;
         int64_t k = from;
         for (; k + 64 <= end; k += 64) {
-            prefetch((const uint8_t *)w + k + AHEAD);
+            prefetch((const uint8_t *)w + k + PREFETCH_DISTANCE);
             a = _mm256_add_epi32(a, int8_products(w + k, x + k));
             b = _mm256_add_epi32(b, int8_products(w + k + 16, x + k + 16));
             a = _mm256_add_epi32(a, int8_products(w + k + 32, x + k + 32));
@@ -68,32 +71,17 @@ INLINE float int8_row(const int8_t *w, const int16_t *x, const float *scale, int
         for (; k < end; k++) left += w[k] * x[k];
         rest += (float)left * *scale;
     }
-    return added_up(total) + rest;
+    return horizontal_sum(total) + rest;
 }
 
-INLINE float bf16_row(const uint16_t *w, const float *x, int64_t cols) {
-    __m256 a = _mm256_setzero_ps(), b = a;
-    int64_t k = 0;
-    for (; k + 16 <= cols; k += 16) {
-        prefetch((const uint8_t *)(w + k) + AHEAD);
-        const __m256i w0 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k)));
-        const __m256i w1 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k + 8)));
-        a = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w0, 16)), _mm256_loadu_ps(x + k), a);
-        b = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w1, 16)), _mm256_loadu_ps(x + k + 8), b);
-    }
-    float rest = 0;
-    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
-    return added_up(_mm256_add_ps(a, b)) + rest;
-}
-
-/* 2 rows times 4 tokens, whose numbers and scales lie `cols` and `chunks` apart: what int8_row gives for each, bit for
- * bit, with the rows' numbers widened once. cols % 16 == 0. */
+/* 2 rows times 4 tokens, whose numbers and scales lie `cols` and `chunks` apart; widens each weight once. Gives the
+ * bits of int8_row. cols % 16 == 0. */
 AVX2 static void int8_tile(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
                            float out[2][4]) {
     __m256 total[2][4];
     for (int t = 0; t < 4; t++) total[0][t] = total[1][t] = _mm256_setzero_ps();
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK, scale++) {
-        const int64_t end = from + DENSE_CHUNK < cols ? from + DENSE_CHUNK : cols;
+        const int64_t end = min_of(from + DENSE_CHUNK, cols);
         __m256i sum[2][4];
         for (int t = 0; t < 4; t++) sum[0][t] = sum[1][t] = _mm256_setzero_si256();
         for (int64_t k = from; k < end; k += 16) {
@@ -110,83 +98,84 @@ AVX2 static void int8_tile(const int8_t *w, const int16_t *x, const float *scale
                 total[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][t]), _mm256_set1_ps(scale[t * chunks]), total[r][t]);
     }
     for (int t = 0; t < 4; t++)
-        for (int r = 0; r < 2; r++) out[r][t] = added_up(total[r][t]);
+        for (int r = 0; r < 2; r++) out[r][t] = horizontal_sum(total[r][t]);
 }
 
-/* A row times 4 tokens, bit for bit what bf16_row gives for each. cols % 16 == 0. */
-AVX2 static void bf16_tile(const uint16_t *w, const float *x, int64_t cols, float out[4]) {
+/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. */
+INLINE void bf16_tile(int tokens, const uint16_t *w, const float *x, int64_t cols, float out[4]) {
     __m256 a[4], b[4];
-    for (int t = 0; t < 4; t++) a[t] = b[t] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < cols; k += 16) {
-        prefetch((const uint8_t *)(w + k) + AHEAD);
-        const __m256i w0 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k)));
-        const __m256i w1 = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k + 8)));
-        const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(w0, 16));
-        const __m256 last = _mm256_castsi256_ps(_mm256_slli_epi32(w1, 16));
-        for (int t = 0; t < 4; t++) {
+    float rest = 0;
+    for (int t = 0; t < tokens; t++) a[t] = b[t] = _mm256_setzero_ps();
+    int64_t k = 0;
+    for (; k + 16 <= cols; k += 16) {
+        prefetch((const uint8_t *)(w + k) + PREFETCH_DISTANCE);
+        const __m256 first = eight_from_bf16(w + k), last = eight_from_bf16(w + k + 8);
+        for (int t = 0; t < tokens; t++) {
             a[t] = _mm256_fmadd_ps(first, _mm256_loadu_ps(x + t * cols + k), a[t]);
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (int t = 0; t < 4; t++) out[t] = added_up(_mm256_add_ps(a[t], b[t]));
+    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
+    for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
-INLINE void int8_products_of(const dense_job *job, int64_t row, int64_t rows, int64_t t, int64_t tokens) {
-    const int64_t cols = job->cols, chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK;
+/* Computes y for `rows` rows from `row` and `tokens` tokens from t: 4 or 2 rows times 4 tokens, or 1 times 1. */
+INLINE void int8_outputs(const dense_job *job, int64_t row, int64_t rows, int64_t t, int64_t tokens) {
+    const int64_t cols = job->cols, chunks = ceil_div(cols, DENSE_CHUNK);
     const int8_t *w = (const int8_t *)job->weight + row * cols;
-    const int16_t *x = (const int16_t *)job->x + t * cols;
+    const int16_t *x = (const int16_t *)job->prepared + t * cols;
+    const float *x_scale = job->x_scale + t * chunks;
     float out[4][4];
-    if (rows == 4) int8_tile_vnni(w, x, job->x_scale + t * chunks, cols, chunks, out);
-    else if (rows == 2) int8_tile(w, x, job->x_scale + t * chunks, cols, chunks, out);
-    else if (use_vnni && cols % 16 == 0) out[0][0] = int8_row_vnni(w, x, job->x_scale + t * chunks, cols);
-    else out[0][0] = int8_row(w, x, job->x_scale + t * chunks, cols);
+    if (rows == 4) int8_tile_vnni(w, x, x_scale, cols, chunks, out);
+    else if (rows == 2) int8_tile(w, x, x_scale, cols, chunks, out);
+    else if (use_vnni && cols % 16 == 0) out[0][0] = int8_row_vnni(w, x, x_scale, cols);
+    else out[0][0] = int8_row(w, x, x_scale, cols);
     for (int64_t i = 0; i < rows; i++) {
         const float scale = from_bf16(job->row_scale[row + i]);
         for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row + i] = to_bf16(scale * out[i][j]);
     }
 }
 
-INLINE void bf16_products_of(const dense_job *job, int64_t row, int64_t t, int64_t tokens) {
+INLINE void bf16_outputs(const dense_job *job, int64_t row, int64_t t, int64_t tokens) {
     const uint16_t *w = (const uint16_t *)job->weight + row * job->cols;
-    const float *x = (const float *)job->x + t * job->cols;
+    const float *x = (const float *)job->prepared + t * job->cols;
     float out[4];
-    if (tokens == 4) bf16_tile(w, x, job->cols, out);
-    else out[0] = bf16_row(w, x, job->cols);
+    if (tokens == 4) bf16_tile(4, w, x, job->cols, out);
+    else bf16_tile(1, w, x, job->cols, out);
     for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row] = to_bf16(out[j]);
+}
+
+INLINE void outputs(const dense_job *job, int64_t row, int64_t rows, int64_t t, int64_t tokens) {
+    if (job->row_scale) int8_outputs(job, row, rows, t, tokens);
+    else bf16_outputs(job, row, t, tokens);
 }
 
 AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t place = in_runs(task, (job->rows + job->part - 1) / job->part, job->threads);
-    const int64_t from = place * job->part, end = from + job->part < job->rows ? from + job->part : job->rows;
-    /* What goes four tokens, and of int8 two or four rows, at a time. */
-    const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, together = !job->row_scale ? 1 : use_vnni ? 4 : 2;
-    const int64_t rows = from + (end - from) / together * together;
+    const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
+    const int64_t from = place * job->rows_per_task, end = min_of(from + job->rows_per_task, job->rows);
+    /* Tiles span 4 tokens, and with an int8 weight 2 or 4 rows; the rest goes one by one. */
+    const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, tile_rows = !job->row_scale ? 1 : use_vnni ? 4 : 2;
+    const int64_t rows = from + (end - from) / tile_rows * tile_rows;
     for (int64_t t = 0; t < tokens; t += 4)
-        for (int64_t row = from; row < rows; row += together)
-            if (job->row_scale) int8_products_of(job, row, together, t, 4);
-            else bf16_products_of(job, row, t, 4);
+        for (int64_t row = from; row < rows; row += tile_rows) outputs(job, row, tile_rows, t, 4);
     for (int64_t row = from; row < end; row++)
-        for (int64_t t = row < rows ? tokens : 0; t < job->tokens; t++)
-            if (job->row_scale) int8_products_of(job, row, 1, t, 1);
-            else bf16_products_of(job, row, t, 1);
+        for (int64_t t = row < rows ? tokens : 0; t < job->tokens; t++) outputs(job, row, 1, t, 1);
 }
 
 AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                                const uint16_t *x, int64_t tokens, uint16_t *y) {
-    const int64_t chunks = (cols + DENSE_CHUNK - 1) / DENSE_CHUNK, most = tokens < DENSE_TOKENS ? tokens : DENSE_TOKENS;
-    float *scale = pool_take(p, (size_t)most * 4 * (size_t)(chunks + cols));
-    if (!scale) return -1;
-    void *q = scale + most * chunks;
-    const int64_t part = DENSE_ROWS * pool_together(p, rows / DENSE_ROWS, tokens == 1 ? MOST_PARTS : 1);
+    const int64_t chunks = ceil_div(cols, DENSE_CHUNK), most = min_of(tokens, BATCH_TOKENS);
+    float *prepared = pool_acquire(p, (size_t)most * 4 * (size_t)(cols + chunks)), *scale = prepared + most * cols;
+    if (!prepared) return -1;
+    const int64_t units = pool_units_per_task(p, rows / TASK_ROWS, tokens == 1 ? MAX_UNITS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
-        now = tokens < most ? tokens : most;
-        dense_job job = {weight, row_scale, rows, cols, now, x, q, scale, y, part, pool_threads(p)};
-        if (now > PREPARED) pool_run(p, prepare_task, &job, (now + PREPARED - 1) / PREPARED);
-        else prepare_task(&job, 0);
-        pool_run(p, dense_task, &job, (rows + part - 1) / part);
+        now = min_of(tokens, most);
+        dense_job job = {weight, row_scale, rows, cols, now, x, prepared, scale, y, TASK_ROWS * units, pool_threads(p)};
+        pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
+        pool_run(p, dense_task, &job, ceil_div(rows, job.rows_per_task));
     }
-    pool_give_back(p);
+    pool_release(p);
     return 0;
 }
 

@@ -1,7 +1,7 @@
-/* The kernel's threads, and whether this processor can run it.
+/* The thread pool, and the check of the processor's instructions.
  *
- * Loaded with ctypes (native.py); no Python.h, so that a C compiler is all that building it takes. Where these files
- * cannot be compiled, or the processor has no AVX2, torch's operators do the same work (cpu.py).
+ * Loaded with ctypes (library.py) and free of Python.h, so that a C compiler is enough to build it. Where these files
+ * cannot be compiled, or the processor has no AVX2, torch's operators do the same work (torch_int4.py).
  */
 #include "experts/vnni.h"
 
@@ -9,31 +9,31 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { TASKS = 8 }; /* that a thread has at least, where there is more than so much to do */
+enum { MIN_TASKS = 8 }; /* per thread, where a task has more than one unit */
+
+/* Busy-wait iterations of a worker before it sleeps. They outlast the gap between two products of a token, since waking
+ * a thread takes longer than most products; sched_yield leaves the core to other runnable threads. */
+enum { SPINS = 4096, YIELD_EVERY = 64 };
 
 struct pool {
-    int threads; /* the caller's own among them */
+    int threads; /* the caller's included */
     int stop;
     pthread_t *workers;
-    pthread_mutex_t caller; /* one product at a time, whoever asks */
+    pthread_mutex_t caller; /* serialises the calls */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    atomic_uint epoch;   /* counts runs: a worker that sees a new one has work */
-    atomic_int sleeping; /* workers in pthread_cond_wait, or about to be */
+    atomic_uint epoch;   /* number of runs: a worker that sees a change has work */
+    atomic_int sleeping; /* workers in pthread_cond_wait, or about to enter it */
     atomic_int active;   /* workers inside a run */
     _Atomic int64_t next, left;
     _Atomic int64_t tasks;
     task_fn fn;
     void *job;
-    void *scratch; /* grows to the most that was asked for */
+    void *scratch; /* only grows */
     size_t scratch_bytes;
 };
 
-/* How long a worker waits before it sleeps: longer than the caller needs between two products of a token,
- * since waking a thread takes longer than most products. Meanwhile it lets whoever else wants the core have it. */
-enum { SPINS = 4096, YIELD_EVERY = 64 };
-
-static void work(pool *p) {
+static void run_tasks(pool *p) {
     int64_t task;
     while ((task = atomic_fetch_add(&p->next, 1)) < p->tasks) {
         p->fn(p->job, task);
@@ -55,17 +55,17 @@ static void *worker(void *argument) {
             atomic_fetch_sub(&p->sleeping, 1);
             pthread_mutex_unlock(&p->mutex);
         }
-        /* Between its two marks a worker may touch the job; run() waits for all of them. */
+        /* A worker touches the job only while `active` counts it; pool_run waits for that count to reach 0. */
         atomic_fetch_add(&p->active, 1);
         seen = atomic_load(&p->epoch);
         if (p->stop) break;
-        work(p);
+        run_tasks(p);
         atomic_fetch_sub(&p->active, 1);
     }
     return NULL;
 }
 
-static void announce(pool *p) {
+static void wake_workers(pool *p) {
     atomic_fetch_add(&p->epoch, 1);
     if (atomic_load(&p->sleeping)) {
         pthread_mutex_lock(&p->mutex);
@@ -79,23 +79,24 @@ void pool_run(pool *p, task_fn fn, void *job, int64_t tasks) {
         for (int64_t task = 0; task < tasks; task++) fn(job, task);
         return;
     }
-    /* A late worker of the last run may still be asking for tasks: there are none until `next` is reset. */
+    /* A late worker of the previous run may still request tasks: it gets none until `next` is reset. */
     p->fn = fn, p->job = job, p->tasks = tasks;
     atomic_store(&p->left, tasks);
     atomic_store(&p->next, 0);
-    announce(p);
-    work(p);
-    for (int i = 1; atomic_load(&p->left) > 0; i++) pause_for(i);
+    wake_workers(p);
+    run_tasks(p);
+    for (int i = 1; atomic_load(&p->left) > 0; i++) spin_once(i);
     atomic_store(&p->next, INT64_MAX / 2);
-    for (int i = 1; atomic_load(&p->active) > 0; i++) pause_for(i);
+    for (int i = 1; atomic_load(&p->active) > 0; i++) spin_once(i);
 }
 
-void *pool_take(pool *p, size_t bytes) {
+void *pool_acquire(pool *p, size_t bytes) {
     pthread_mutex_lock(&p->caller);
     if (bytes > p->scratch_bytes) {
         free(p->scratch);
-        p->scratch = malloc(bytes);
-        p->scratch_bytes = p->scratch ? bytes : 0;
+        p->scratch_bytes = (bytes + 63) / 64 * 64;
+        p->scratch = aligned_alloc(64, p->scratch_bytes);
+        if (!p->scratch) p->scratch_bytes = 0;
     }
     if (!p->scratch) pthread_mutex_unlock(&p->caller);
     return p->scratch;
@@ -103,27 +104,28 @@ void *pool_take(pool *p, size_t bytes) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
-int64_t pool_together(const pool *p, int64_t units, int64_t most) {
-    int64_t together = 1;
-    while (together < most && units >= 2 * together * TASKS * p->threads) together *= 2;
-    return together;
+int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
+    int64_t per_task = 1;
+    while (per_task < most && units >= 2 * per_task * MIN_TASKS * p->threads) per_task *= 2;
+    return per_task;
 }
 
-void pool_give_back(pool *p) { pthread_mutex_unlock(&p->caller); }
+void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
 int edgemoe_supported_13(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 int use_vnni = 0;
 
 int edgemoe_vnni(int use) {
-    return use_vnni = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return use_vnni = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
 }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
     p->stop = 1;
-    announce(p);
+    wake_workers(p);
     for (int i = 0; i < p->threads - 1; i++) pthread_join(p->workers[i], NULL);
     pthread_mutex_destroy(&p->caller);
     pthread_mutex_destroy(&p->mutex);
@@ -133,7 +135,7 @@ void edgemoe_close(pool *p) {
     free(p);
 }
 
-/* NULL where there is no memory or no thread to be had. */
+/* NULL: out of memory, or a thread could not be started. */
 pool *edgemoe_open(int threads) {
     pool *p = calloc(1, sizeof *p);
     if (!p) return NULL;

@@ -1,37 +1,35 @@
-/* A new token's attention. */
-#ifndef EDGEMOE_ATTENTION_H
-#define EDGEMOE_ATTENTION_H
+/* Attention of consecutive tokens of one sequence: one (decode.c) or several (prefill.c). */
+#pragma once
 #include "../pool.h"
 
 #if defined(__x86_64__)
 typedef struct {
-    int64_t heads, kv_heads, dim;             /* dim % 16 == 0 */
-    const uint16_t *q_norm, *k_norm;          /* weights; NULL: no norm */
-    int64_t q_norm_size, k_norm_size;         /* consecutive numbers that are normed together */
+    int64_t heads, kv_heads, dim;     /* dim % 16 == 0 */
+    const uint16_t *q_norm, *k_norm;  /* weights; NULL: no norm */
+    int64_t q_norm_size, k_norm_size; /* consecutive numbers that one norm covers */
     float q_epsilon, k_epsilon, scaling;
 } attention_shape;
 
 typedef struct {
-    uint16_t *keys, *values;    /* [kv_heads, context, dim] */
-    int64_t context, past, first; /* tokens: room for, there before this one, the first that it sees */
+    uint16_t *keys, *values;      /* [kv_heads, context, dim] */
+    int64_t context, past, first; /* tokens: capacity, number before this token, first one that it attends to */
 } attention_kv;
 
-/* One sequence's new token.
+/* Attention of one token.
  *
- * qkv [(heads + 2 kv_heads) dim], the three projections one after another, is overwritten. Its key and value go
- * to token kv->past. cosine and sine are [dim]; out is [heads dim]. Returns 0, or -1 where there is no memory.
+ * qkv [(heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. The token's key and value are
+ * written to index kv->past. cosine and sine are [dim]; out is [heads dim]. Returns 0, or -1 when out of memory.
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
                       const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
 
-/* The same of `rows` consecutive tokens, of which kv->past says where the first goes and `window` how many of the latest
- * each sees, 0: all; kv->first is not looked at. qkv, cosine, sine and out have a row for each. At most 128 heads may
- * share one of keys. */
+/* Attention of `rows` consecutive tokens, the first at index kv->past; kv->first is ignored. Each attends to the latest
+ * `window` tokens, itself included; 0: to all. qkv, cosine, sine and out have a row per token. At most 128 heads share a
+ * key head. */
 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
                            uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
 
-/* A token's norms and rotation, in place; its key and value into the KV. */
+/* Norms and rotates a token's heads in place; writes its key and value to the KV cache. */
 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
                        const uint16_t *sine);
-#endif
 #endif

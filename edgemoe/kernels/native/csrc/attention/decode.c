@@ -1,20 +1,19 @@
-/* A new token's attention in one call: norms of heads, rotation, its key and value into the KV, softmax, sum.
+/* Attention of one token: head norms, rotation, the write to the KV cache, softmax, and the sum over values.
  *
- * Everything is rounded to bf16 where transformers' modules round it; scores, softmax and the sum over values are
+ * Results are rounded to bf16 where transformers' modules round them; scores, softmax and the sum over values are
  * float32.
  */
 #include "attention.h"
 #include "../dense.h"
-#include "heads.h"
 
 #if defined(__x86_64__)
 #include <math.h>
 
-static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t together, float epsilon) {
-    if (weight) edgemoe_rms_norm(x, weight, epsilon, size / together, together, x);
+static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t cols, float epsilon) {
+    if (weight) edgemoe_rms_norm(x, weight, epsilon, size / cols, cols, x);
 }
 
-/* x cos + rotate_half(x) sin for each head, both products and the sum rounded. */
+/* x = x cos + rotate_half(x) sin for each head; both products and the sum are rounded. */
 AVX2 static void rotate(uint16_t *x, int64_t heads, int64_t dim, const uint16_t *cosine, const uint16_t *sine) {
     const int64_t half = dim / 2;
     for (; heads-- > 0; x += dim)
@@ -27,33 +26,6 @@ AVX2 static void rotate(uint16_t *x, int64_t heads, int64_t dim, const uint16_t 
             x[i] = to_bf16(a + b);
             x[i + half] = to_bf16(c + d);
         }
-}
-
-typedef struct {
-    const attention_shape *shape;
-    const attention_kv *kv;
-    const float *queries; /* [heads, dim] */
-    float *scores;        /* [heads, stride] */
-    int64_t stride, part; /* queries of a task, of those that share keys and values */
-    uint16_t *out;
-} attention_job;
-
-INLINE int64_t parts_of(const attention_job *job) {
-    return (job->shape->heads / job->shape->kv_heads + job->part - 1) / job->part;
-}
-
-AVX2 static void part_task(void *argument, int64_t task) {
-    const attention_job *job = argument;
-    const int64_t dim = job->shape->dim, sharing = job->shape->heads / job->shape->kv_heads;
-    const int64_t kv_head = task / parts_of(job), from = task % parts_of(job) * job->part;
-    const int64_t left = sharing - from < job->part ? sharing - from : job->part;
-    const int64_t head = kv_head * sharing + from, at = (kv_head * job->kv->context + job->kv->first) * dim;
-    const heads some = {
-        .count = left, .dim = dim, .tokens = job->kv->past + 1 - job->kv->first, .stride = job->stride,
-        .scaling = job->shape->scaling, .keys = job->kv->keys + at, .values = job->kv->values + at,
-        .queries = job->queries + head * dim, .scores = job->scores + head * job->stride, .out = job->out + head * dim,
-    };
-    attend(&some);
 }
 
 AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
@@ -71,19 +43,134 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     }
 }
 
+enum { HEADS = 4 }; /* heads that share each widened key and value */
+
+/* Query heads that share keys and values. A head's result does not depend on the other heads. */
+typedef struct {
+    int64_t dim, tokens, stride;   /* dim % 16 == 0; stride: scores per head, % 8 == 0, >= tokens */
+    float scaling;
+    const uint16_t *keys, *values; /* [tokens, dim] */
+    const float *queries;          /* [heads, dim] */
+    float *scores;                 /* scratch [heads, stride] */
+    uint16_t *out;                 /* [heads, dim] */
+} heads;
+
+enum { SUMS = 8 }; /* accumulators that fit into registers */
+
+/* horizontal_sum of each, with the same bits. */
+INLINE __m128 four_horizontal_sums(const __m256 v[4]) {
+    __m128 s[4];
+    for (int i = 0; i < 4; i++) s[i] = _mm_add_ps(_mm256_castps256_ps128(v[i]), _mm256_extractf128_ps(v[i], 1));
+    _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+    return _mm_add_ps(_mm_add_ps(s[0], s[2]), _mm_add_ps(s[1], s[3]));
+}
+
+/* Scores of n heads from `head` and `many` tokens from t; n * many == SUMS, or many == 1. */
+INLINE void compute_scores(const heads *h, int64_t head, int n, int64_t t, int many) {
+    __m256 sum[SUMS];
+    for (int i = 0; i < n * many; i++) sum[i] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < h->dim; i += 8) {
+        __m256 query[HEADS];
+        for (int k = 0; k < n; k++) query[k] = _mm256_loadu_ps(h->queries + (head + k) * h->dim + i);
+        for (int j = 0; j < many; j++) {
+            const __m256 key = eight_from_bf16(h->keys + (t + j) * h->dim + i);
+            for (int k = 0; k < n; k++) sum[k * many + j] = _mm256_fmadd_ps(query[k], key, sum[k * many + j]);
+        }
+    }
+    float lanes[SUMS];
+    if (n * many == SUMS)
+        for (int i = 0; i < SUMS; i += 4) _mm_storeu_ps(lanes + i, four_horizontal_sums(sum + i));
+    else
+        for (int i = 0; i < n * many; i++) lanes[i] = horizontal_sum(sum[i]);
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < many; j++) h->scores[(head + k) * h->stride + t + j] = lanes[k * many + j] * h->scaling;
+}
+
+/* Replaces scores by e^(score - largest); returns their sum. */
+INLINE float exponentials(float *scores, int64_t tokens) {
+    float largest = -INFINITY;
+    for (int64_t t = 0; t < tokens; t++) largest = scores[t] > largest ? scores[t] : largest;
+    for (int64_t t = tokens; t % 8; t++) scores[t] = largest;
+    const __m256 most = _mm256_set1_ps(largest);
+    for (int64_t t = 0; t < tokens; t += 8)
+        _mm256_storeu_ps(scores + t, exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + t), most)));
+    for (int64_t t = tokens; t % 8; t++) scores[t] = 0;
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t t = 0; t < tokens; t += 8) sum = _mm256_add_ps(sum, _mm256_loadu_ps(scores + t));
+    return horizontal_sum(sum);
+}
+
+/* Columns [from, from + 8 vectors) of n heads' weighted sums over values; n * vectors <= SUMS. */
+INLINE void sum_values(const heads *h, int64_t head, int n, int64_t from, int vectors, const float *total) {
+    __m256 sum[SUMS];
+    for (int i = 0; i < n * vectors; i++) sum[i] = _mm256_setzero_ps();
+    const uint16_t *value = h->values + from;
+    const float *scores = h->scores + head * h->stride;
+    for (int64_t t = 0; t < h->tokens; t++, value += h->dim) {
+        __m256 wide[SUMS];
+        for (int j = 0; j < vectors; j++) wide[j] = eight_from_bf16(value + 8 * j);
+        for (int k = 0; k < n; k++) {
+            const __m256 score = _mm256_set1_ps(scores[k * h->stride + t]);
+            for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_fmadd_ps(score, wide[j], sum[k * vectors + j]);
+        }
+    }
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < vectors; j++) {
+            float lanes[8];
+            _mm256_storeu_ps(lanes, _mm256_mul_ps(sum[k * vectors + j], _mm256_set1_ps(1 / total[k])));
+            for (int i = 0; i < 8; i++) h->out[(head + k) * h->dim + from + 8 * j + i] = to_bf16(lanes[i]);
+        }
+}
+
+/* Attention of n heads from `head`: 4, 2 or 1. */
+INLINE void attend_heads(const heads *h, int64_t head, int n) {
+    int64_t t = 0, from = 0;
+    for (; t + SUMS / n <= h->tokens; t += SUMS / n) compute_scores(h, head, n, t, SUMS / n);
+    for (; t < h->tokens; t++) compute_scores(h, head, n, t, 1);
+    float total[HEADS];
+    for (int k = 0; k < n; k++) total[k] = exponentials(h->scores + (head + k) * h->stride, h->tokens);
+    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) sum_values(h, head, n, from, SUMS / n, total);
+    for (; from < h->dim; from += 16) sum_values(h, head, n, from, 2, total);
+}
+
+typedef struct {
+    heads all;                           /* of every key head; keys and values of the first one */
+    int64_t sharing, task_heads, kv_row; /* heads per key head and per task; numbers from one key head to the next */
+} attention_job;
+
+/* Tasks per key head. */
+INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->sharing, job->task_heads); }
+
+AVX2 static void heads_task(void *argument, int64_t task) {
+    const attention_job *job = argument;
+    const int64_t kv_head = task / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
+    const int64_t first = kv_head * job->sharing + from, count = min_of(job->sharing - from, job->task_heads);
+    heads h = job->all;
+    h.keys += kv_head * job->kv_row;
+    h.values += kv_head * job->kv_row;
+    h.queries += first * h.dim;
+    h.scores += first * h.stride;
+    h.out += first * h.dim;
+    int64_t head = 0;
+    for (; head + 4 <= count; head += 4) attend_heads(&h, head, 4);
+    for (; head + 2 <= count; head += 2) attend_heads(&h, head, 2);
+    for (; head < count; head++) attend_heads(&h, head, 1);
+}
+
 AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
                            const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
     const int64_t dim = shape->dim, queries = shape->heads * dim;
+    const int64_t tokens = kv->past + 1 - kv->first, stride = (tokens + 7) / 8 * 8;
     attention_prepare(shape, kv, qkv, cosine, sine);
-    const int64_t stride = (kv->past + 1 - kv->first + 7) / 8 * 8;
-    float *full = pool_take(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
-    if (!full) return -1;
-    for (int64_t i = 0; i < queries; i++) full[i] = from_bf16(qkv[i]);
-    int64_t part = HEADS;
-    while (part > 1 && shape->heads / part < pool_threads(p)) part /= 2;
-    attention_job job = {shape, kv, full, full + queries, stride, part, out};
-    pool_run(p, part_task, &job, shape->kv_heads * parts_of(&job));
-    pool_give_back(p);
+    float *wide = pool_acquire(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
+    if (!wide) return -1;
+    for (int64_t i = 0; i < queries; i++) wide[i] = from_bf16(qkv[i]);
+    const heads all = {dim, tokens, stride, shape->scaling, kv->keys + kv->first * dim, kv->values + kv->first * dim,
+                       wide, wide + queries, out};
+    attention_job job = {all, shape->heads / shape->kv_heads, HEADS, kv->context * dim};
+    while (job.task_heads > 1 && shape->heads / job.task_heads < pool_threads(p)) job.task_heads /= 2;
+    pool_run(p, heads_task, &job, shape->kv_heads * tasks_of(&job));
+    pool_release(p);
     return 0;
 }
 #endif

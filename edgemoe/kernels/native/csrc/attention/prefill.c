@@ -1,9 +1,9 @@
-/* Attention of a sequence's latest tokens, a prompt's: as attention.c, many at once.
+/* Attention of several consecutive tokens; the results are rounded as in decode.c.
  *
- * A task is some consecutive tokens of the queries that share one head of keys and values; 32 queries lie side by side
- * in the lanes of vectors, so that scores, softmax and the sum over values need no sum across lanes. Keys come 64 at a
- * time, from a multiple of 64 on, and the largest score so far is kept with what was summed up under it (FlashAttention,
- * Dao et al. 2022): no result depends on which other tokens are computed with it.
+ * A task is some consecutive tokens of the queries that share one key head. 32 queries lie side by side in vector lanes,
+ * so that scores, softmax and the sum over values need no sum across lanes. Keys come in blocks of 64 that start at
+ * multiples of 64, with a running largest score and sum (FlashAttention, Dao et al. 2022), so that no result depends on
+ * the other tokens of a call.
  */
 #include <stdatomic.h>
 
@@ -11,37 +11,42 @@
 #include "../experts/vnni.h"
 
 #if defined(__x86_64__)
-enum { KEYS = 64, PANELS = 4, AT_ONCE = 16 };
+enum {
+    KEYS = 64,         /* per block */
+    PANELS = 4,        /* of LANES queries each, per task */
+    PREPARE_ROWS = 16, /* tokens of a task of prepare_task */
+};
 
-static const float LEAST = -1e30f; /* of what is hidden */
+static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
 
 typedef struct {
     const attention_shape *shape;
     const attention_kv *kv;
-    int64_t rows, window, together; /* together: tokens of a task */
+    int64_t rows, window, task_rows; /* task_rows: tokens of a task */
     uint16_t *qkv;
     const uint16_t *cosine, *sine;
     uint16_t *out;
     float *scratch;
-    _Atomic int64_t taken;
+    _Atomic int64_t next; /* task */
 } rows_job;
 
-/* A thread's part of the scratch, and the lanes' sums. */
+/* A thread's scratch, and the running state of each lane's softmax. */
 typedef struct {
-    float *queries, *sums;       /* [PANELS, dim, LANES] */
-    float *keys, *values, *line; /* [KEYS, dim] twice, [LANES, dim] */
+    float *queries, *sums;         /* [PANELS, dim, LANES] */
+    float *keys, *values, *panel;  /* [KEYS, dim] twice, [LANES, dim] */
     float largest[PANELS * LANES], total[PANELS * LANES];
     int32_t position[PANELS * LANES];
-} workplace;
+} workspace;
 
-static int64_t numbers_of(int64_t dim) { return dim * (2 * PANELS * LANES + 2 * KEYS + LANES); }
+static int64_t workspace_floats(int64_t dim) { return dim * (2 * PANELS * LANES + 2 * KEYS + LANES); }
 
+/* Numbers of a token's row of qkv. */
 static int64_t row_size(const attention_shape *shape) { return (shape->heads + 2 * shape->kv_heads) * shape->dim; }
 
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const rows_job *job = argument;
-    const int64_t dim = job->shape->dim, end = (task + 1) * AT_ONCE;
-    for (int64_t row = task * AT_ONCE; row < end && row < job->rows; row++) {
+    const int64_t dim = job->shape->dim, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
+    for (int64_t row = task * PREPARE_ROWS; row < end; row++) {
         attention_kv kv = *job->kv;
         kv.past += row;
         attention_prepare(job->shape, &kv, job->qkv + row * row_size(job->shape), job->cosine + row * dim, job->sine + row * dim);
@@ -70,8 +75,9 @@ AVX2 static void transpose(const float *from, int64_t rows, int64_t cols, float 
         }
 }
 
-AVX2 static void tile(const float *a, int64_t a_row, int64_t a_deep, const float *b, int64_t depth, const float *factor,
-                      float *c) {
+/* float_tile_avx512 in AVX2, with the same bits. */
+AVX2 static void float_tile_avx2(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth,
+                                 const float *factor, float *c) {
     for (int r = 0; r < OUTER; r += 4)
         for (int l = 0; l < LANES; l += 16) {
             const float *from = a + r * a_row, *with = b + l;
@@ -81,7 +87,7 @@ AVX2 static void tile(const float *a, int64_t a_row, int64_t a_deep, const float
                 for (int h = 0; h < 2; h++)
                     sum[i][h] = factor ? _mm256_mul_ps(_mm256_loadu_ps(to + i * LANES + 8 * h), _mm256_loadu_ps(factor + l + 8 * h))
                                        : _mm256_setzero_ps();
-            for (int64_t k = 0; k < depth; k++, from += a_deep, with += LANES) {
+            for (int64_t k = 0; k < depth; k++, from += a_depth, with += LANES) {
                 const __m256 low = _mm256_loadu_ps(with), high = _mm256_loadu_ps(with + 8);
                 for (int i = 0; i < 4; i++) {
                     const __m256 x = _mm256_set1_ps(from[i * a_row]);
@@ -94,16 +100,16 @@ AVX2 static void tile(const float *a, int64_t a_row, int64_t a_deep, const float
         }
 }
 
-static void product(const float *a, int64_t a_row, int64_t a_deep, const float *b, int64_t depth, const float *factor,
-                    float *c) {
-    if (use_vnni) float_tile_512(a, a_row, a_deep, b, depth, factor, c);
-    else tile(a, a_row, a_deep, b, depth, factor, c);
+static void float_tile(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
+                       float *c) {
+    if (use_vnni) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
+    else float_tile_avx2(a, a_row, a_depth, b, depth, factor, c);
 }
 
-/* Scores of `keys` keys from t become their shares of a sum under the largest so far; what was summed up before counts
- * `factor` times. */
-AVX2 static void shares(float *scores, int64_t t, int64_t keys, int64_t window, const int32_t *position, float *largest,
-                        float *total, float *factor) {
+/* A step of the online softmax: replaces the scores of `keys` keys from t by e^(score - largest), and updates `largest`
+ * and `total`; earlier sums are to be multiplied by `factor`. */
+AVX2 static void softmax_block(float *scores, int64_t t, int64_t keys, int64_t window, const int32_t *position,
+                               float *largest, float *total, float *factor) {
     for (int l = 0; l < LANES; l += 8) {
         const __m256i at = _mm256_loadu_si256((const __m256i *)(position + l));
         const __m256i first = window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)window - 1)) : _mm256_setzero_si256();
@@ -112,94 +118,95 @@ AVX2 static void shares(float *scores, int64_t t, int64_t keys, int64_t window, 
         for (int64_t k = 0; k < keys; k++) {
             const __m256i key = _mm256_set1_epi32((int32_t)(t + k));
             const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
-            const __m256 score = _mm256_blendv_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(LEAST),
+            const __m256 score = _mm256_blendv_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(MASKED),
                                                   _mm256_castsi256_ps(hidden));
             _mm256_storeu_ps(scores + k * LANES + l, score);
             most = _mm256_max_ps(most, score);
         }
         for (int64_t k = 0; k < keys; k++) {
             const __m256 score = _mm256_loadu_ps(scores + k * LANES + l);
-            const __m256 hidden = _mm256_cmp_ps(score, _mm256_set1_ps(LEAST), _CMP_EQ_OQ);
-            const __m256 share = _mm256_andnot_ps(hidden, exponential(_mm256_sub_ps(score, most)));
-            _mm256_storeu_ps(scores + k * LANES + l, share);
-            sum = _mm256_add_ps(sum, share);
+            const __m256 hidden = _mm256_cmp_ps(score, _mm256_set1_ps(MASKED), _CMP_EQ_OQ);
+            const __m256 weight = _mm256_andnot_ps(hidden, exponential(_mm256_sub_ps(score, most)));
+            _mm256_storeu_ps(scores + k * LANES + l, weight);
+            sum = _mm256_add_ps(sum, weight);
         }
-        const __m256 kept = exponential(_mm256_sub_ps(before, most));
-        _mm256_storeu_ps(factor + l, kept);
+        const __m256 rescale = exponential(_mm256_sub_ps(before, most));
+        _mm256_storeu_ps(factor + l, rescale);
         _mm256_storeu_ps(largest + l, most);
-        _mm256_storeu_ps(total + l, _mm256_fmadd_ps(_mm256_loadu_ps(total + l), kept, sum));
+        _mm256_storeu_ps(total + l, _mm256_fmadd_ps(_mm256_loadu_ps(total + l), rescale, sum));
     }
 }
 
+/* to = from by, as float32; count % 8 == 0. */
 AVX2 static void widen(const uint16_t *from, int64_t count, float by, float *to) {
     for (int64_t i = 0; i < count; i += 8)
         _mm256_storeu_ps(to + i, _mm256_mul_ps(eight_from_bf16(from + i), _mm256_set1_ps(by)));
 }
 
-/* `count` queries from token `row`, `sharing` of each token, from `head` on. */
-AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workplace *w) {
+/* Attention of the `count` queries of one key head from token `row` on, `sharing` per token. */
+AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workspace *w) {
     const attention_shape *shape = job->shape;
-    const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads, panels = (count + LANES - 1) / LANES;
-    const int64_t end = job->kv->past + row + (count + sharing - 1) / sharing, seen_from = job->kv->past + row + 1 - job->window;
+    const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
+    const int64_t end = job->kv->past + row + ceil_div(count, sharing), window_start = job->kv->past + row + 1 - job->window;
     for (int64_t i = 0; i < panels * LANES; i++) {
-        const int64_t of = i < count ? i : count - 1, token = row + of / sharing; /* the last lanes do the last query again */
+        const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
         w->position[i] = (int32_t)(job->kv->past + token);
-        w->largest[i] = LEAST;
+        w->largest[i] = MASKED;
         w->total[i] = 0;
-        widen(job->qkv + token * row_size(shape) + (kv_head * sharing + of % sharing) * dim, dim, shape->scaling,
-              w->line + i % LANES * dim);
-        if (i % LANES == LANES - 1) transpose(w->line, LANES, dim, w->queries + i / LANES * LANES * dim);
+        widen(job->qkv + token * row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, shape->scaling,
+              w->panel + i % LANES * dim);
+        if (i % LANES == LANES - 1) transpose(w->panel, LANES, dim, w->queries + i / LANES * LANES * dim);
     }
     memset(w->sums, 0, sizeof(float) * (size_t)(panels * LANES * dim));
-    for (int64_t t = job->window && seen_from > 0 ? seen_from / KEYS * KEYS : 0; t < end; t += KEYS) {
-        const int64_t some = end - t < KEYS ? end - t : KEYS, at = (kv_head * job->kv->context + t) * dim;
-        widen(job->kv->keys + at, some * dim, 1, w->keys);
-        widen(job->kv->values + at, some * dim, 1, w->values);
+    for (int64_t t = job->window && window_start > 0 ? window_start / KEYS * KEYS : 0; t < end; t += KEYS) {
+        const int64_t block = min_of(end - t, KEYS), at = (kv_head * job->kv->context + t) * dim;
+        widen(job->kv->keys + at, block * dim, 1, w->keys);
+        widen(job->kv->values + at, block * dim, 1, w->values);
         for (int64_t p = 0; p < panels; p++) {
-            const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = last < some ? last : some;
+            const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
             if (keys <= 0) continue;
             float scores[KEYS * LANES], factor[LANES];
             for (int64_t k = 0; k < keys; k += OUTER)
-                product(w->keys + k * dim, dim, 1, w->queries + p * LANES * dim, dim, NULL, scores + k * LANES);
-            shares(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, w->total + p * LANES, factor);
+                float_tile(w->keys + k * dim, dim, 1, w->queries + p * LANES * dim, dim, NULL, scores + k * LANES);
+            softmax_block(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, w->total + p * LANES, factor);
             for (int64_t d = 0; d < dim; d += OUTER)
-                product(w->values + d, 1, dim, scores, keys, factor, w->sums + (p * dim + d) * LANES);
+                float_tile(w->values + d, 1, dim, scores, keys, factor, w->sums + (p * dim + d) * LANES);
         }
     }
     for (int64_t i = 0; i < count; i++) {
-        if (i % LANES == 0) transpose(w->sums + i * dim, dim, LANES, w->line);
-        const float by = 1 / w->total[i], *sum = w->line + i % LANES * dim;
+        if (i % LANES == 0) transpose(w->sums + i * dim, dim, LANES, w->panel);
+        const float by = 1 / w->total[i], *sum = w->panel + i % LANES * dim;
         uint16_t *to = job->out + ((row + i / sharing) * shape->heads + kv_head * sharing + i % sharing) * dim;
         for (int64_t d = 0; d < dim; d++) to[d] = to_bf16(sum[d] * by);
     }
 }
 
-/* A thread's: whatever is left to do, in its part of the scratch. The longest first. */
+/* A thread's work: takes tasks, the longest first, until none is left. */
 AVX2 static void thread_task(void *argument, int64_t thread) {
     rows_job *job = argument;
     const attention_shape *shape = job->shape;
     const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads;
-    const int64_t blocks = (job->rows + job->together - 1) / job->together;
-    float *scratch = job->scratch + thread * numbers_of(dim);
-    workplace w = {.queries = scratch, .sums = scratch + PANELS * LANES * dim, .keys = scratch + 2 * PANELS * LANES * dim};
+    const int64_t blocks = ceil_div(job->rows, job->task_rows);
+    float *scratch = job->scratch + thread * workspace_floats(dim);
+    workspace w = {.queries = scratch, .sums = scratch + PANELS * LANES * dim, .keys = scratch + 2 * PANELS * LANES * dim};
     w.values = w.keys + KEYS * dim;
-    w.line = w.values + KEYS * dim;
-    for (int64_t taken; (taken = atomic_fetch_add(&job->taken, 1)) < blocks * shape->kv_heads;) {
-        const int64_t row = (blocks - 1 - taken / shape->kv_heads) * job->together, left = job->rows - row;
-        attend_rows(job, taken % shape->kv_heads, row, sharing * (left < job->together ? left : job->together), &w);
+    w.panel = w.values + KEYS * dim;
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < blocks * shape->kv_heads;) {
+        const int64_t row = (blocks - 1 - task / shape->kv_heads) * job->task_rows;
+        attend_rows(job, task % shape->kv_heads, row, sharing * min_of(job->rows - row, job->task_rows), &w);
     }
 }
 
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
                                 uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
     const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p);
-    float *scratch = pool_take(p, (size_t)(threads * numbers_of(shape->dim)) * sizeof(float));
+    float *scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
     if (!scratch) return -1;
-    rows_job job = {.shape = shape, .kv = kv, .rows = rows, .window = window, .together = PANELS * LANES / sharing, .qkv = qkv,
+    rows_job job = {.shape = shape, .kv = kv, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch};
-    pool_run(p, prepare_task, &job, (rows + AT_ONCE - 1) / AT_ONCE);
+    pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
     pool_run(p, thread_task, &job, threads);
-    pool_give_back(p);
+    pool_release(p);
     return 0;
 }
 #endif

@@ -1,25 +1,25 @@
-/* Whole experts in one call, and the sum of what they give. */
+/* Whole experts in one call, and the weighted sum of their outputs. */
 #include <stdatomic.h>
 
 #include "expert_ffn.h"
 #include "products.h"
 
 #if defined(__x86_64__)
-/* Both products of several experts, and silu(gate) up between them, without a wait for all threads in between: an
- * expert's second product comes behind the next one's first. Whoever ends the last task of a first product computes
- * the gating; one of the second waits for that, and never for a task behind it. */
+/* Both products of several experts and the gating between them, without a barrier: the tasks of an expert's second
+ * product follow those of the next expert's first. The thread that ends the last task of a first product computes the
+ * gating; tasks of the second product wait for it, and never for a later task. */
 typedef struct {
     product up, down;
-    int64_t inner;          /* numbers that the gating gives, padded to down's columns */
-    atomic_int *left;       /* [count]: tasks of the first product that are under way or to come; -1: gated */
+    int64_t inner;    /* columns of the gating's output; down's columns are padded */
+    atomic_int *left; /* [count]: unfinished tasks of the first product; -1: gated */
 } experts_job;
 
-/* One row of gate and up, `inner` of each -> silu(gate) up, rounded where transformers rounds; in place. */
+/* Writes silu(gate) up over the start of a row of gate and up, `inner` of each; rounded where transformers rounds. */
 INLINE void gate_row(uint16_t *row, int64_t inner) {
     const __m256 one = _mm256_set1_ps(1);
     for (int64_t i = 0; i < inner; i += 8) {
         uint16_t both[16] = {0};
-        const int64_t n = inner - i < 8 ? inner - i : 8;
+        const int64_t n = min_of(inner - i, 8);
         memcpy(both, row + i, (size_t)n * 2);
         memcpy(both + 8, row + inner + i, (size_t)n * 2);
         const __m256 x = eight_from_bf16(both);
@@ -32,9 +32,9 @@ INLINE void gate_row(uint16_t *row, int64_t inner) {
 INLINE void gate_expert(const experts_job *job, const expert *e) {
     const int64_t cols = job->down.m->cols;
     for (int64_t row = e->y; row < e->y + e->tokens; row++) {
-        uint16_t *of_row = job->up.y + row * job->up.m->rows, *to = (uint16_t *)job->down.x + row * cols;
-        gate_row(of_row, job->inner);
-        memcpy(to, of_row, (size_t)job->inner * 2);
+        uint16_t *from = job->up.y + row * job->up.m->rows, *to = (uint16_t *)job->down.x + row * cols;
+        gate_row(from, job->inner);
+        memcpy(to, from, (size_t)job->inner * 2);
         memset(to + job->inner, 0, (size_t)(cols - job->inner) * 2);
         product_quantize(&job->down, row);
     }
@@ -43,7 +43,7 @@ INLINE void gate_expert(const experts_job *job, const expert *e) {
 AVX2 static void experts_task(void *argument, int64_t task) {
     experts_job *job = argument;
     const int64_t up = tasks_of(&job->up), both = up + tasks_of(&job->down);
-    /* up of 0, then always up of the next and down of this one. */
+    /* First `up` tasks of expert 0; then, for each expert, `up` of the next one and `down` of its own. */
     int64_t number = task < up ? 0 : (task - up) / both, part = task < up ? task : (task - up) % both, second = 0;
     if (task >= up) {
         const int64_t of_next = number + 1 < job->up.count ? up : 0;
@@ -54,11 +54,11 @@ AVX2 static void experts_task(void *argument, int64_t task) {
     const expert *e = job->up.experts + number;
     atomic_int *left = job->left + number;
     if (second) {
-        for (int i = 1; atomic_load(left) >= 0; i++) pause_for(i);
-        product_of_task(&job->down, e, part);
+        for (int i = 1; atomic_load(left) >= 0; i++) spin_once(i);
+        product_run_task(&job->down, e, part);
         return;
     }
-    product_of_task(&job->up, e, part);
+    product_run_task(&job->up, e, part);
     if (atomic_fetch_sub(left, 1) == 1) {
         gate_expert(job, e);
         atomic_store(left, -1);
@@ -66,25 +66,26 @@ AVX2 static void experts_task(void *argument, int64_t task) {
 }
 
 AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
-                         int64_t count, const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes) {
-    const size_t middle = (size_t)(outcomes * (up->rows + down->cols)) * sizeof(uint16_t);
-    const size_t numbers = product_scratch(up, rows) + product_scratch(down, outcomes) + 256;
-    uint8_t *scratch = pool_take(p, numbers + middle + (size_t)count * sizeof(atomic_int));
+                         int64_t count, const uint16_t *x, int64_t x_rows, uint16_t *y, int64_t y_rows) {
+    const size_t between = (size_t)(y_rows * (up->rows + down->cols)) * sizeof(uint16_t);
+    const size_t quantized = product_scratch_bytes(up, x_rows) + product_scratch_bytes(down, y_rows) + 256;
+    uint8_t *scratch = pool_acquire(p, quantized + between + (size_t)count * sizeof(atomic_int));
     if (!scratch) return -1;
     experts_job job = {
-        .up = {.m = up, .experts = experts, .count = count, .rows = rows, .x = x},
-        .down = {.m = down, .experts = experts, .count = count, .rows = outcomes, .inner = 1, .y = y},
+        .up = {.m = up, .experts = experts, .count = count, .rows = x_rows, .x = x},
+        .down = {.m = down, .experts = experts, .count = count, .rows = y_rows, .rows_as_y = 1, .y = y},
         .inner = inner,
     };
-    job.up.together = job.down.together = product_together(p, count * (blocks_of(up) + blocks_of(down)));
+    const int64_t blocks = count * (blocks_of(up) + blocks_of(down));
+    job.up.blocks_per_task = job.down.blocks_per_task = pool_units_per_task(p, blocks, MAX_TASK_BLOCKS);
     scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
     job.left = (atomic_int *)scratch;
     for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)tasks_of(&job.up));
     job.up.y = (uint16_t *)(job.left + count);
-    job.down.x = job.up.y + outcomes * up->rows;
+    job.down.x = job.up.y + y_rows * up->rows;
     product_quantize_all(p, &job.up);
     pool_run(p, experts_task, &job, count * (tasks_of(&job.up) + tasks_of(&job.down)));
-    pool_give_back(p);
+    pool_release(p);
     return 0;
 }
 

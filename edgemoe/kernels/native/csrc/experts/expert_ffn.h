@@ -1,20 +1,17 @@
-/* Whole experts in one call, and the sum of what they give. */
-#ifndef EDGEMOE_EXPERTS_H
-#define EDGEMOE_EXPERTS_H
+/* Whole experts in one call, and the weighted sum of their outputs. */
+#pragma once
 #include "planes.h"
 #include "../pool.h"
 
 #if defined(__x86_64__)
-/* Each expert's rows of y [.., down's rows] = down(silu(gate) up) of its rows of x [rows, up's columns], both bf16; gate
- * and up are the first and second `inner` rows of `up`. Rows of y are `outcomes` in all.
- * Returns 0, or -1 where there is no memory. */
+/* Each expert's rows of y [y_rows, down's rows] = down(silu(gate) up) of its rows of x [x_rows, up's columns], both
+ * bf16; gate and up are the first and second `inner` rows of `up`. Returns 0, or -1 when out of memory. */
 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts, int64_t count,
-                    const uint16_t *x, int64_t rows, uint16_t *y, int64_t outcomes);
+                    const uint16_t *x, int64_t x_rows, uint16_t *y, int64_t y_rows);
 
 /* Each of to [tokens, cols] = the sum over `count` of weights [tokens, count] times its rows, bf16, in float32 and in this
  * order; rounded to bf16. row_of [tokens, count]: indices into rows [.., cols], below 0: left out; NULL: rows are [tokens,
  * count, cols]. add: the sum, rounded, is added to what `to` has. */
 void edgemoe_weighted_sum(const uint16_t *rows, const int64_t *row_of, const float *weights, int64_t tokens, int64_t count,
                           int64_t cols, int add, uint16_t *to);
-#endif
 #endif

@@ -1,47 +1,44 @@
 /* Products of several experts' matrices with their rows of activations. */
-#ifndef EDGEMOE_PRODUCTS_H
-#define EDGEMOE_PRODUCTS_H
+#pragma once
 #include "planes.h"
 #include "../pool.h"
 
 #if defined(__x86_64__)
-/* Numbers of rows of activations: [chunks, rows, chunk], 2 bytes each if fine, and [chunks, rows]. */
-typedef struct { int8_t *q; float *scale, *sum; } numbers;
+/* Quantized rows: q [chunks, rows, chunk], of 2 bytes for A14 and 1 for A8; scale and sum [chunks, rows]. */
+typedef struct { int8_t *q; float *scale, *sum; } activations;
 
 /* Rows of y = each expert's matrix times its rows of x. */
 typedef struct {
     const matrix *m;
     const expert *experts;
-    int64_t count, chunk, rows; /* experts; of x in all */
-    int64_t together;           /* blocks of a task */
-    int inner;                  /* x is what the experts' first matrix gave: its rows lie as those of y do */
+    int64_t count, chunk, rows; /* of experts, columns of a chunk, rows of x in all */
+    int64_t blocks_per_task;
+    int rows_as_y;              /* x is the output of a first product: an expert's rows have the same index as in y */
     const uint16_t *x;
-    uint8_t *forms;             /* [rows]: the forms wanted of each */
-    numbers fine, coarse;
+    uint8_t *formats;           /* [rows]: the formats that each row is needed in */
+    activations a14, a8;
     uint16_t *y;
 } product;
 
-INLINE int64_t blocks_of(const matrix *m) { return (m->rows + 31) / 32; }
+enum { MAX_TASK_BLOCKS = 16 };
 
-/* Of one expert. */
-INLINE int64_t tasks_of(const product *job) { return (blocks_of(job->m) + job->together - 1) / job->together; }
+INLINE int64_t blocks_of(const matrix *m) { return ceil_div(m->rows, BLOCK_ROWS); }
 
-/* Bytes that a product needs besides x and y, for so many rows of x; as native_experts.py counts it. */
-size_t product_scratch(const matrix *m, int64_t rows);
+/* Tasks per expert. */
+INLINE int64_t tasks_of(const product *job) { return ceil_div(blocks_of(job->m), job->blocks_per_task); }
 
-/* Lays what a product needs out from `at`, which is aligned as a float is; returns where that ends, aligned again. */
+/* Scratch bytes of a product for `rows` rows of x; scratch_bytes in native/experts.py counts the same. */
+size_t product_scratch_bytes(const matrix *m, int64_t rows);
+
+/* Lays out a product's scratch from `at`, aligned for float; returns its end, a multiple of 64. */
 uint8_t *product_prepare(product *job, uint8_t *at);
 
-/* A row of x as numbers, in the forms that its experts want. */
+/* Quantizes a row of x to the formats that its experts need. */
 void product_quantize(const product *job, int64_t row);
 
-/* Every row of x, on all threads of the pool. */
+/* Quantizes every row of x, on all threads of the pool. */
 void product_quantize_all(pool *p, product *job);
 
-/* Blocks that a task of a product is best made of, where a call has so many in all. */
-int64_t product_together(const pool *p, int64_t blocks);
-
-/* A task's rows of y, for all of an expert's tokens. */
-void product_of_task(const product *job, const expert *e, int64_t task);
-#endif
+/* Computes a task's rows of y, for all of an expert's tokens. */
+void product_run_task(const product *job, const expert *e, int64_t task);
 #endif

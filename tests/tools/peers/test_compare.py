@@ -1,4 +1,4 @@
-"""tools/peers/compare.py with edgemoe itself and a peer that is a double, inside real memory cgroups."""
+"""tools/peers/compare.py with edgemoe and a double of the peer, inside real memory cgroups."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from cgroups import ROOT, needs_cgroup
+from cgroups import CGROUPS, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
 from storage.errors import UserError
-from tools.peers import compare as compare_peers
-from tools.peers import edgemoe_child as compare_peers_edgemoe
-from tools.peers import run as compare_peers_run
+from tools.checkout import ROOT, child_environment
+from tools.peers import compare, edgemoe_child, popularity, run
 from tools.peers.limited import Controller, LimitError, Usage, find_controller
-from tools.peers.popularity import compare
 from tools.peers.programs import Program, edgemoe_program
 from tools.peers.report import as_table, reached, run_of, summarize
 from tools.peers.run import Outcome, prove_enforced, require_in_force, run_child
-from tools.synthetic import store as synthesize
+from tools.synthetic import store as synthetic_store
 
-TOOL = Path(compare_peers.__file__)
 DOUBLE = Path(__file__).parents[2] / "support" / "peer_double.py"
 MIB = 1 << 20
 
@@ -38,13 +36,13 @@ def controller() -> Controller:
 
 
 def cgroups() -> set[str]:
-    return {path.name for path in ROOT.glob("limited-*")}
+    return {path.name for path in CGROUPS.glob("limited-*")}
 
 
 @pytest.fixture(autouse=True)
-def handlers_are_put_back() -> Iterator[None]:
-    """What main does to the signals of this process ends with the test."""
-    before = {number: signal.getsignal(number) for number in compare_peers_run.ENDING}
+def restored_signal_handlers() -> Iterator[None]:
+    """Restores the signal handlers that main replaces in this process."""
+    before = {number: signal.getsignal(number) for number in run.ENDING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -56,14 +54,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     monkeypatch = pytest.MonkeyPatch()
     # The pool is sized for experts of millions of weights.
     monkeypatch.setattr("tools.synthetic.workload.POOL", 1 << 13)
-    assert synthesize.main(["--like", "small", "--max-level", "4", str(directory)]) == 0
+    assert synthetic_store.main(["--like", "small", "--max-level", "4", str(directory)]) == 0
     monkeypatch.undo()
     return directory
 
 
 @pytest.fixture
 def arguments(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A comparison of one round, prompts of 8 tokens, 3 new ones, inside 900 MB."""
+    """A comparison of one round with prompts of 8 tokens and 3 new tokens, inside 900 MB."""
     monkeypatch.setenv("PEER_DOUBLE", str(tmp_path / "requests"))
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -S {DOUBLE}\n")
@@ -81,13 +79,19 @@ def requests(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @needs_cgroup
-def test_both_sides_alternate_under_the_limit(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.e2e
+def test_both_programs_run_under_the_limit(
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Same prompt ids on both sides, ratios of the times that were told, counts side by side, no cgroup left."""
-    left = cgroups()
-    assert compare_peers.main([*arguments, "--no-popularity", "--plot", str(tmp_path / "rows.png")]) == 0
-    assert cgroups() == left
+    """Both programs get the same prompt ids, from any current directory; ratios are right; no cgroup remains."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    before = cgroups()
+    assert compare.main([*arguments, "--no-popularity", "--plot", str(tmp_path / "rows.png")]) == 0
+    assert cgroups() == before
     report = json.loads((tmp_path / "report.json").read_text())
     peer, ours = report["runs"]
     assert (peer["name"], ours["name"]) == ("llama.cpp", "exact 4")
@@ -109,32 +113,34 @@ def test_both_sides_alternate_under_the_limit(
 
 @needs_cgroup
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("failure", "message"),
     [("exit", "exit code 1: no such model"), ("silence", "no answer"), ("memory", "killed for memory")],
 )
-def test_a_peer_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, told: str) -> None:
-    """A run that fails is an outcome that says why; the table tells it, and gives no ratio to it."""
+def test_failed_run_gives_an_outcome_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, message: str
+) -> None:
+    """A failed run is an outcome with a reason; the table lists it and leaves its ratio out."""
     monkeypatch.setenv("PEER_DOUBLE", str(tmp_path / "requests"))
-    monkeypatch.setenv("PEER_FAILS", way)
+    monkeypatch.setenv("PEER_FAILS", failure)
     request = {"threads": 1, "popularity": False, "new_tokens": 3}
     command = [sys.executable, "-S", str(DOUBLE)]
     failed = run_child(controller(), 100 * MIB, command, request, keep_cache=True)
     assert failed.failure is not None
-    assert told in failed.failure
+    assert message in failed.failure
     assert requests(tmp_path)[0]["omp"] == "1"
     runs = [run_of("peer", (100, 8), 0, failed), run_of("ours", (100, 8), 0, outcome(1.0, 2.0))]
     peer, ours = summarize(runs, "peer", [], {})
     assert (peer["failed"], peer["tpot_s"]["n"], ours["ratio_tpot"]) == (1, 0, None)
-    assert told in as_table([peer, ours])
+    assert message in as_table([peer, ours])
 
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from tools.peers.run import hear_endings, run_child
+from tools.peers.run import interrupt_on_signals, run_child
 from tools.peers.limited import find_controller
 
-hear_endings()
+interrupt_on_signals()
 controller = find_controller(Path("/proc/mounts").read_text())
 try:
     run_child(controller, 1 << 28, sys.argv[1:], {"threads": 1}, keep_cache=True)
@@ -145,41 +151,39 @@ except KeyboardInterrupt:
 
 @needs_cgroup
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal in the middle of a run ends it, with its child and what that started, and its cgroup."""
-    left = cgroups()
+def test_signal_ends_the_child_and_removes_the_cgroup(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal during a run ends the child and the child's own processes, and the cgroup is removed."""
+    before = cgroups()
     child = ["/bin/sh", "-c", "sleep 1000 & echo $$ $! >&2; echo $$ $! > $0; wait", str(tmp_path / "pids")]
     os.mkfifo(tmp_path / "pids")
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, *child], env=os.environ | {"PYTHONPATH": str(TOOL.parents[2])}
-    )
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, *child], env=child_environment())
     pids = (tmp_path / "pids").read_text().split()
     process.send_signal(number)
     assert process.wait(60) == 130
-    assert cgroups() == left
+    assert cgroups() == before
     assert len(pids) == 2
     assert not any(running(pid) for pid in pids)
 
 
 def running(pid: str) -> bool:
-    """Whether a process lives; a zombie, which nobody may have reaped yet, does not."""
+    """Whether a process runs; an unreaped zombie does not."""
     status = Path("/proc", pid, "status")
     return status.exists() and "State:\tZ" not in status.read_text()
 
 
 @needs_cgroup
-def test_limits_that_are_not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a process that takes too much is not killed, nothing is measured."""
+def test_limit_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """prove_enforced passes where the kernel kills, and raises where a process survives above its limit."""
     prove_enforced(controller())
-    lived = Outcome({}, None, Usage(None, 0, 0, 0))
-    monkeypatch.setattr(compare_peers_run, "run_child", lambda *_, **__: lived)
+    survived = Outcome({}, None, Usage(None, 0, 0, 0))
+    monkeypatch.setattr(run, "run_child", lambda *_, **__: survived)
     with pytest.raises(LimitError, match="no effect"):
         prove_enforced(controller())
 
 
 @needs_cgroup
-def test_a_warm_run_is_counted_without_a_limit() -> None:
-    """No limit is no limit, and the kernel's count of the peak is there all the same."""
+def test_unlimited_run_has_a_peak() -> None:
+    """Without a limit the outcome has no limit and the kernel's peak."""
     command = [sys.executable, "-S", "-c", f"x = b'1' * {80 * MIB}; print('{{}}')"]
     used = run_child(controller(), None, command, {"threads": 1}, keep_cache=True).used
     assert used.limit_bytes is None
@@ -187,21 +191,75 @@ def test_a_warm_run_is_counted_without_a_limit() -> None:
     assert used.peak_bytes >= 80 * MIB
 
 
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+@pytest.mark.e2e
+def test_llama_child_starts_in_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child imports its modules outside the repository, too, and reports a model that it cannot load."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"no GGUF")
+    request = {"model": str(tmp_path / "model.gguf"), "prompt": [1], "warm_up": [], "new_tokens": 2}
+    request |= {"threads": 1, "capped": False, "popularity": False, "experts": 8}
+    done = start_child("tools.peers.llama_child", request)
+    assert "model.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def start_child(module: str, request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Runs a child as run_child does, without a cgroup."""
+    command = [sys.executable, "-m", module]
+    environment = child_environment(OMP_NUM_THREADS="1")
+    return subprocess.run(command, input=json.dumps(request), env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.e2e
+def test_child_finds_the_packages_in_any_directory(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that starts outside the repository, with no PYTHONPATH of its own, answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    program = edgemoe_program("4", store)
+    request = {
+        "model": str(store),
+        "settings": program.settings,
+        "fill": True,
+        "vram_limit": None,
+        "threads": 1,
+    }
+    request |= {"new_tokens": 3, "prompt": list(range(8)), "warm_up": [], "popularity": True}
+    done = start_child(program.command[-1], request)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["tokens"]) == 3
+
+
+def test_child_environment_keeps_the_inherited_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repository's root stands before an inherited PYTHONPATH; further variables are set."""
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    environment = child_environment(OMP_NUM_THREADS="2")
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "elsewhere"]
+    assert environment["OMP_NUM_THREADS"] == "2"
+    monkeypatch.delenv("PYTHONPATH")
+    assert child_environment()["PYTHONPATH"] == str(ROOT)
+
+
 @pytest.mark.parametrize(
-    ("pid", "limit", "told"), [(7, 3 << 30, None), (8, 3 << 30, "Process 8"), (7, 2 << 30, "3221225472")]
+    ("pid", "limit", "message"),
+    [(7, 3 << 30, None), (8, 3 << 30, "process 8"), (7, 2 << 30, "3221225472")],
 )
-def test_what_the_kernel_says_is_believed(tmp_path: Path, pid: int, limit: int, told: str | None) -> None:
-    """A process that is not inside, or a limit that is another, is refused (files written here by hand)."""
+def test_limit_is_verified_by_the_kernels_files(
+    tmp_path: Path, pid: int, limit: int, message: str | None
+) -> None:
+    """A process outside the cgroup and a limit of another size are refused (files written by hand)."""
     for name, value in {
         "cgroup.procs": "7\n12\n",
         "memory.max": "3221225472\n",
         "memory.events": "max 0\noom_kill 0\n",
     }.items():
         (tmp_path / name).write_text(value)
-    if told is None:
+    if message is None:
         require_in_force(Controller(2, tmp_path), tmp_path, pid, limit)
     else:
-        with pytest.raises(LimitError, match=told):
+        with pytest.raises(LimitError, match=message):
             require_in_force(Controller(2, tmp_path), tmp_path, pid, limit)
 
 
@@ -210,31 +268,32 @@ def outcome(*times: float, **more: Any) -> Outcome:
 
 
 def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer and edgemoe's first row answer once more, unlimited and not warmed up, with the longest prompt."""
-    asked = []
+    """The peer and edgemoe's first row answer the longest prompt once more, unlimited and without warm-up."""
+    requested = []
 
     def child(controller: None, limit: int | None, command: object, request: Any, **_: Any) -> Outcome:
-        asked.append((limit, request["popularity"], request["warm_up"], len(request["prompt"])))
-        answer = compare_peers_edgemoe.answer(request) if "settings" in request else {"counts": [[20]]}
+        requested.append((limit, request["popularity"], request["warm_up"], len(request["prompt"])))
+        answer = edgemoe_child.answer(request) if "settings" in request else {"counts": [[20]]}
         return outcome(**answer)
 
-    monkeypatch.setattr(compare_peers, "run_child", child)
+    monkeypatch.setattr(compare, "run_child", child)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
     none: Any = None
-    comparison = compare_peers.Comparison(none, programs, [(10**9, 8)], prompts, 8, 4096, options)
+    comparison = compare.Comparison(none, programs, [(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
-    assert asked == [(None, True, [], 8)] * 2
+    assert requested == [(None, True, [], 8)] * 2
     assert sorted(comparison.popularity) == ["exact 4", "peer"]
     assert comparison.popularity["peer"] == [[20]]
-    # 8 tokens of prompt and two decoded ones that are fed again, two experts each.
+    # 8 tokens of the prompt and two decoded tokens that are fed again, two experts each.
     assert [sum(layer) for layer in comparison.popularity["exact 4"]] == [20, 20]
 
 
-def test_only_a_row_that_says_so_begins_empty(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row once; 4-empty does not have the engine fill its room."""
+@pytest.mark.e2e
+def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 4 fills the engine's free blocks before the prompt; row 4-empty does not."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     residents: list[int] = []
     fill = Engine.fill
@@ -254,15 +313,15 @@ def test_only_a_row_that_says_so_begins_empty(store: Path, monkeypatch: pytest.M
             "prompt": list(range(8)),
             "warm_up": [],
         }
-        assert len(compare_peers_edgemoe.answer(request | {"popularity": False})["tokens"]) == 3
+        assert len(edgemoe_child.answer(request | {"popularity": False})["tokens"]) == 3
     assert residents == [StoreModel.open(store).shape.experts]
     assert edgemoe_program("4-empty", store).name == "exact 4, empty at first"
-    with pytest.raises(UserError, match="-full is not known"):
+    with pytest.raises(UserError, match="4-full"):
         edgemoe_program("4-full", store)
 
 
 def test_ratios_are_of_means() -> None:
-    """Two runs of each: 4 s over 2 s, and not the mean of their ratios; each case has its own peer."""
+    """A ratio divides the means of two runs each, 6 s by 3 s, and is no mean of ratios; each case has its own peer."""
     runs = [
         run_of("peer", (100, 8), 0, outcome(2.0, 5.0)),
         run_of("peer", (100, 8), 1, outcome(4.0, 9.0)),
@@ -280,8 +339,8 @@ def test_ratios_are_of_means() -> None:
     assert table[3].startswith("| none | 8 | ours | 1 |")
 
 
-def test_share_of_the_bound_is_at_the_best_rates() -> None:
-    """Of 4 s: 1 s of dense weights and 1.5 s of disk at rates twice those probed; memory hides behind the disk."""
+def test_fraction_of_the_bound_uses_the_best_rates() -> None:
+    """At twice the probed rates 4 s contain 1 s of dense weights and 1.5 s of disk, which overlaps memory reads."""
     row = {
         "bound_per_tier_s": {"dense": 2.0, "ssd": 3.0, "dram": 0.0, "vram": 0.5},
         "bandwidth": {"ssd": 1.0, "dram": 5.0, "vram": 10.0},
@@ -290,9 +349,9 @@ def test_share_of_the_bound_is_at_the_best_rates() -> None:
     assert reached(run, {"ssd": 2.0, "dram": 5.0, "vram": 20.0}) == pytest.approx(2.5 / 4)
 
 
-def test_popularity_side_by_side() -> None:
-    """One of four experts takes 7 of 10 choices on one side, an even layer has no correlation."""
-    first, second = compare([[7, 1, 2, 0], [1, 1, 1, 1]], [[14, 2, 4, 0], [3, 0, 0, 1]])
+def test_popularity_of_two_programs() -> None:
+    """One of four experts takes 7 of 10 choices of both programs; a layer of equal counts has no correlation."""
+    first, second = popularity.compare([[7, 1, 2, 0], [1, 1, 1, 1]], [[14, 2, 4, 0], [3, 0, 0, 1]])
     assert first.top == (0.7, 0.7)
     assert first.unused == (1, 1)
     assert first.correlation == pytest.approx(1)
@@ -301,28 +360,28 @@ def test_popularity_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "code"),
+    ("change", "message", "code"),
     [
         (["--gguf", "nowhere.gguf"], "--gguf", 2),
         (["--peer", "accelerate"], "--checkpoint", 2),
-        (["--limits", "much"], "a size was wanted", 2),
+        (["--limits", "much"], "'much'", 2),
         (["--limits", "601MB"], "--vram-limit", 3),
-        (["--json", "no/where.json"], "folder", 2),
-        (["--plot", "no/where.png"], "folder", 2),
-        (["--plot", "rows.doc"], "ends in none of", 2),
+        (["--json", "no/where.json"], "no/where.json", 2),
+        (["--plot", "no/where.png"], "no/where.png", 2),
+        (["--plot", "rows.doc"], "rows.doc", 2),
     ],
 )
-def test_refused_before_anything_runs(
+def test_impossible_options_are_refused_before_the_first_run(
     arguments: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     change: list[str],
-    told: str,
+    message: str,
     code: int,
 ) -> None:
-    """What cannot work is told before the first run: exit 2, or 3 where the limit is too small for edgemoe."""
-    assert compare_peers.main([*arguments, *change]) == code
-    assert told in capsys.readouterr().err
+    """The exit code is 2, or 3 where the limit is too small for edgemoe, and the message names the value."""
+    assert compare.main([*arguments, *change]) == code
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "requests").exists()
 
 
@@ -330,11 +389,11 @@ def test_refused_before_anything_runs(
     ("name", "value"),
     [("--rounds", "0"), ("--threads", "-1"), ("--prompt-tokens", "8,0"), ("--new-tokens", "1")],
 )
-def test_counts_of_nothing(
+def test_numbers_that_measure_nothing_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
-    """A number of runs, threads or tokens that measures nothing exits 2 and is named."""
+    """Too few runs, threads or tokens exit 2 with the option's name."""
     with pytest.raises(SystemExit) as stopped:
-        compare_peers.main([*arguments, name, value])
+        compare.main([*arguments, name, value])
     assert stopped.value.code == 2
     assert name in capsys.readouterr().err

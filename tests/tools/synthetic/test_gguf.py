@@ -1,4 +1,4 @@
-"""tools/synthetic/gguf.py: what it writes is a qwen3moe GGUF with the promised tensors, read by other code."""
+"""tools/synthetic/gguf.py: the package gguf reads its qwen3moe files and finds every tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from tools.synthetic import gguf as synthesize_gguf
+from tools.synthetic import gguf as gguf_tool
 from tools.synthetic.gguf_dense import Gguf
 from tools.synthetic.workload import PRESETS, random_dense
 
@@ -23,7 +23,7 @@ SMALL = PRESETS["small"]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    assert synthesize_gguf.main(["--like", "small", str(path)]) == 0
+    assert gguf_tool.main(["--like", "small", str(path)]) == 0
     return path
 
 
@@ -37,14 +37,14 @@ def weights(tensor: gguf.ReaderTensor) -> np.ndarray:
 
 
 def test_sizes(written: Path) -> None:
-    """The shape that is read back is the preset's, and there is a token for every id."""
+    """The shape read back equals the preset's, and every id has a token."""
     assert Gguf(written).shape() == replace(SMALL, eps=float(np.float32(SMALL.eps)))
     tokens = gguf.GGUFReader(written).fields["tokenizer.ggml.tokens"].contents()
     assert len(tokens) == len(set(tokens)) == SMALL.vocab
 
 
 def test_types(tensors: dict[str, gguf.ReaderTensor]) -> None:
-    """Matrices are Q4_K, routers and norms float32, experts fused; 12 tensors a layer and 3 around them."""
+    """Matrices are Q4_K, routers and norms float32, experts fused; 12 tensors a layer and 3 others."""
     assert len(tensors) == 12 * SMALL.layers + 3
     for name, tensor in tensors.items():
         plain = "norm" in name or "ffn_gate_inp" in name
@@ -52,8 +52,8 @@ def test_types(tensors: dict[str, gguf.ReaderTensor]) -> None:
     assert list(tensors["blk.1.ffn_up_exps.weight"].shape) == [256, 256, 8]
 
 
-def test_routers_and_dense_weights_are_those_of_the_store(tensors: dict[str, gguf.ReaderTensor]) -> None:
-    """Routers are exactly what synthesize.py draws, attention is up to Q4_K's error."""
+def test_routers_and_dense_weights_equal_the_stores(tensors: dict[str, gguf.ReaderTensor]) -> None:
+    """Routers equal the store's exactly, attention up to Q4_K's error."""
 
     def drawn(name: str, *shape: int) -> np.ndarray:
         return random_dense(SMALL, 0, name, shape).float().numpy()
@@ -66,7 +66,7 @@ def test_routers_and_dense_weights_are_those_of_the_store(tensors: dict[str, ggu
 
 
 def test_experts_are_gaussian_and_distinct(tensors: dict[str, gguf.ReaderTensor]) -> None:
-    """Variance 1 / inputs in every expert; no two, of any layer or matrix, have much in common."""
+    """Every expert has variance 1 / inputs; no two of any layer or matrix have much in common."""
     experts = [
         expert
         for layer in range(SMALL.layers)
@@ -81,35 +81,35 @@ def test_experts_are_gaussian_and_distinct(tensors: dict[str, gguf.ReaderTensor]
     assert abs(down.mean()) < 0.02 * down.std()
 
 
-def test_the_same_again(written: Path, tmp_path: Path) -> None:
-    """The same arguments give the same bytes, another seed others, and a file that is there is replaced."""
+def test_equal_arguments_give_equal_bytes(written: Path, tmp_path: Path) -> None:
+    """Equal arguments give equal bytes, another seed gives others, and an existing file is replaced."""
     path = tmp_path / "again.gguf"
     path.write_text("old")
-    assert synthesize_gguf.main(["--like", "small", str(path)]) == 0
+    assert gguf_tool.main(["--like", "small", str(path)]) == 0
     assert path.read_bytes() == written.read_bytes()
-    assert synthesize_gguf.main(["--like", "small", "--seed", "1", str(path)]) == 0
+    assert gguf_tool.main(["--like", "small", "--seed", "1", str(path)]) == 0
     assert path.read_bytes() != written.read_bytes()
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle leaves neither the file nor a part of it."""
-    make = synthesize_gguf.Tensors.make
+def test_interrupted_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C during the run leaves neither the file nor a part of it."""
+    make = gguf_tool.Tensors.make
 
-    def dies(tensors: synthesize_gguf.Tensors, name: str, size: tuple[int, ...]) -> np.ndarray:
+    def interrupted(tensors: gguf_tool.Tensors, name: str, size: tuple[int, ...]) -> np.ndarray:
         if name.startswith("blk.1."):
             raise KeyboardInterrupt
         return make(tensors, name, size)
 
-    monkeypatch.setattr(synthesize_gguf.Tensors, "make", dies)
+    monkeypatch.setattr(gguf_tool.Tensors, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        synthesize_gguf.main(["--like", "small", str(tmp_path / "torn.gguf")])
+        gguf_tool.main(["--like", "small", str(tmp_path / "torn.gguf")])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_keeps_the_old_file(
+def test_full_disk_keeps_the_existing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the disk refuses in the middle exits 3, names the file, and leaves the one that was there."""
+    """A full disk during the run exits 3 with the file's name, and the existing file stays."""
     path = tmp_path / "full.gguf"
     path.write_text("old")
 
@@ -117,25 +117,25 @@ def test_a_disk_that_fills_up_keeps_the_old_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
-    assert synthesize_gguf.main(["--like", "small", str(path)]) == 3
+    assert gguf_tool.main(["--like", "small", str(path)]) == 3
     assert str(path) in capsys.readouterr().err
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("full.gguf", "old")]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [(["--like", "tiny"], "multiples of 256"), (["--vocab", "100"], "259")]
+    ("options", "message"), [(["--like", "tiny"], "multiples of 256"), (["--vocab", "100"], "259")]
 )
-def test_what_cannot_be_made(
-    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_impossible_shape_is_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows that Q4_K cannot hold, and a vocabulary below the bytes, exit 2 before anything is written."""
-    assert synthesize_gguf.main([*options, str(tmp_path / "x.gguf")]) == 2
-    assert told in capsys.readouterr().err
+    """Rows that Q4_K cannot store and too small a vocabulary exit 2 before a file is written."""
+    assert gguf_tool.main([*options, str(tmp_path / "x.gguf")]) == 2
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_torchs_generator_is_left_alone() -> None:
-    """What is drawn depends on names and seed only, and moves nobody else's random numbers on."""
+def test_torchs_generator_does_not_advance() -> None:
+    """Draws depend only on names and the seed, and do not advance torch's global generator."""
     before = torch.get_rng_state()
-    synthesize_gguf.Tensors(SMALL, 0).make("blk.0.ffn_up_exps.weight", (8, 256, 256))
+    gguf_tool.Tensors(SMALL, 0).make("blk.0.ffn_up_exps.weight", (8, 256, 256))
     assert torch.equal(torch.get_rng_state(), before)

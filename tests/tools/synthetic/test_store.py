@@ -1,4 +1,4 @@
-"""tools/synthetic/store.py: what it writes is a store, with the statistics and the tensors it promises."""
+"""tools/synthetic/store.py: the statistics and tensors of the stores that it writes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from storage.errors import MissingTensor, ModelRefused, UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.reader import RecordReader
+from tools.synthetic import store as synthetic_store
+from tools.synthetic import workload
+from tools.synthetic.gguf_dense import Gguf
 
 
-@pytest.fixture
-def synthesize(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from tools.synthetic import store as synthesize
-
-    # The pool is sized for experts of millions of weights; the tiny ones here need a fraction.
-    monkeypatch.setattr("tools.synthetic.workload.POOL", 1 << 13)
-    return synthesize
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool for tiny experts: the tool's is for experts of millions of weights."""
+    monkeypatch.setattr(workload, "POOL", 1 << 13)
 
 
-def make(synthesize: Any, directory: Path, *options: str) -> Path:
-    assert synthesize.main(["--like", "tiny", *options, str(directory)]) == 0
+def make(directory: Path, *options: str) -> Path:
+    assert synthetic_store.main(["--like", "tiny", *options, str(directory)]) == 0
     return directory
 
 
@@ -46,9 +46,9 @@ def weights(store: Path, key: ExpertKey, level: int) -> list[torch.Tensor]:
     return decode(record, manifest.geometry, LAYOUTS[manifest.layout], level)
 
 
-def test_experts_look_like_quantized_gaussians(synthesize: Any, tmp_path: Path) -> None:
-    """Weights have variance 1 / inputs, and the levels lose what quantizing Gaussians is measured to lose."""
-    store = make(synthesize, tmp_path / "s")
+def test_experts_look_like_quantized_gaussians(tmp_path: Path) -> None:
+    """Weights have variance 1 / inputs, and each level has the measured loss of quantized Gaussians."""
+    store = make(tmp_path / "s")
     at = {
         level: torch.cat([weights(store, ExpertKey(1, e), level)[0] for e in range(8)]) for level in (8, 4, 2)
     }
@@ -59,10 +59,10 @@ def test_experts_look_like_quantized_gaussians(synthesize: Any, tmp_path: Path) 
         assert ((at[level] - at[8]).norm() / at[8].norm()).item() == pytest.approx(expected, rel=0.03)
 
 
-def test_experts_are_distinct_and_reproducible(synthesize: Any, tmp_path: Path) -> None:
-    """No two experts are alike; the same seed gives the same store, another seed another one."""
-    one, same = make(synthesize, tmp_path / "a"), make(synthesize, tmp_path / "b")
-    other = make(synthesize, tmp_path / "c", "--seed", "1")
+def test_experts_are_distinct_and_reproducible(tmp_path: Path) -> None:
+    """No two experts are equal; the same seed gives the same store, another seed another store."""
+    one, same = make(tmp_path / "a"), make(tmp_path / "b")
+    other = make(tmp_path / "c", "--seed", "1")
     everything = [weights(one, ExpertKey(layer, e), 8)[1] for layer in range(2) for e in range(8)]
     for i, matrix in enumerate(everything):
         assert all((matrix != later).float().mean() > 0.9 for later in everything[i + 1 :])
@@ -71,32 +71,32 @@ def test_experts_are_distinct_and_reproducible(synthesize: Any, tmp_path: Path) 
     assert not torch.equal(weights(one, ExpertKey(0, 0), 8)[0], weights(other, ExpertKey(0, 0), 8)[0])
 
 
-def test_an_interrupted_run_resumes(synthesize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that died in the second layer, run again, gives the bytes of one that did not."""
-    whole = make(synthesize, tmp_path / "whole")
+def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run interrupted in the second layer and resumed gives the bytes of an uninterrupted run."""
+    whole = make(tmp_path / "whole")
     drawn: list[int] = []
-    records = synthesize.ExpertPool.records
+    records = synthetic_store.ExpertPool.records
 
-    def dies(pool: Any, layer: int, count: int) -> Any:
+    def interrupted(pool: Any, layer: int, count: int) -> Any:
         drawn.append(layer)
         if layer == 1 and drawn == [0, 1]:
             raise KeyboardInterrupt
         return records(pool, layer, count)
 
-    monkeypatch.setattr(synthesize.ExpertPool, "records", dies)
+    monkeypatch.setattr(synthetic_store.ExpertPool, "records", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make(synthesize, tmp_path / "torn")
-    torn = make(synthesize, tmp_path / "torn")
-    assert drawn == [0, 1, 1], "the first layer must not be made twice"
+        make(tmp_path / "torn")
+    torn = make(tmp_path / "torn")
+    assert drawn == [0, 1, 1], "the first layer must not be drawn twice"
     assert {p.name: p.read_bytes() for p in torn.iterdir()} == {
         p.name: p.read_bytes() for p in whole.iterdir()
     }
 
 
-def test_dense_weights_at_8_bits(synthesize: Any, tmp_path: Path) -> None:
-    """Matrices become int8 with a scale per row, close to the bf16 ones; norms and routers stay."""
-    full = load_file(make(synthesize, tmp_path / "16") / "dense.safetensors")
-    small = load_file(make(synthesize, tmp_path / "8", "--dense-bits", "8") / "dense.safetensors")
+def test_dense_weights_at_8_bits(tmp_path: Path) -> None:
+    """Matrices become int8 with a scale a row, close to bf16; norms and routers stay."""
+    full = load_file(make(tmp_path / "16") / "dense.safetensors")
+    small = load_file(make(tmp_path / "8", "--dense-bits", "8") / "dense.safetensors")
     for name, tensor in full.items():
         if tensor.ndim == 2 and "mlp.gate" not in name:
             assert small[name].dtype == torch.int8
@@ -106,18 +106,16 @@ def test_dense_weights_at_8_bits(synthesize: Any, tmp_path: Path) -> None:
             assert torch.equal(small[name], tensor)
 
 
-def test_routers_are_skewed(synthesize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a router differ in length as a lognormal of sigma 0.35 says."""
-    from tools.synthetic import workload
-
+def test_routers_are_skewed() -> None:
+    """The lengths of a router's rows are lognormal with sigma 0.35."""
     router = workload.random_dense(workload.PRESETS["tiny"], 0, "model.layers.3.mlp.gate.weight", (128, 2048))
     # Of 128 rows: the standard error of a standard deviation is sigma / sqrt(2 * 127) = 0.022.
     assert router.float().norm(dim=1).log().std().item() == pytest.approx(0.35, abs=0.07)
 
 
-def test_tokenizer(synthesize: Any, tmp_path: Path) -> None:
-    """The tokenizer has exactly the asked tokens, round-trips text, shows every token, and can chat."""
-    store = make(synthesize, tmp_path / "s", "--vocab", "400")
+def test_tokenizer(tmp_path: Path) -> None:
+    """The tokenizer has exactly --vocab tokens, round-trips text, decodes every token, and has a chat template."""
+    store = make(tmp_path / "s", "--vocab", "400")
     assert json.loads((store / "config.json").read_text())["vocab_size"] == 400
     tokenizer = AutoTokenizer.from_pretrained(store)
     assert len(tokenizer) == 400
@@ -141,12 +139,12 @@ def test_tokenizer(synthesize: Any, tmp_path: Path) -> None:
         ([], "--like"),
     ],
 )
-def test_bad_arguments(
-    synthesize: Any, tmp_path: Path, options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+def test_impossible_arguments_are_refused(
+    tmp_path: Path, options: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be made, or would be ignored, exits 2 naming it, before anything is written."""
+    """Contradicting or too small options exit 2 with their names before a file is written."""
     try:
-        code = synthesize.main([*options, str(tmp_path / "s")])
+        code = synthetic_store.main([*options, str(tmp_path / "s")])
     except SystemExit as stopped:
         code = stopped.code
     assert code == 2
@@ -208,10 +206,10 @@ def write_gguf(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_dense_weights_from_a_gguf(synthesize: Any, tmp_path: Path, tied: bool) -> None:
-    """Shapes and dense tensors are the GGUF's: floats to bf16 rounding, Q8_0 to its own precision."""
+def test_dense_weights_from_a_gguf(tmp_path: Path, tied: bool) -> None:
+    """Shapes and dense tensors equal the GGUF's: floats up to bf16 rounding, Q8_0 up to its precision."""
     written = write_gguf(tmp_path / "m.gguf", without="output.weight" if tied else "")
-    assert synthesize.main(["--from-gguf", str(tmp_path / "m.gguf"), str(tmp_path / "s")]) == 0
+    assert synthetic_store.main(["--from-gguf", str(tmp_path / "m.gguf"), str(tmp_path / "s")]) == 0
     config = AutoConfig.from_pretrained(tmp_path / "s")
     sizes = (config.vocab_size, config.num_hidden_layers, config.num_experts, config.num_experts_per_tok)
     assert (*sizes, config.moe_intermediate_size, config.tie_word_embeddings) == (300, 1, 8, 2, 32, tied)
@@ -227,23 +225,21 @@ def test_dense_weights_from_a_gguf(synthesize: Any, tmp_path: Path, tied: bool) 
     assert weights(tmp_path / "s", ExpertKey(0, 7), 8)[1].shape == (64, 32)
 
 
-def test_another_layout_has_the_same_weights(synthesize: Any, tmp_path: Path) -> None:
-    """A store for a GPU is one for a CPU in another order, however many threads made either."""
+def test_every_layout_has_the_same_weights(tmp_path: Path) -> None:
+    """Stores for a GPU and a CPU have equal weights in another order, for any number of threads."""
     for layout in ("cuda", "cpu-avx2"):
         arguments = ["--like", "tiny", "--max-level", "4", "--layout", layout, str(tmp_path / layout)]
-        assert synthesize.main(arguments) == 0
+        assert synthetic_store.main(arguments) == 0
         assert json.loads((tmp_path / layout / "store.json").read_text())["layout"] == layout
     for key in (ExpertKey(0, 0), ExpertKey(1, 7)):
         gpus, cpus = (weights(tmp_path / layout, key, 4) for layout in ("cuda", "cpu-avx2"))
         assert all(torch.equal(*pair) for pair in zip(gpus, cpus, strict=True))
 
 
-def test_a_gguf_that_will_not_do(synthesize: Any, tmp_path: Path) -> None:
-    """Another architecture, a missing tensor and what is no GGUF are refused by name."""
-    from tools.synthetic.gguf_dense import Gguf
-
+def test_unsuitable_gguf_is_refused(tmp_path: Path) -> None:
+    """Another architecture, a missing tensor and a file that is no GGUF are refused by name."""
     write_gguf(tmp_path / "llama.gguf", architecture="llama")
-    with pytest.raises(ModelRefused, match="it is llama"):
+    with pytest.raises(ModelRefused, match="llama"):
         Gguf(tmp_path / "llama.gguf")
     write_gguf(tmp_path / "torn.gguf", without="blk.0.attn_v.weight")
     with pytest.raises(MissingTensor, match=r"blk\.0\.attn_v\.weight"):

@@ -1,4 +1,4 @@
-"""tools/gpu/bench.py: rehearsed from nothing on the CPU, and its arithmetic on made-up figures."""
+"""tools/gpu/bench.py: a rehearsal on the CPU, and its arithmetic on given figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from device_double import DoubleDevice
 
 from edgemoe.bench import bandwidth
-from tools.gpu import bench as gpu_bench
-from tools.synthetic import store as synthesize
+from tools.gpu import bench
+from tools.synthetic import store as synthetic_store
 
 TINY = [
     "--device",
@@ -27,17 +27,18 @@ TINY = [
 TINY += ["--prompt-tokens", "16", "--new-tokens", "3", "--offload-tokens", "2"]
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-def test_one_command_from_nothing(monkeypatch, capsys, tmp_path):
-    """Every case is measured cold and warm, the store is gone afterwards, and nothing is taken for a GPU's figure."""
+def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
+    """Every case is measured cold and warm, the store is removed, and the output says that no figure is a GPU's."""
     monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
     work, file = tmp_path / "work", tmp_path / "gpu.json"
     work.mkdir()
-    assert gpu_bench.main([*TINY, "--work", str(work), "--json", str(file)]) == 0
+    assert bench.main([*TINY, "--work", str(work), "--json", str(file)]) == 0
     report = json.loads(file.read_text())
-    tiers = [f"3 MB, DRAM {size}: {row.name}" for size in ("large", "small") for row in gpu_bench.TIERED]
-    loaded = [f"3 MB, DRAM large: {row.name}" for row in gpu_bench.LOADED]
+    tiers = [f"3 MB, DRAM {size}: {row.name}" for size in ("large", "small") for row in bench.TIERED]
+    loaded = [f"3 MB, DRAM large: {row.name}" for row in bench.LOADED]
     names = {*tiers, *loaded, "everything resident: exact 4"}
     assert {(row["name"], row["arm"]) for row in report["rows"]} == {
         (n, a) for n in names for a in ("cold", "warm")
@@ -57,15 +58,15 @@ def test_one_command_from_nothing(monkeypatch, capsys, tmp_path):
     assert "GPU's.\n\n| row |" in printed
 
 
-def test_what_there_is_no_time_for_is_named(monkeypatch, capsys, tmp_path):
-    """Once the minutes are over no case is begun, and each is listed; no aim is said to be reached."""
+def test_cases_without_time_are_listed(monkeypatch, capsys, tmp_path):
+    """After the minutes no case starts, each is listed, and every aim is not measured."""
 
     def in_this_process(given, layout, store):
         options = ["--like", given.like, "--layout", layout, "--max-level", "4"]
-        assert synthesize.main([*options, str(store)]) == 0
+        assert synthetic_store.main([*options, str(store)]) == 0
 
-    monkeypatch.setattr(gpu_bench, "synthesize", in_this_process)
-    assert gpu_bench.main([*TINY, "--minutes", "0", "--work", str(tmp_path)]) == 0
+    monkeypatch.setattr(bench, "synthesize", in_this_process)
+    assert bench.main([*TINY, "--minutes", "0", "--work", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("0 minutes were over") == 5  # four cases, and accelerate's
     assert printed.count("not measured") == 5
@@ -83,23 +84,23 @@ def row(name: str, tpot: float, *, peak: int = 9) -> dict:
 
 
 def test_aims_are_ratios_of_the_rows():
-    """Each figure is the quotient of the two times it names; offload's is per layer; the worst peak counts."""
+    """A figure is the quotient of the two times in its name, for offload a layer; the largest peak counts."""
     rows = [
         row("exact 4", 0.050),
         row("4/2 + prefetch", 0.040, peak=11),
         row("on demand from SSD", 0.200),
         row("on demand from DRAM", 0.100),
     ]
-    found = gpu_bench.aims(rows, {"layers": 16, "tpot_s": 0.32}, 48, 12_000_000_000)
+    found = bench.aims(rows, {"layers": 16, "tpot_s": 0.32}, 48, 12_000_000_000)
     # accelerate: 20 ms a layer; 4/2: 40 ms of 48 layers
     assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 1.1])
-    missing = gpu_bench.aims([], "not installed", 48, 12_000_000_000)
+    missing = bench.aims([], "not installed", 48, 12_000_000_000)
     assert [aim["found"] for aim in missing] == [None] * 5
 
 
-def test_the_smallest_limit_comes_first():
-    """Limits may be given in any order; each gets both DRAM tiers, and what the aims need is measured first."""
-    made = list(gpu_bench.cases([24, 12, 16], 100, 4, gpu=False))
+def test_smallest_limit_comes_first():
+    """Limits have any order on the command line; each runs with both DRAM tiers, the aims' cases first."""
+    made = list(bench.cases([24, 12, 16], 100, 4, gpu=False))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
         *[(12, 100, 4), (12, 100, 2), (None, 0, 1), (12, 4, 4)],
         *[(16, 100, 4), (16, 4, 4), (24, 100, 4), (24, 4, 4)],
@@ -107,19 +108,19 @@ def test_the_smallest_limit_comes_first():
 
 
 def test_graphs_are_measured_on_a_gpu():
-    """With and without, everything resident and under the smallest limit, right after what the aims need."""
-    made = [(case.vram, case.rows[0].name) for case in gpu_bench.cases([12, 24], 100, 4, gpu=True)]
+    """The fully resident model and the smallest limit run with graphs, too, right after the aims' cases."""
+    made = [(case.vram, case.rows[0].name) for case in bench.cases([12, 24], 100, 4, gpu=True)]
     assert made[2:5] == [(None, "exact 4"), (None, "exact 4, graphs"), (12, "4/2 + prefetch, graphs")]
 
 
-def test_a_wrong_size_is_the_users_mistake(capsys):
-    """A limit that is no size ends the command before anything is written, with exit code 2."""
-    assert gpu_bench.main(["--device", "cpu", "--limits", "many"]) == 2
+def test_limit_that_is_no_size_is_refused(capsys):
+    """The tool exits 2 with the value before it writes a file."""
+    assert bench.main(["--device", "cpu", "--limits", "many"]) == 2
     assert "many" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         (["--runs", "0"], "1 or more"),
         (["--layers", "-3"], "1 or more"),
@@ -128,24 +129,24 @@ def test_a_wrong_size_is_the_users_mistake(capsys):
         (["--offload-layers", "many"], "1 or more"),
     ],
 )
-def test_a_wrong_number_is_the_users_mistake(capsys, options, wanted):
-    """What would divide by zero, or measure nothing, ends the command at once, with what was wanted."""
+def test_numbers_that_measure_nothing_are_refused(capsys, options, expected):
+    """The tool exits 2 with the expected number."""
     with pytest.raises(SystemExit) as ended:
-        gpu_bench.main(["--device", "cpu", *options])
+        bench.main(["--device", "cpu", *options])
     assert ended.value.code == 2
-    assert wanted in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--json", "--work"])
-def test_a_missing_folder_is_found_before_measuring(monkeypatch, capsys, tmp_path, option):
-    """Nothing is synthesized for a report that cannot be written, nor where there is no folder for the store."""
-    monkeypatch.setattr(gpu_bench, "synthesize", lambda *_: pytest.fail("began"))
-    assert gpu_bench.main([*TINY, option, str(tmp_path / "none" / "gpu.json")]) == 2
+def test_missing_folder_is_refused_before_measuring(monkeypatch, capsys, tmp_path, option):
+    """Without a folder for the report or the store the tool exits 2 and synthesizes no store."""
+    monkeypatch.setattr(bench, "synthesize", lambda *_: pytest.fail("began"))
+    assert bench.main([*TINY, option, str(tmp_path / "none" / "gpu.json")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_a_devices_links_are_measured_by_its_own_copies(monkeypatch):
-    """Host memory is pinned for the probe, given back after it, and nothing the device forbids is done."""
+def test_links_are_measured_by_the_devices_copies(monkeypatch):
+    """The probe pins host memory, unpins it at the end, and keeps every rule of the device."""
     monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
     device = DoubleDevice(seed=1)

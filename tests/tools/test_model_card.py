@@ -1,4 +1,4 @@
-"""tools/model_card.py and what it measures with: trigram perplexity, routing, and the card's own figures."""
+"""tools/model_card.py: the card and its measurements, trigram perplexity and routing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = Size(
 def reference_probability(
     texts: list[list[int]], vocabulary: int, history: tuple[int, ...], word: int
 ) -> float:
-    """Interpolated absolute discounting, as written in textbooks, over dictionaries."""
+    """Interpolated absolute discounting over dictionaries, as in textbooks."""
     padded = [[vocabulary, vocabulary, *text] for text in texts]
     if not history:
         single = Counter(token for text in texts for token in text)
@@ -43,8 +43,8 @@ def reference_probability(
     return own + DISCOUNT * len(followers) / followers.total() * shorter
 
 
-def test_trigram_is_the_textbook_one() -> None:
-    """Probabilities equal a plain count over dictionaries, of seen and unseen contexts, and sum to one."""
+def test_trigram_probabilities_equal_the_reference() -> None:
+    """Probabilities of seen and unseen contexts equal a plain count over dictionaries and sum to one."""
     texts = [[0, 1, 2, 0, 1, 3, 0, 1, 2], [2, 2, 1, 0], [3]]
     trigram = Trigram([np.array(text) for text in texts], 5)
     for first in range(6):
@@ -56,8 +56,8 @@ def test_trigram_is_the_textbook_one() -> None:
             assert found.sum() == pytest.approx(1.0)
 
 
-def test_trigram_loss_knows_where_conversations_start() -> None:
-    """A conversation's tokens are predicted from its own alone: the mean of the textbook's negative logarithms."""
+def test_trigram_loss_stays_within_a_conversation() -> None:
+    """The loss is the mean of the reference's negative logarithms with contexts within each conversation."""
     texts = [[0, 1, 2, 0, 1, 3, 0, 1, 2], [2, 2, 1, 0]]
     trigram = Trigram([np.array(text) for text in texts], 5)
     batch = as_batch([[([0, 1, 3], [False, True, True]), ([2, 2], [False, True])]], 8, apart=True)
@@ -66,8 +66,8 @@ def test_trigram_loss_knows_where_conversations_start() -> None:
     assert trigram.loss([batch]) == pytest.approx(sum(expected) / 3)
 
 
-def test_loads_count_what_routers_choose() -> None:
-    """Each layer's loads are the shares of its routers' choices over real tokens, domain by domain."""
+def test_loads_count_the_routers_choices() -> None:
+    """Each layer's loads are the fractions of its routers' choices over real tokens, by domain."""
     special = {"bos_token_id": 0, "eos_token_id": 4, "pad_token_id": 0}
     model = build(TINY, seed=0, special=special).eval()
     text = as_batch([[([5, 6, 7], [True] * 3)]], 8, apart=False)
@@ -81,7 +81,7 @@ def test_loads_count_what_routers_choose() -> None:
 
 
 def test_hot_experts_and_their_overlap() -> None:
-    """Of eight experts two are hot; their load and what two domains share are as counted by hand."""
+    """Two of eight experts are hot; their load and overlap equal counts by hand."""
     a = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5]])
     b = torch.tensor([[0.1, 0.4, 0.3, 0.1, 0.1, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]])
     assert hot_experts(a) == [{0, 1}, {0, 7}]
@@ -92,7 +92,7 @@ def test_hot_experts_and_their_overlap() -> None:
 
 @pytest.fixture(scope="module")
 def carded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The card of a tiny model trained for two steps."""
+    """The model directory with the card of a tiny model trained for two steps."""
     root = tmp_path_factory.mktemp("card")
     for i in range(3):
         (root / f"{i}.txt").write_text(f"Once upon a time {i} things happened, and then more did.\n" * 200)
@@ -108,8 +108,9 @@ def carded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return root / "out" / "model"
 
 
-def test_card_says_what_was_measured(carded: Path) -> None:
-    """Every figure of figures.json that a reader needs stands in the card."""
+@pytest.mark.e2e
+def test_card_contains_the_figures(carded: Path) -> None:
+    """The card contains every figure of figures.json that a reader needs."""
     figures = json.loads((carded / "figures.json").read_text())
     text = (carded / "README.md").read_text()
     for name, value in figures["perplexity"].items():
@@ -117,16 +118,17 @@ def test_card_says_what_was_measured(carded: Path) -> None:
     for kind, share in figures["accuracy"].items():
         assert f"| {kind} | {100 * share:.0f} % |" in text
     assert set(figures["repeated"]) == {"prose", "python"}
-    for name, share in figures["repeated"].items():
-        assert f"{name} {100 * share:.1f} %" in text
+    for name, fraction in figures["repeated"].items():
+        assert f"{name} {100 * fraction:.1f} %" in text
     assert "2 steps, 1,536 tokens" in text
     assert figures["run"]["commands"][0] in text
     assert figures["weight_bytes"] == (carded / "model.safetensors").stat().st_size
     assert set(figures["overlap"]) == {"prose / python", "prose / tasks", "python / tasks"}
 
 
+@pytest.mark.e2e
 def test_figures_are_plausible(carded: Path) -> None:
-    """An untrained model is near chance, counting beats it, and a hot quarter of experts has a quarter or more."""
+    """An untrained model is near chance, the trigram model is better, and hot experts have a quarter or more."""
     figures = json.loads((carded / "figures.json").read_text())
     assert all(value == pytest.approx(400, rel=0.25) for value in figures["perplexity"].values())
     assert max(figures["trigram"]["prose"], figures["trigram"]["python"]) < 20
@@ -134,15 +136,16 @@ def test_figures_are_plausible(carded: Path) -> None:
     assert sum(figures["accuracy"].values()) == 0
 
 
-def test_figures_are_drawn(carded: Path) -> None:
-    """The card's pictures are there and are PNG."""
+@pytest.mark.e2e
+def test_pictures_are_drawn(carded: Path) -> None:
+    """The card's pictures exist and are PNG."""
     text = (carded / "README.md").read_text()
     for name in ("loss.png", "routing.png"):
         assert f"]({name})" in text
         assert (carded / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Anything but a trainer's --out exits 2 and says so."""
+def test_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that is no trainer's --out exits 2."""
     assert model_card.main([str(tmp_path)]) == 2
-    assert "Train first" in capsys.readouterr().err
+    assert "train first" in capsys.readouterr().err

@@ -1,0 +1,18 @@
+"""`edgemoe inspect`: the contents of a store."""
+
+from __future__ import annotations
+
+import json
+
+from edgemoe.commands.options import JsonOption, StoreArgument
+
+
+def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Show the contents of a store: experts, planes, bits per weight, layout."""
+    from storage.verify import describe
+
+    description = describe(store)
+    if as_json:
+        print(json.dumps(description))
+    else:
+        print(*(f"{name:>24}  {value}" for name, value in description.items()), sep="\n")

@@ -1,0 +1,113 @@
+"""Opens the model that a user names: its store, its settings and a memory plan. Imports torch inside functions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgemoe.console.loading import starting
+from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.machine import devices, process
+
+if TYPE_CHECKING:
+    from edgemoe.memory.plan import MemoryPlan
+    from edgemoe.models.store_model import StoreModel
+    from edgemoe.policy.settings import RunSettings
+
+
+def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
+    """Reads --vram-limit and --dram-limit.
+
+    Returns:
+        bytes of VRAM, None where no limit is given, and bytes of DRAM, by default 0.
+
+    Raises:
+        UserError: one is no size.
+    """
+    vram = parse_size(vram_limit) if vram_limit is not None else None
+    return vram, parse_size(dram_limit) if dram_limit is not None else 0
+
+
+def open_model(model: Path, device: str, *, keep_source: bool = False) -> StoreModel:
+    """Opens the store of a model for a device. Converts the model first if it has no store in that layout.
+
+    Args:
+        model: a store, a checkpoint, or a name on the Hub.
+        device: auto, cpu or cuda.
+        keep_source: keeps a checkpoint that is downloaded from the Hub.
+
+    Raises:
+        UserError: no such device (devices.chosen) or model (resolve.resolve_store).
+        BadManifest, BadHeader, ModelRefused: from StoreModel.open.
+    """
+    place = devices.open_device(device)
+    from edgemoe.kernels.registry import compute
+    from edgemoe.models.resolve import resolve_store
+    from edgemoe.models.store_model import StoreModel
+
+    layout = compute(place.place if place else "cpu").layout.name
+    return StoreModel.open(resolve_store(model, layout, keep_source=keep_source), place)
+
+
+def open_store(
+    model: Path,
+    choose: Callable[[int], RunSettings],
+    *,
+    vram_limit: str | None,
+    dram_limit: str | None,
+    device: str,
+    context: int | None,
+    keep_source: bool = False,
+) -> tuple[StoreModel, MemoryPlan, RunSettings]:
+    """Checks the options that commands share, opens the store and divides the limits.
+
+    Args:
+        model, device, keep_source: for open_model.
+        choose: maps a store's highest level to the settings; commands.options.run_settings does.
+        vram_limit, dram_limit: sizes such as 12GB, or None.
+        context: tokens of KV; None: the model's default.
+
+    Raises:
+        UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
+    """
+    vram, dram = parse_limits(vram_limit, dram_limit)
+    choose(8)  # rejects a wrong option before a conversion that may take an hour
+    with starting("loading torch"):
+        import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
+
+        devices.open_device(device)
+    store = open_model(model, device, keep_source=keep_source)
+    settings = choose(store.manifest.max_level)
+    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
+    return store, plan, settings
+
+
+def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
+    """Shrinks a plan that needs more memory than the machine has free, with a warning; otherwise returns it.
+
+    Raises:
+        DoesNotFit: the smallest limit that works exceeds the free memory too.
+    """
+    from edgemoe.memory.plan import PROCESS_BYTES
+
+    free = process.available_memory() - max(PROCESS_BYTES - process.resident_bytes(), 0)
+    planned = plan.vram_limit_bytes, plan.dram_limit_bytes
+    if store.device:
+        limits = (
+            min(planned[0], store.device.available_bytes()),
+            min(planned[1], max(free - plan.staging_bytes, 0)),
+        )
+    else:
+        limits = planned[0] - max(plan.used_bytes(store.form) - free, 0), planned[1]
+    if limits == planned:
+        return plan
+    for size, possible in zip(planned, limits, strict=True):
+        if possible < size:
+            logging.getLogger("edgemoe").warning(
+                "a limit of %s exceeds the free memory, which allows %s: fewer experts stay resident",
+                format_size(size),
+                format_size(possible),
+            )
+    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=plan.context)
