@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
@@ -51,10 +50,8 @@ class LookaheadCounts:
 class TransferCounts:
     """What moved since the counters were last taken. Bytes and experts.
 
-    >>> counts = TransferCounts()
-    >>> counts.levels.update([8, 4, 4])
-    >>> counts.requests
-    3
+    >>> (TransferCounts(ssd_bytes=4096, levels={4: 1}) + TransferCounts(levels={4: 2})).levels
+    {4: 3}
 
     Every expert read ahead ends as used, cancelled, wasted or failed; until then it counts in `speculated` only.
     """
@@ -71,8 +68,10 @@ class TransferCounts:
     """Experts that needed no disk read, but came from the DRAM tier, or were left there."""
     left_below: int = 0
     """Of these, experts left in DRAM, to be computed by the CPU."""
-    levels: Counter[int] = field(default_factory=Counter)
-    """Requested level -> experts; level 0 is never requested."""
+    requests: int = 0
+    """Experts requested; level 0 is never requested."""
+    levels: dict[int, int] = field(default_factory=dict)
+    """Requested level -> experts."""
     speculated: int = 0
     """Experts for which a transfer was queued ahead."""
     speculated_used: int = 0
@@ -85,11 +84,6 @@ class TransferCounts:
     """Layers that ran while mode `auto` had it turned off."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> counts of its predictions."""
-
-    @property
-    def requests(self) -> int:
-        """Experts requested."""
-        return self.levels.total()
 
     @property
     def hidden_bytes(self) -> int:
@@ -119,7 +113,10 @@ class TransferCounts:
         }
         return TransferCounts(
             **numbers,
-            levels=self.levels + other.levels,
+            levels={
+                level: self.levels.get(level, 0) + other.levels.get(level, 0)
+                for level in self.levels | other.levels
+            },
             lookahead={
                 layer: self.lookahead.get(layer, LookaheadCounts())
                 + other.lookahead.get(layer, LookaheadCounts())

@@ -130,7 +130,7 @@ class Fetcher(ExpertSource, PinnedExperts):
             passed -= 1
         self._speculation.pass_layers(passed)
         experts = [expert for layer in layers for expert in layer]
-        counts.levels.update([level for _, level in experts])
+        self._transfers.count_requests([level for _, level in experts])
         counts.vram_hits += len(experts)
         self._vram.clear_evict_first()
         self._vram.mark_used([key for key, _ in experts])

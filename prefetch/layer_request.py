@@ -78,7 +78,7 @@ class LayerRequest(Request):
         if not self._scan:
             self._vram.clear_evict_first()
         counts = self._transfers.counts
-        counts.levels.update(self._wanted.values())
+        self._transfers.count_requests(list(self._wanted.values()))
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)

@@ -7,7 +7,7 @@ a look at it and the change that follows, and no order of events puts an expert 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cache.base import Lease, Reservation, Tier
@@ -106,6 +106,13 @@ class Transfers:
         self._reader = reader
         self._ended = threading.Event()
         self.workers: Workers[Transfer] = Workers(workers, self._work, scan_count=scan_workers)
+
+    def count_requests(self, levels: Sequence[int]) -> None:
+        """Counts experts requested at these levels."""
+        counts = self.counts
+        counts.requests += len(levels)
+        for level in levels:
+            counts.levels[level] = counts.levels.get(level, 0) + 1
 
     def start(self, key: ExpertKey, level: int, *, ahead: bool) -> Transfer | None:
         """Starts the transfer of an expert that is not under way and not resident at `level`.

@@ -63,6 +63,97 @@ def test_wrong_imports_are_seen(source: str, package: str, expected: list[tuple[
     assert violations(source, package) == expected
 
 
+ROOMS = (
+    *("cli", "commands", "serve", "bench", "evaluate", "chat", "engine", "models", "memory", "layers", "hub"),
+    *("experts", "families", "console", "kernels", "kv", "policy", "machine"),
+)
+"""The rooms of edgemoe; each may import itself and those after it."""
+
+
+def room_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, room) of every import of a room of edgemoe in a module, wherever in the module it stands."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "edgemoe":
+            names = [f"edgemoe.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "edgemoe" and len(parts) > 1 and parts[1] in ROOMS:
+                yield node.lineno, parts[1]
+
+
+def room_violations(source: str, room: str) -> list[tuple[int, str]]:
+    """The imports in a module of `room` that name a room before it."""
+    before = ROOMS[: ROOMS.index(room)]
+    return [found for found in room_imports(ast.parse(source)) if found[1] in before]
+
+
+def test_every_folder_of_edgemoe_is_a_room() -> None:
+    """A new folder takes a place in the order."""
+    folders = {path.name for path in (ROOT / "edgemoe").iterdir() if (path / "__init__.py").is_file()}
+    assert folders <= {*ROOMS}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_rooms_after_them(room: str) -> None:
+    """No module imports a room before its own, at its top or within a function."""
+    place = ROOT / "edgemoe" / room
+    modules = [place.with_suffix(".py")] if room == "cli" else sorted(place.rglob("*.py"))
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in modules
+        if (found := room_violations(path.read_text(encoding="utf-8"), room))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "room", "expected"),
+    [
+        ("def f():\n    from edgemoe.chat.loop import run_chat\n", "engine", [(2, "chat")]),
+        ("import edgemoe.engine.engine as e\n", "kv", [(1, "engine")]),
+        ("from edgemoe import cli\n", "machine", [(1, "cli")]),
+        ("from edgemoe.kv.step import Step\nfrom edgemoe import __version__\n", "engine", []),
+    ],
+)
+def test_wrong_rooms_are_seen(source: str, room: str, expected: list[tuple[int, str]]) -> None:
+    """Nested and aliased imports of rooms are seen; those that point to later rooms are not reported."""
+    assert room_violations(source, room) == expected
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others."""
+    reached = {start: set[str]() for start in graph}
+    for start, seen in reached.items():
+        left = list(graph[start])
+        while left:
+            module = left.pop()
+            if module not in seen:
+                seen.add(module)
+                left += graph.get(module, ())
+    groups = {tuple(sorted(m for m in reached[a] if a in reached[m])) for a in graph if a in reached[a]}
+    return [list(group) for group in sorted(groups)]
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is no import circle in the four packages, imports for type checkers included."""
+    paths = [path for package in ORDER for path in (ROOT / package).rglob("*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found = graph[name] = set[str]()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+        found &= names.keys()
+    assert circles(graph) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
 def test_no_file_is_named_for_nothing() -> None:
     """A file is named for its one idea; names that could hold anything are not used."""
     names = {path.name for top in (*ORDER, "tests", "tools") for path in (ROOT / top).rglob("*.py")}

@@ -16,6 +16,7 @@ from edgemoe.kernels.native.decode_layers import (
     WANTED,
     NativeDecodeLayers,
     NativeDecoderLayer,
+    NativeOuterLayers,
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kv.step import StepKV
@@ -47,8 +48,12 @@ class FusedDecode:
         self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel
     ) -> None:
         self._runtime = runtime
-        self._embedding, self._rotary = model.model.embed_tokens, model.model.rotary_emb
-        self._norm, self._head = model.model.norm, model.lm_head
+        self._rotary = model.model.rotary_emb
+        table, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
+        outer = NativeOuterLayers(
+            *(table.weight.data, table.scale, (norm.weight.data, norm.variance_epsilon)),
+            (head.weight.data, head.scale, head.bias),
+        )
         layers = list(model.model.layers)
         self._blocks = [layer.mlp for layer in layers]
         found = map(_experts, self._blocks)
@@ -57,7 +62,7 @@ class FusedDecode:
         tables = [ResidentTable(kernel, count) if experts else None for experts in self._experts]
         windows = traits.windows(model.config)
         parts = zip(layers, windows, tables, strict=True)
-        self._native = NativeDecodeLayers([_native(*each) for each in parts], kernel)
+        self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._tables = tables
         runtime.source.pinned.observe(self._changed)
@@ -92,7 +97,7 @@ class FusedDecode:
             float32 [1, vocab], the logits after it.
         """
         sequence = kv.spans[0][0]
-        hidden = self._embedding(torch.tensor([[token]]))
+        hidden = self._native.embed(token)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length]]))
         source, count, at, predicted = self._runtime.source, len(self._blocks), 0, False
         while at < count:
@@ -108,13 +113,11 @@ class FusedDecode:
                 first = at if predicted else at + 1
                 self._count_predictions(range(first, done + (done < end)), trace)
             if done < end:
-                following = (
-                    trace[done + 1] if ahead and done + 1 < count and self._experts[done + 1] else None
-                )
-                self._finish(done, hidden, trace[done], following and following[PREDICTED])
+                behind = done + 1
+                known = ahead and behind < count and self._experts[behind]
+                self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if known else None)
             at, predicted = (done + 1, False) if done < end else (end, bool(ahead))
-        logits: torch.Tensor = self._head(self._norm(hidden))[0].float()
-        return logits
+        return self._native.head(hidden)
 
     def _finish(
         self, layer: int, hidden: torch.Tensor, trace: list[list[int]], predicted: list[int] | None

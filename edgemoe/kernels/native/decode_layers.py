@@ -20,6 +20,7 @@ from edgemoe.kernels.native.structures import (
     ExpertWorkspace,
     LevelRule,
     Linear,
+    OuterLayers,
 )
 from edgemoe.policy.levels import DecodeRule
 
@@ -56,16 +57,45 @@ class NativeDecoderLayer:
     resident: ResidentTable | None
 
 
-class NativeDecodeLayers:
-    """All decoder layers of a model, for single tokens.
+@dataclass(frozen=True)
+class NativeOuterLayers:
+    """The parts of a model around its decoder layers.
 
     Args:
+        table: embeddings [vocab, H]: bf16, or int8 with the scales.
+        row_scale: bf16 [vocab]; None: the table is bf16.
+        norm: before the head.
+        head: [vocab, H].
+    """
+
+    table: torch.Tensor
+    row_scale: torch.Tensor | None
+    norm: Norm
+    head: Weights
+
+
+class NativeDecodeLayers:
+    """All layers of a model, for single tokens.
+
+    Args:
+        outer: around the decoder layers.
         layers: at least one; all with attention of one shape and experts of one geometry.
         kernel: of their experts.
     """
 
-    def __init__(self, layers: Sequence[NativeDecoderLayer], kernel: NativeExpertKernel) -> None:
-        self._layers = layers  # keeps the addresses below valid, as do all attributes of this object
+    def __init__(
+        self, outer: NativeOuterLayers, layers: Sequence[NativeDecoderLayer], kernel: NativeExpertKernel
+    ) -> None:
+        # All attributes of this object keep the addresses in the structures valid.
+        self._parts, self._layers = outer, layers
+        self._outer = OuterLayers(
+            table=outer.table.data_ptr(),
+            row_scale=None if outer.row_scale is None else outer.row_scale.data_ptr(),
+            norm=outer.norm[0].data_ptr(),
+            epsilon=outer.norm[1],
+            head=_linear(outer.head),
+        )
+        self._logits = outer.norm[0].new_empty(1, outer.head[0].shape[0])
         hidden = layers[0].input_norm[0].numel()
         slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
         self.trace = torch.zeros(len(layers), 4, slots, dtype=torch.int64)
@@ -128,6 +158,29 @@ class NativeDecodeLayers:
                     rule.price[i],
                 )
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
+
+    def embed(self, token: int) -> torch.Tensor:
+        """The embedding of a token, bf16 [1, 1, H].
+
+        Raises:
+            IndexError: no token of the vocabulary.
+        """
+        if not 0 <= token < len(self._parts.table):
+            raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
+        hidden = self.normed.new_empty(1, *self.normed.shape)
+        native.library().edgemoe_embed(ctypes.byref(self._outer), token, hidden.data_ptr())
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of bf16 hidden, H in all, contiguous: float32 [1, vocab].
+
+        Raises:
+            MemoryError: no memory for activations.
+        """
+        addresses = hidden.data_ptr(), self.normed.data_ptr(), self._logits.data_ptr()
+        if native.library().edgemoe_head(native.threads(), ctypes.byref(self._outer), *addresses):
+            raise MemoryError("no memory for the head's activations")
+        return self._logits.float()
 
     def run(
         self,

@@ -103,6 +103,16 @@ class ExpertWorkspace(ctypes.Structure):
     ]
 
 
+class OuterLayers(ctypes.Structure):
+    """`outer_layers` of csrc/decode_layers.c."""
+
+    _fields_ = [
+        *_fields(_POINTER, "table row_scale norm"),
+        ("epsilon", _FLOAT),
+        ("head", Linear),
+    ]
+
+
 class SlabMatrix(ctypes.Structure):
     """`slab_matrix` of csrc/experts/gemv_cuda_layout.c: a quantized matrix of one expert in layout cuda."""
 
@@ -115,7 +125,7 @@ class SlabMatrix(ctypes.Structure):
 
 SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
-    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace),
+    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

@@ -133,9 +133,37 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
     return end;
 }
 
+/* A model's parts around its decoder layers. */
+typedef struct {
+    const void *table;         /* of embeddings, [vocab, cols]: int8 with row_scale, bf16 where that is NULL */
+    const uint16_t *row_scale;
+    const uint16_t *norm;      /* [cols], before the head */
+    float epsilon;
+    linear head;
+} outer_layers;
+
+/* hidden [cols] = the embedding of a token. */
+AVX2 void edgemoe_embed(const outer_layers *o, int64_t token, uint16_t *hidden) {
+    const int64_t cols = o->head.cols;
+    if (!o->row_scale) {
+        memcpy(hidden, (const uint16_t *)o->table + token * cols, (size_t)cols * sizeof *hidden);
+        return;
+    }
+    const int8_t *row = (const int8_t *)o->table + token * cols;
+    const float scale = from_bf16(o->row_scale[token]);
+    for (int64_t i = 0; i < cols; i++) hidden[i] = to_bf16((float)row[i] * scale);
+}
+
+/* logits [vocab] = the head's product with the norm of hidden [cols]; normed has cols numbers. -1: no memory. */
+int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, uint16_t *normed, uint16_t *logits) {
+    edgemoe_rms_norm(hidden, o->norm, o->epsilon, 1, o->head.cols, normed);
+    return apply(p, &o->head, normed, logits);
+}
+
 /* Bytes of every structure that structures.py builds, in the order of its SIZES. */
 const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(dense_layer), sizeof(level_rule), sizeof(decoder_layer), sizeof(expert_workspace),
+    sizeof(outer_layers),
 };
 #endif
