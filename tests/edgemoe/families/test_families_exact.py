@@ -257,7 +257,7 @@ def test_a_scheduled_prompt_runs_with_importance_and_look_ahead(case_of, open_en
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "deepseek_v3", "mixtral"])
 def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, model_type, monkeypatch):
-    """After an error in the last layer's experts, the same tokens have the logits of an undisturbed run, bit for bit."""
+    """After an error in the last layer's experts, the same tokens have an undisturbed run's logits, bit for bit."""
     case = case_of(model_type)
     engine, tokens = open_engine(case.store(), experts=4), case.prompts[0]
     want = continued(engine, tokens)

@@ -155,7 +155,7 @@ def test_rms_norm_is_transformers_norm(model_type):
 
 @pytest.mark.parametrize("model_type", SMALL)
 def test_activation_key_names_transformers_activation(model_type):
-    """The config's value at activation_key names the function that transformers' experts module computes, bit for bit."""
+    """The config's value at activation_key names the function that transformers' experts compute, bit for bit."""
     family, model = FAMILIES[model_type], random_model(model_type)
     both = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).mul(4).bfloat16()
     name = fused_name(getattr(model.config, family.activation_key)) if family.activation_key else CUSTOM

@@ -15,6 +15,7 @@ from edgemoe.kernels import torch_int4 as cpu
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
@@ -181,11 +182,11 @@ def test_a_weighted_sum_is_one(slots, columns, indexed):
         if slots > 1:
             row_of[1, 0], taken[1, 0] = -1, 0
     want = torch.einsum("tr,trc->tc", weights.double(), taken.double())
-    alone = native.weighted_sum(rows, weights, row_of)
+    alone = weighted_sum(rows, weights, row_of)
     torch.testing.assert_close(alone.double(), want, rtol=0.005, atol=1e-5)
     sums = torch.randn(1, tokens, columns, generator=generator).bfloat16()
     added = sums + alone
-    assert native.weighted_sum(rows, weights, row_of, sums) is sums
+    assert weighted_sum(rows, weights, row_of, sums) is sums
     assert torch.equal(sums, added)
 
 

@@ -27,6 +27,8 @@ MODELS = {
     "qwen2_moe": {},  # shared experts, a dense layer, windows in some layers
     "qwen3_moe": {},
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
+    "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
+    "qwen3_moe, 8 bits": {"attention_bias": True},
 }
 """Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
 
@@ -56,14 +58,14 @@ LIMITS = {
 @pytest.fixture(scope="module", params=MODELS)
 def store(request, tmp_path_factory) -> Path:
     """A random model of a family with fused_gqa, converted."""
-    place = tmp_path_factory.mktemp("fused")
+    place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in request.param else 16
     model = random_model(
         request.param.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[request.param]
     )
     for block in blocks_of(model):
         router_of(block).weight.data.mul_(DECIDED)
     save(model, place / "source", fused=True)
-    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=16)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
     return place / "store"
 
 
@@ -101,7 +103,7 @@ def fused_calls(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule):
-    """Logits and levels are those of transformers' modules bit for bit, under every limit, with and without look-ahead."""
+    """Logits and levels equal those of transformers' modules bit for bit, under every limit and look-ahead."""
     want, use = decoded(by_modules(open_engine(store, exact=True, **RULES[rule])))
     assert fused_calls == []
     assert set(use.scheduled) == set(RULES[rule]["levels"])
