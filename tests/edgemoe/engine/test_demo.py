@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The model that comes with edgemoe: its size, and its answers on a machine with an empty cache."""
-=======
 """The demo model: its size, an offline first chat, and answers under a memory limit."""
->>>>>>> main
 
 from __future__ import annotations
 
@@ -37,11 +33,7 @@ def test_demo_model_has_its_documented_size():
 
 @pytest.mark.e2e
 def test_chat_without_a_model_answers_offline(tmp_path):
-<<<<<<< HEAD
-    """From an empty cache and without a network, the model is converted and answers right."""
-=======
     """With an empty cache and no network the model is converted and answers right."""
->>>>>>> main
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
@@ -68,13 +60,8 @@ def store(tmp_path_factory) -> StoreModel:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(8,), (4, 2)])
-<<<<<<< HEAD
-def test_it_knows_its_tasks_under_a_tight_limit(store, levels):
-    """With a quarter of the experts resident, most of a few held-out tasks of every kind are answered right."""
-=======
 def test_demo_model_answers_tasks_under_a_limit(store, levels):
     """With a quarter of the experts resident most of a few held-out tasks of every kind are answered right."""
->>>>>>> main
     settings = RunSettings(levels=levels, retention=0.75 if len(levels) > 1 else 1.0)
     least = store.plan(vram_limit=None, settings=settings, context=256).minimum_vram_bytes
     limit = least + store.shape.experts // 4 * store.form.bytes_at(levels[0])

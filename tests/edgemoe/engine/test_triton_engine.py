@@ -23,19 +23,11 @@ from edgemoe.policy.settings import RunSettings
 PROMPT = torch.randint(3, 300, (4,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-<<<<<<< HEAD
-def logits(directory: Path, kernel: Compute, *, experts: int | None) -> torch.Tensor:
-    """Logits after a prompt and after a decoded token, [2, vocab]; experts at 4 bits, in RAM."""
-    store, settings = StoreModel.open(directory), RunSettings.uniform(4)
-    stored = store.compute.layout
-    store = replace(store, form=kernel.form(store.manifest.geometry, stored, kernel.layout), compute=kernel)
-=======
 def logits(directory: Path, compute: Compute, *, experts: int | None) -> torch.Tensor:
     """The logits of a prompt's last token and of one decoded token, [2, vocab], with experts at 4 bits in RAM."""
     store, settings = StoreModel.open(directory), RunSettings.uniform(4)
     form = compute.form(store.manifest.geometry, store.compute.layout, compute.layout)
     store = replace(store, form=form, compute=compute)
->>>>>>> main
     limit = None
     if experts is not None:
         least = store.plan(vram_limit=None, settings=settings, context=16).minimum_vram_bytes
@@ -47,16 +39,6 @@ def logits(directory: Path, compute: Compute, *, experts: int | None) -> torch.T
 
 
 @pytest.mark.triton
-<<<<<<< HEAD
-@pytest.mark.skipif(not triton_experts.INTERPRETED, reason="experts in RAM are for the interpreter")
-def test_triton_equals_torch_and_no_bit_depends_on_limits(tiny_store, monkeypatch):
-    """Triton's logits are those of torch's operators to bf16's rounding, and the same bits from the smallest cache."""
-    rounds_as_a_gpu(monkeypatch)
-    found = set()
-    launch_shape = triton_experts.launch_shape
-    monkeypatch.setattr(
-        triton_experts, "launch_shape", lambda *given: found.add(given[2]) or launch_shape(*given)
-=======
 @pytest.mark.skipif(not triton_experts.INTERPRETED, reason="only Triton's interpreter reads experts in RAM")
 def test_logits_match_torch_and_do_not_depend_on_the_limit(tiny_store, monkeypatch):
     """Triton's logits match torch's operators to bf16's rounding, and keep their bits under the smallest limit."""
@@ -65,7 +47,6 @@ def test_logits_match_torch_and_do_not_depend_on_the_limit(tiny_store, monkeypat
     launch_shape = triton_experts.launch_shape
     monkeypatch.setattr(
         triton_experts, "launch_shape", lambda *args: found.add(args[2]) or launch_shape(*args)
->>>>>>> main
     )
     tritons, planes = kernels_for("cuda")
     resident = logits(tiny_store, tritons, experts=None)

@@ -26,6 +26,10 @@ def choices(draw):
     return chosen, draw(st.lists(row, min_size=tokens, max_size=tokens))
 
 
+def flat(rows: list[list[int]]) -> list[int]:
+    return [number for row in rows for number in row]
+
+
 def made(chosen: list[list[int]], levels: list[list[int]]) -> Assignments:
     levels_of = torch.tensor(levels)
     gates = torch.rand(levels_of.shape).masked_fill(levels_of == 0, 0)
@@ -37,7 +41,7 @@ def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
     """Every computed (token, slot) pair is in the assignment of its expert and level, and in no other."""
     chosen, levels = choice
     want: dict[tuple[int, int], list[int]] = {}
-    for place, (expert, level) in enumerate(zip(sum(chosen, []), sum(levels, []), strict=True)):
+    for place, (expert, level) in enumerate(zip(flat(chosen), flat(levels), strict=True)):
         want.setdefault((expert, level), []).append(place)
     skipped = [len(places) for (_, level), places in want.items() if not level]
     assignments = made(chosen, levels)
@@ -49,7 +53,7 @@ def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
     assert found == {pair: places for pair, places in want.items() if pair[1]}
     assert all(one.rows == len(one.places) for several in assignments.by_expert.values() for one in several)
     assert sorted(assignments.skipped) == sorted(skipped)
-    assert assignments.rows + sum(skipped) == len(sum(chosen, []))
+    assert assignments.rows + sum(skipped) == len(flat(chosen))
     highest = {
         ExpertKey(3, expert): max(level for other, level in found if other == expert) for expert, _ in found
     }
@@ -64,9 +68,9 @@ def test_batches_have_every_assignment_once(choice, most):
     batches = list(assignments.batches(leases, most))
     assert all(batches)
     assert all(len(batch) == 1 or sum(one.rows for _, one in batch) <= most for batch in batches)
-    flat = [(lease.key.expert, one) for batch in batches for lease, one in batch]
+    batched = [(lease.key.expert, one) for batch in batches for lease, one in batch]
     want = [(lease.key.expert, one) for lease in leases for one in assignments.by_expert[lease.key.expert]]
-    assert [(expert, id(one)) for expert, one in flat] == [(expert, id(one)) for expert, one in want]
+    assert [(expert, id(one)) for expert, one in batched] == [(expert, id(one)) for expert, one in want]
 
 
 def test_a_tokens_experts_stay_in_the_routers_order():
