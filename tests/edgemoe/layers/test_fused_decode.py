@@ -155,6 +155,8 @@ def test_counts_are_those_of_the_modules(store, open_engine, limit):
         counts.append(engine.take_counts())
     modules, fused = counts
     assert (fused.requests, fused.levels) == (modules.requests, modules.levels)
+    if limit == "misses, DRAM, look-ahead":
+        assert fused.speculated_used > 0
     if "experts" not in LIMITS[limit]:
         assert fused.vram_hits == fused.requests == modules.vram_hits
         assert fused.ssd_bytes == modules.ssd_bytes == 0
