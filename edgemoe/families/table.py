@@ -188,6 +188,7 @@ FAMILIES = {
         _mixtral(
             model_type="gpt_oss",
             activation_key=None,
+            rms_norm=False,
             expert_names=None,
             transposed=True,
             router_names=(_MLP + "router.weight",),
