@@ -3,104 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from tokenizers.decoders import DecodeStream
-from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
 from prefetch.counts import TransferCounts
 from storage.base import LEVELS
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Args:
-        temperature: 0 for greedy.
-        top_p: smallest probability mass kept; 1 keeps all.
-        top_k: most tokens kept; 0 keeps all.
-        repetition_penalty: 1 for none.
-        seed: of the generator; the same seed, prompt and settings give the same answer.
-        max_new_tokens: most tokens of an answer.
-        stop: token ids that end it.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    repetition_penalty: float
-    seed: int
-    max_new_tokens: int
-    stop: frozenset[int]
-
-    @classmethod
-    def of_model(
-        cls,
-        config: GenerationConfig,
-        eos: int | None,
-        *,
-        temperature: float | None,
-        top_p: float | None,
-        seed: int,
-        max_new_tokens: int,
-    ) -> Sampling:
-        """The model's own generation config, with what the user asked for on top."""
-        ends = config.eos_token_id
-        stop = {ends} if isinstance(ends, int) else set(ends or ())
-        samples = bool(config.do_sample)
-        if temperature is None:
-            temperature = float(config.temperature or 1.0) if samples else 0.0
-        return cls(
-            temperature=temperature,
-            top_p=top_p if top_p is not None else float((config.top_p if samples else None) or 1.0),
-            top_k=int((config.top_k if samples else None) or 0),
-            repetition_penalty=float(config.repetition_penalty or 1.0),
-            seed=seed,
-            max_new_tokens=max_new_tokens,
-            stop=frozenset(stop | ({eos} if eos is not None else set())),
-        )
-
-
-class Sampler:
-    """Chooses tokens. Holds the random state of one conversation."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
-        self._generator = torch.Generator().manual_seed(sampling.seed)
-        self._processors = LogitsProcessorList()
-        if sampling.repetition_penalty != 1:
-            self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-        if sampling.temperature > 0:
-            if sampling.temperature != 1:
-                self._processors.append(TemperatureLogitsWarper(sampling.temperature))
-            if sampling.top_k:
-                self._processors.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                self._processors.append(TopPLogitsWarper(sampling.top_p))
-
-    def changed(self, sampling: Sampling) -> Sampler:
-        """One that chooses otherwise. Its random state is this one's, unless the seed is another."""
-        other = Sampler(sampling)
-        if sampling.seed == self.sampling.seed:
-            other._generator.set_state(self._generator.get_state())
-        return other
-
-    def next(self, tokens: Sequence[int], logits: torch.Tensor) -> int:
-        """The token after `tokens`, from float32 logits [vocab]."""
-        scores = self._processors(torch.tensor([tokens]), logits.unsqueeze(0))[0]
-        if self.sampling.temperature == 0:
-            return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 
 
 @dataclass(frozen=True)
