@@ -16,8 +16,7 @@ from toys import SLICED
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from edgemoe.engine import cpu_offload as module
-from edgemoe.engine.cpu_offload import Bench, CpuExperts, measure_pace
-from edgemoe.engine.cpu_split import Pace
+from edgemoe.engine.cpu_offload import Bench, CpuOffload, Pace, measure_pace
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.native.cuda_layout import SlabExpertKernel
 from edgemoe.kernels.native.experts import NativeExpertKernel
@@ -125,7 +124,7 @@ def test_no_room_is_no_measurement():
 @pytest.mark.parametrize(("computed", "pays"), [(7.9, True), (8.0, False)])
 def test_it_pays_for_a_whole_layer_or_never(computed, pays):
     """If even of all a layer's misses none is better computed here, nobody has to ask again."""
-    experts = CpuExperts(PlaneExpertKernel, {4: Pace(computed, 1, 1), 2: Pace(9, 1, 1)})
+    experts = CpuOffload(PlaneExpertKernel, {4: Pace(computed, 1, 1), 2: Pace(9, 1, 1)})
     assert experts.pays_for(8) == pays
 
 
