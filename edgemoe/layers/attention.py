@@ -130,8 +130,8 @@ def attention(
         scaling: factor of the scores.
         kv: the step's state, with the keys and values of this step; its `scores` are set where it has a `signal`.
         s_aux: [heads], scores of attend_with_sinks.
-        kwargs: `softcap` and `position_bias` are refused; others are ignored, such as `sliding_window`, which some models
-            pass to layers whose mask has no window.
+        kwargs: `softcap` and `position_bias` are refused; others are ignored, `sliding_window` too: some models pass it
+            to layers whose mask has no window.
 
     Returns:
         [1, rows, heads, V], and no attention weights.
@@ -194,7 +194,7 @@ def window_of_mask(
     """
     if not allow_is_causal_skip:
         raise ModelRefused(
-            "causal attention", "a mask that is not causal", "choose a model with causal attention"
+            "causal attention", "a mask of the model's own", "choose a model with causal attention"
         )
     return torch.tensor(local_size) if local_size else None
 
