@@ -115,9 +115,9 @@ def test_a_prompt_longer_than_the_context_is_not_run(open_engine, tiny_store):
     engine = open_engine(tiny_store, context=10)
     sequence, before = started(engine)
     engine.take_counts()
-    with pytest.raises(ContextExceeded, match=r"11 tokens.*one of 10"):
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
         engine.prefill(sequence, [3] * 5)
-    with pytest.raises(ContextExceeded, match=r"11 tokens.*one of 10"):
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
         engine.step(one(sequence, 3, 3, 3, 3, 3))
     assert engine.take_counts().requests == 0
     assert_unharmed(engine, sequence, before)

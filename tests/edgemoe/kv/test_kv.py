@@ -115,7 +115,7 @@ def test_a_step_writes_behind_what_is_valid_and_commit_makes_it_so(shape):
 def test_a_step_beyond_the_context_is_refused():
     """Both counts are in the message."""
     sequence = SequenceKV(PLAIN, 2)
-    with pytest.raises(ContextExceeded, match=r"3 tokens.*one of 2"):
+    with pytest.raises(ContextExceeded, match=r"3 tokens.*holds 2"):
         StepKV(Step((Segment(sequence, (1, 2, 3)),)), StepState(decode=False, signal=None))
 
 

@@ -85,7 +85,7 @@ def test_a_mask_is_a_window_or_nothing():
     window = window_of_mask(batch_size=1, local_size=4, allow_is_causal_skip=True)
     assert window is not None
     assert int(window) == 4
-    with pytest.raises(ModelRefused, match="of the model's own"):
+    with pytest.raises(ModelRefused, match="of its own"):
         window_of_mask(allow_is_causal_skip=False)
 
 
