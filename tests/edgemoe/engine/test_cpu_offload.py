@@ -16,8 +16,7 @@ from toys import SLICED
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from edgemoe.engine import cpu_offload as module
-from edgemoe.engine.cpu_offload import Bench, CpuOffload, measure_pace
-from edgemoe.engine.cpu_split import Pace
+from edgemoe.engine.cpu_offload import Bench, CpuOffload, Pace, measure_pace
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.native.cuda_layout import SlabExpertKernel
 from edgemoe.kernels.native.experts import NativeExpertKernel

@@ -1,4 +1,4 @@
-"""engine.cpu_split: which experts of a layer the CPU computes, on cases computed by hand and by property."""
+"""edgemoe.engine.cpu_offload.split: which experts of a layer the CPU computes, by hand and by property."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.engine.cpu_split import Pace, split
+from edgemoe.engine.cpu_offload import Pace, split
 
 SECONDS = st.floats(1e-6, 1.0)
 PACES = st.lists(st.builds(Pace, SECONDS, SECONDS, SECONDS), max_size=9)

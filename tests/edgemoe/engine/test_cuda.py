@@ -187,7 +187,7 @@ def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
 def test_the_cpu_computes_beside_the_gpu(open_on, monkeypatch, level):
     """With every DRAM hit computed on the CPU, logits are the same but for rounding."""
     from edgemoe.engine import cpu_offload
-    from edgemoe.engine.cpu_split import Pace
+    from edgemoe.engine.cpu_offload import Pace
 
     want = logits(open_on(levels=(level,), exact=False))
     monkeypatch.setattr(cpu_offload, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
