@@ -38,7 +38,7 @@ def test_the_last_are_left():
 
 
 def seconds(paces: list[Pace], left: int) -> float:
-    """Seconds of a split by the model of cpu_split."""
+    """Seconds of a split by the model of cpu_offload.split."""
     if not left:
         return sum(pace.moved_alone for pace in paces)
     cut = len(paces) - left
