@@ -1,0 +1,110 @@
+"""Times decode tokens under memory limits beside the same model with everything resident, in turn.
+
+    python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2] [--tokens 300]
+
+Every engine decodes the same tokens of the text. The tokens before the last third warm the caches up; of the last
+third, blocks of tokens alternate between the engines, so that a change of the machine's speed meets all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+
+from transformers import AutoTokenizer
+
+from edgemoe.console.sizes import parse_size
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.settings import RunSettings, parse_levels
+from prefetch.counts import TransferCounts
+from tools.command_line import make_parser, positive
+
+BLOCK = 10
+"""Tokens of one engine before the next one's turn."""
+
+
+@dataclass
+class Arm:
+    """One engine and the seconds of its tokens.
+
+    Args:
+        name: for the table.
+        engine: that decodes.
+        sequence: of the engine.
+    """
+
+    name: str
+    engine: Engine
+    sequence: SequenceKV
+    seconds: list[float] = field(default_factory=list)
+    counts: TransferCounts = field(default_factory=TransferCounts)
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        """Appends tokens one by one."""
+        for token in tokens:
+            start = time.perf_counter()
+            self.engine.step(Step((Segment(self.sequence, (token,)),)))
+            self.seconds.append(time.perf_counter() - start)
+        self.counts = self.counts + self.engine.take_counts()
+
+    def row(self, resident: Arm) -> str:
+        """The row of the table; `resident` is the arm to compare with."""
+        hits = self.counts.vram_hits / self.counts.requests
+        ratio = mean(self.seconds) / mean(resident.seconds)
+        middle = median(self.seconds) / median(resident.seconds)
+        times = f"{1000 * mean(self.seconds):.1f} | {1000 * median(self.seconds):.1f}"
+        return f"| {self.name} | {times} | {100 * hits:.2f} % | {ratio:.3f} | {middle:.3f} |"
+
+
+def measure(
+    store: StoreModel, tokens: Sequence[int], levels: Sequence[int], limits: Sequence[int]
+) -> list[Arm]:
+    """Decodes with everything resident and under each limit."""
+    exact = len(levels) == 1
+    settings = RunSettings(levels=tuple(levels), exact=exact, speculate="auto")
+    arms = []
+    for limit in (None, *limits):
+        plan = store.plan(vram_limit=limit, settings=settings, context=len(tokens) + 8)
+        engine = Engine(store, plan, settings)
+        engine.fill()
+        name = "everything resident" if limit is None else f"{limit / 1e6:.0f} MB"
+        arms.append(Arm(f"{settings.name}, {name}", engine, engine.new_sequence()))
+    timed = len(tokens) // 3
+    for arm in arms:
+        arm.decode(tokens[:-timed])
+        arm.seconds, arm.counts = [], TransferCounts()
+    for start in range(len(tokens) - timed, len(tokens), BLOCK):
+        for arm in arms:
+            arm.decode(tokens[start : start + BLOCK])
+    for arm in arms:
+        arm.engine.close()
+    return arms
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = make_parser("tools.timing.decode", __doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="whose tokens are decoded")
+    parser.add_argument("--limits", nargs="+", default=["2700MB"])
+    parser.add_argument("--levels", nargs="+", default=["4", "4/2"])
+    parser.add_argument("--tokens", type=positive, default=300)
+    given = parser.parse_args(argv)
+    store = StoreModel.open(given.store)
+    text = given.text.read_text(encoding="utf-8")
+    tokens = AutoTokenizer.from_pretrained(store.directory).encode(text)[: given.tokens]
+    print(
+        "| | ms a token, mean | median | hits | mean × resident | median × resident |\n|---|---|---|---|---|---|"
+    )
+    for levels in given.levels:
+        arms = measure(store, tokens, parse_levels(levels), [parse_size(limit) for limit in given.limits])
+        print(*(arm.row(arms[0]) for arm in arms), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
