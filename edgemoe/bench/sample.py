@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Sampler, Sampling, Trace, decode_tokens
+from edgemoe.engine.generate import Trace, decode_tokens
+from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes

@@ -1,10 +1,14 @@
-"""Who worked when: spans of disk, copies and computing, written as a trace for a viewer.
+"""A timeline of reads, copies and computation as spans, in Chrome's trace format.
 
-Chrome's trace format: open the file in `chrome://tracing` or https://ui.perfetto.dev. A process of the trace is a
-tier, a thread of it one of ours: readers work side by side on the lane "SSD", what they do to bytes in memory is
-on "copy". The engine's steps are on "compute", and in them what is dense (attention, norms, routers, the head) and
-the experts, as many as were computed in one call; on "wait" is when its thread had nothing to compute, because no
-expert was there yet. Where "SSD" and "compute" are busy at once, reading is hidden; "wait" is what was not.
+The viewers `chrome://tracing` and https://ui.perfetto.dev open the file. A process of the trace is a lane, and its
+threads are threads of this program:
+
+- SSD: reads, one lane for all readers.
+- copy: the readers' work on bytes in memory.
+- compute: steps, and within them the dense work (attention, norms, routers, the head) and calls of the expert kernel.
+- wait: times when the engine's thread waits for experts.
+
+While SSD and compute are busy at once, a read is hidden; wait shows the rest.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ LANES = ("compute", "wait", "copy", "SSD")
 COMPUTE, WAIT, COPY, SSD = LANES
 
 NO_WAIT = 20_000
-"""Nanoseconds in which a ready list is handed out: a shorter wait makes no span."""
+"""Nanoseconds that handing out a ready list takes: a shorter wait makes no span."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Work of one thread, from start to end in nanoseconds of one clock."""
+    """A thread's work from `start` to `end`, in nanoseconds of the timeline's clock."""
 
     group: str
     lane: str
@@ -50,12 +54,12 @@ class Span:
 
 @dataclass
 class Timeline:
-    """Collects spans; any thread may add one.
+    """Collects spans of all threads.
 
     Args:
         clock: returns nanoseconds.
-        group: prefix of the lanes of the spans that follow: the name of a benchmark's row.
-        spans: in the order of their ends.
+        group: prefix of the lanes of later spans, such as the name of a benchmark's row.
+        spans: the spans in the order of their ends.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns
@@ -63,13 +67,13 @@ class Timeline:
     spans: list[Span] = field(default_factory=list)
 
     def add(self, lane: str, name: str, start: int, **details: int) -> None:
-        """Adds a span of the calling thread on a lane, from `start` (nanoseconds of the clock) until now."""
+        """Adds a span of the calling thread to a lane, from `start` (nanoseconds of the clock) until now."""
         thread = threading.current_thread().name
         self.spans.append(Span(self.group, lane, thread, name, start, self.clock(), details))
 
     @contextmanager
     def span(self, lane: str, name: str, **details: int) -> Iterator[None]:
-        """Adds a span on a lane for as long as the context is open, also where it ends in an error."""
+        """Adds a span of the context's duration to a lane, also where the context ends in an error."""
         start = self.clock()
         try:
             yield
@@ -116,10 +120,10 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, 
 
 
 class TimedReader(PlaneReader):
-    """Another reader, whose reads are spans on the SSD lane, and the time between them spans on the copy lane.
+    """Wraps a reader: its reads are spans on the SSD lane, the times between its reads spans on the copy lane.
 
-    Made for one transfer, in its thread: what happens to its bytes before, between and after the reads is
-    copying from other tiers and merging planes. `finish` ends the last of these spans.
+    It serves one transfer in the transfer's thread. Before, between and after its reads the transfer copies from other
+    tiers and merges planes. `finish` ends the last copy span.
     """
 
     def __init__(self, reader: PlaneReader, timeline: Timeline, name: str) -> None:
@@ -127,7 +131,7 @@ class TimedReader(PlaneReader):
         self._since = timeline.clock()
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
-        """See PlaneReader."""
+        """Ends the span on the copy lane, and reads within a span on the SSD lane (PlaneReader.read)."""
         self.finish()
         planes = "+".join(Plane(i).label for i in range(first, last + 1))
         with self._timeline.span(SSD, f"{self._name} {planes}", bytes=sum(map(len, into))):
@@ -136,29 +140,29 @@ class TimedReader(PlaneReader):
         return read
 
     def finish(self) -> None:
-        """Records what was done in memory since the last read."""
+        """Adds the time since the last read to the copy lane."""
         self._timeline.add(COPY, self._name, self._since)
 
     def close(self) -> None:
-        """See PlaneReader."""
+        """Closes the wrapped reader."""
         self._reader.close()
 
 
 class TimedForm(ResidentForm):
-    """Another form, whose fills are spans. Put it in the place of a StoreModel's form."""
+    """Wraps the form of a StoreModel: its fills are spans."""
 
     def __init__(self, form: ResidentForm, timeline: Timeline) -> None:
         self._form, self._timeline = form, timeline
         self.kinds = form.kinds
 
-    def rewritten(self, held: int, level: int) -> tuple[str, ...]:
-        """See ResidentForm."""
-        return self._form.rewritten(held, level)
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """Returns the kinds that the wrapped form replaces on promotion."""
+        return self._form.rewritten(resident, level)
 
     def fill(
         self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
     ) -> int:
-        """See ResidentForm."""
+        """Fills blocks with a timed reader (ResidentForm.fill)."""
         timed = TimedReader(reader, self._timeline, f"layer {key.layer} expert {key.expert}")
         read = self._form.fill(timed, key, level, into, source)
         timed.finish()
@@ -166,7 +170,7 @@ class TimedForm(ResidentForm):
 
 
 class TimedKernel:
-    """Wraps a kernel whose calls become spans on the compute lane.
+    """Wraps a kernel: its calls are spans on the compute lane.
 
     Attributes:
         wrapped: the kernel.
@@ -202,22 +206,22 @@ class TimedRequest(Request):
 
 
 class NothingPinned(PinnedExperts):
-    """No expert is computed without a request, so that every layer's experts are seen by the timeline."""
+    """Pins no expert, so every layer sends a request that the timeline records."""
 
     def observe(self, observer: Observer) -> None:
         """Never calls `observer`."""
 
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
-        """Counts layers without experts only."""
+        """Counts nothing: without pins no layer runs without a request."""
 
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
-        """Counts nothing: predictions are compared by requests."""
+        """Counts nothing: requests compare the predictions."""
 
 
 class TimedSource(ExpertSource):
-    """Wraps a source whose requests are timed. The engine's work between two requests is a dense span.
+    """Wraps a source: requests are timed, and the engine's work between two requests is a dense span.
 
-    `begin` and `end` frame a step: they mark its first and its last dense span.
+    `begin` marks the start of a step's first dense span, and `end` marks the end of its last one.
     """
 
     def __init__(self, source: ExpertSource, timeline: Timeline) -> None:
@@ -225,7 +229,7 @@ class TimedSource(ExpertSource):
         self._since = timeline.clock()
 
     def begin(self) -> None:
-        """Marks the start of a step or of the work behind a request."""
+        """Marks the start of dense work: of a step, or behind a request."""
         self._since = self._timeline.clock()
 
     def end(self) -> None:
@@ -234,7 +238,7 @@ class TimedSource(ExpertSource):
 
     @contextmanager
     def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> Iterator[Request]:
-        """Brings experts; see ExpertSource.request."""
+        """Brings experts between two dense spans (ExpertSource.request)."""
         self.end()
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
@@ -246,29 +250,29 @@ class TimedSource(ExpertSource):
 
     @property
     def pinned(self) -> PinnedExperts:
-        """None of the resident experts."""
+        """Pins no expert (NothingPinned)."""
         return NothingPinned()
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the source looks ahead."""
+        """Whether the source reads predicted experts."""
         return self._source.looks_ahead
 
     @property
     def predicting(self) -> bool:
-        """Whether a prediction of the source waits."""
+        """Whether the source has a prediction that waits."""
         return self._source.predicting
 
     def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Configures the source."""
+        """Sets the source's look-ahead and split."""
         self._source.configure(look_ahead, split)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
-        """Passes a prediction on."""
+        """Passes predicted experts to the source."""
         self._source.read_ahead(predicted)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
-        """Fills free blocks."""
+        """Fills the source's free blocks."""
         self._source.fill(keys, levels, go_on)
 
     def release_pins(self) -> None:
@@ -276,7 +280,7 @@ class TimedSource(ExpertSource):
         self._source.release_pins()
 
     def take_counts(self) -> TransferCounts:
-        """Takes the source's counters."""
+        """Returns and resets the source's counters."""
         return self._source.take_counts()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One extra run of every row with a timeline. Apart from the measurement, because recording takes time too."""
+"""One run of each row with a timeline, apart from the measured runs, because recording takes time."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from prefetch.base import ExpertSource
 class TimedEngine(Engine):
     """An engine whose steps, dense work, experts, waits, reads and copies are spans of a timeline.
 
-    Victims on their way from VRAM to DRAM pass none of the wrapped interfaces, and are missing from the lane of copies.
+    Evictions from VRAM to DRAM bypass the wrapped interfaces, so the copy lane lacks them.
     """
 
     def __init__(
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, timeline: Timeline
     ) -> None:
-        watched = dataclasses.replace(store, form=TimedForm(store.form, timeline))
+        timed = dataclasses.replace(store, form=TimedForm(store.form, timeline))
         self._timeline = timeline
         super().__init__(
-            watched,
+            timed,
             plan,
             settings,
             wrap_kernel=partial(TimedKernel, timeline=timeline),
@@ -43,7 +43,7 @@ class TimedEngine(Engine):
         return self._timed_source
 
     def step(self, step: Step) -> torch.Tensor:
-        """See Engine."""
+        """Runs a step within a span (Engine.step)."""
         name = "decode step" if step.decodes else "prefill step"
         with self._timeline.span(COMPUTE, name, rows=step.rows):
             self._timed_source.begin()
@@ -54,15 +54,18 @@ class TimedEngine(Engine):
 
 
 def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Timeline:
-    """The first prompt of the first set on every row, from an empty expert cache.
+    """Runs the first prompt of the first set on each row, from an empty expert cache, and records the spans.
 
     Args:
         store: of the model.
-        request: as for run_bench; runs is not used.
-        notify: called with the row that is about to run.
+        request: as for run_bench; `runs` is not used.
+        notify: called with the name of the next row.
+
+    Returns:
+        The timeline of all rows.
 
     Raises:
-        as run_bench.
+        UserError, DoesNotFit, DamagedData: as run_bench.
     """
     timeline = Timeline()
     plans = make_plans(store, request)

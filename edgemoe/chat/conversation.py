@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from edgemoe.chat.template import Message, encode_chat, render_chat
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Answer, Sampler, Sampling, generate
+from edgemoe.engine.generate import Answer, generate
+from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
 from storage.errors import ContextExceeded, UserError
 

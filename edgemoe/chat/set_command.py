@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import SIGNALS, RunSettings, format_levels, parse_levels
 from prefetch.base import MODES

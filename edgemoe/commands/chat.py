@@ -14,7 +14,7 @@ from edgemoe.commands import options
 from storage.errors import UserError
 
 if TYPE_CHECKING:
-    from edgemoe.engine.generate import Sampling
+    from edgemoe.engine.sampling import Sampling
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
@@ -140,7 +140,7 @@ def _sampling(
         UserError: --top-p at temperature 0.
     """
     from edgemoe.chat.conversation import generation_config
-    from edgemoe.engine.generate import Sampling
+    from edgemoe.engine.sampling import Sampling
 
     config = generation_config(directory)
     sampling = Sampling.of_model(config, eos, temperature=temperature, top_p=top_p, **others)

@@ -1,8 +1,11 @@
-"""Experts that are computed on the CPU from the DRAM tier's blocks, beside a device that computes the others.
+"""The choice between moving an expert from DRAM to a device and computing it on the CPU from DRAM's blocks.
 
-Only in steps of one token: there a miss is one product of few operations, and copying it costs as much as for a whole
-prompt, which shares the copy among its tokens. And never where every expert is computed exactly: a CPU sums in another
-order than the device, so an answer would depend on what is resident.
+The CPU computes experts in steps of one token only. Such a step uses a copied expert for one row; a prompt's step uses
+it for many, at the cost of the same copy. With exact answers the CPU computes none: it sums in another order than the
+device, so an answer would depend on which experts are resident.
+
+Whether the CPU is faster depends on its speed and the copies' speed, and each slows the other down, since both read the
+same memory. So both are measured at once when an engine opens.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import torch
 from torch import nn
 
 from cache.base import Tier
-from edgemoe.engine.cpu_split import Pace, split
 from edgemoe.kernels import threads
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
@@ -29,48 +31,80 @@ from edgemoe.policy.settings import RunSettings
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
 from storage.device import Device, Event
 
-_COPIES = 16
-"""Copies that are timed alone."""
+_COPIES_ALONE = 16
+"""Copies that are timed while the CPU waits."""
 
-_CALLS = 8
-"""Calls of the kernel that copies are to outlast: the last one's overhang is then a small share."""
+_CALLS_BESIDE_COPIES = 8
+"""Kernel calls that the copies outlast at the speeds measured alone: the end of the last call then adds little."""
 
-_APART = 1 << 28
-"""Bytes of experts that are computed in turn, at most: more than a processor's caches hold."""
+_DISTINCT_BYTES = 1 << 28
+"""Most bytes of experts that the kernel reads in turn: more than a processor's caches hold."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that one expert takes.
+
+    Args:
+        computed: by the CPU for one token, while the device copies.
+        moved: to the device, while the CPU computes.
+        moved_alone: to the device, while the CPU waits.
+    """
+
+    computed: float
+    moved: float
+    moved_alone: float
+
+
+def split(paces: Sequence[Pace]) -> int:
+    """Counts the experts at the end of a list that the CPU computes while the others are moved.
+
+    A layer ends with the slower side. Of equally fast plans, the one that leaves the fewest in DRAM wins.
+
+    Args:
+        paces: of each expert, the most important first.
+    """
+    count, least = 0, sum(pace.moved_alone for pace in paces)
+    for left in range(1, len(paces) + 1):
+        moved, computed = paces[:-left], paces[-left:]
+        seconds = max(sum(pace.moved for pace in moved), sum(pace.computed for pace in computed))
+        if seconds < least:
+            count, least = left, seconds
+    return count
 
 
 @dataclass(frozen=True)
 class CpuOffload:
-    """The CPU kernel for experts that the source leaves in DRAM, and how fast it is.
+    """A CPU kernel for experts that the source leaves in DRAM, with its measured paces.
 
     Args:
-        kernel: for planes as they lie in DRAM.
-        paces: level -> what one expert takes.
+        kernel: reads planes in DRAM's layout.
+        paces: level -> seconds of one expert.
     """
 
     kernel: ExpertKernel
     paces: Mapping[int, Pace]
 
     def split(self, levels: Sequence[int]) -> int:
-        """How many of the last of some experts are left in DRAM (prefetch.base.Split)."""
+        """Counts the experts at the end of a list of levels that stay in DRAM (implements prefetch.base.Split)."""
         return split([self.paces[level] for level in levels])
 
     def pays_for(self, experts: int) -> bool:
-        """Whether it computes any of so many misses of a layer."""
+        """Whether the CPU computes any of a layer's `experts` misses."""
         return any(self.split([level] * experts) for level in self.paces)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The parts of an engine, still empty, with which paces are measured.
+    """The parts of an engine that a measurement of paces needs.
 
     Args:
-        device: copies.
-        vram: a tier on it.
-        dram: a tier in pinned memory, with the same form.
-        form: of both.
-        kernel: for planes as they lie in DRAM.
-        clock: seconds.
+        device: copies blocks.
+        vram: an empty tier on the device.
+        dram: an empty tier in pinned memory.
+        form: of both tiers.
+        kernel: reads planes in DRAM's layout.
+        clock: returns seconds.
     """
 
     device: Device
@@ -89,18 +123,18 @@ def measure_offload(
     tiers: Tiers,
     wrap_kernel: Callable[[ExpertKernel], ExpertKernel],
 ) -> CpuOffload | None:
-    """Measures, in a few tenths of a second, whether computing experts in DRAM on the CPU pays.
+    """Measures in a few tenths of a second whether computing experts from DRAM on the CPU pays.
 
     Args:
         store: of the model.
         model: its modules.
-        plan: whose levels are measured, and all below.
-        settings: say whether at all.
-        tiers: empty still.
-        wrap_kernel: of Engine.
+        plan: its highest level and all levels below are measured.
+        settings: cpu_experts turns the offload off.
+        tiers: empty.
+        wrap_kernel: as in Engine.
 
     Returns:
-        None: there is no device or no DRAM, it is turned off, or it does not pay.
+        None: there is no device or no DRAM tier, the offload is off, experts have biases, or it does not pay.
     """
     if not (store.device and tiers.dram) or settings.cpu_experts == "off" or _have_biases(model):
         return None
@@ -114,54 +148,56 @@ def measure_offload(
             if pace is None:
                 return None
             paces[level] = pace
-    found = CpuOffload(wrap_kernel(kernel), paces)
-    return found if found.pays_for(top_k) else None
+    offload = CpuOffload(wrap_kernel(kernel), paces)
+    return offload if offload.pays_for(top_k) else None
 
 
 def _have_biases(model: nn.Module) -> bool:
-    """Whether experts have biases: these are dense weights, and lie on the device."""
+    """Whether experts have biases, which are dense weights on the device."""
     return any(
         getattr(module, "has_bias", False) for module in model.modules() if hasattr(module, "_apply_gate")
     )
 
 
 def measure_pace(bench: Bench, level: int, hidden: int, top_k: int) -> Pace | None:
-    """Seconds of an expert at `level` while the CPU computes and the device copies at once, if that can pay at all.
+    """Measures the seconds of an expert at `level` while the CPU computes and the device copies.
 
-    Where a single expert takes the CPU longer than moving a whole layer's, the figures are those of each alone.
+    Where the CPU needs longer for one expert than the device for `top_k` copies, each is measured alone.
+
+    Args:
+        bench: the engine's parts; its tiers are empty again afterwards.
+        level: of the experts.
+        hidden: width of a token.
+        top_k: experts of a token.
 
     Returns:
         None: a tier has no free blocks.
     """
-    with ExitStack() as lent:
-        target = _lend(lent, bench.vram, 0, level)
+    with ExitStack() as reservations:
+        target = _reserve(reservations, bench.vram, 0, level)
         sources: list[Blocks] = []
-        while len(sources) * bench.form.bytes_at(level) < _APART:
-            blocks = _lend(lent, bench.dram, len(sources), level)
+        while len(sources) * bench.form.bytes_at(level) < _DISTINCT_BYTES:
+            blocks = _reserve(reservations, bench.dram, len(sources), level)
             if blocks is None:
                 break
             sources.append(blocks)
         if target is None or not sources:
             return None
-        return _timed(bench, level, torch.ones(1, hidden, dtype=torch.bfloat16), top_k, sources, target)
+        x = torch.ones(1, hidden, dtype=torch.bfloat16)
+        return _measure(bench, level, x, top_k, sources, target)
 
 
-def _lend(lent: ExitStack, tier: Tier, number: int, level: int) -> Blocks | None:
-    """Blocks of an empty tier, until the stack ends. None: there are no more."""
+def _reserve(reservations: ExitStack, tier: Tier, number: int, level: int) -> Blocks | None:
+    """Reserves blocks of a tier until the stack ends; None where none are free."""
     reservation = tier.reserve(ExpertKey(-1, number), level)
     if reservation is None:
         return None
-    lent.callback(tier.abandon, reservation)
+    reservations.callback(tier.abandon, reservation)
     return reservation.into
 
 
-def _timed(
-    bench: Bench,
-    level: int,
-    x: torch.Tensor,
-    top_k: int,
-    sources: Sequence[Blocks],
-    target: Blocks,
+def _measure(
+    bench: Bench, level: int, x: torch.Tensor, top_k: int, sources: Sequence[Blocks], target: Blocks
 ) -> Pace:
     device, clock = bench.device, bench.clock
 
@@ -175,21 +211,21 @@ def _timed(
             event = device.copy([(source[kind], block) for kind, block in target.items()], None)
         return event
 
-    copy(1).wait()  # the first of either pays for what later ones find
+    copy(1).wait()  # the first copy and the first call initialise what later ones reuse
     compute(0)
     start = clock()
-    copy(_COPIES).wait()
-    moved_alone = (clock() - start) / _COPIES
+    copy(_COPIES_ALONE).wait()
+    moved_alone = (clock() - start) / _COPIES_ALONE
     start = clock()
     compute(1)
     computed_alone = clock() - start
     if computed_alone >= top_k * moved_alone:
         return Pace(computed_alone, moved_alone, moved_alone)
-    count = math.ceil(_CALLS * computed_alone / moved_alone)
+    count = math.ceil(_CALLS_BESIDE_COPIES * computed_alone / moved_alone)
     start = clock()
     last = copy(count)
     calls = 0
-    while not calls or (not last.done() and calls < 4 * _CALLS):
+    while not calls or (not last.done() and calls < 4 * _CALLS_BESIDE_COPIES):
         compute(calls)
         calls += 1
     computed = (clock() - start) / calls

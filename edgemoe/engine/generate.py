@@ -1,18 +1,16 @@
-"""From logits to text: sampling, stopping, streaming, and what each answer cost."""
+"""Answers: tokens one after another, their text streamed, and the time and bytes of each answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from tokenizers.decoders import DecodeStream
-from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -22,128 +20,60 @@ from storage.base import LEVELS
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Args:
-        temperature: 0 for greedy.
-        top_p: smallest probability mass kept; 1 keeps all.
-        top_k: most tokens kept; 0 keeps all.
-        repetition_penalty: 1 for none.
-        seed: of the generator; the same seed, prompt and settings give the same answer.
-        max_new_tokens: most tokens of an answer.
-        stop: token ids that end it.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    repetition_penalty: float
-    seed: int
-    max_new_tokens: int
-    stop: frozenset[int]
-
-    @classmethod
-    def of_model(
-        cls,
-        config: GenerationConfig,
-        eos: int | None,
-        *,
-        temperature: float | None,
-        top_p: float | None,
-        seed: int,
-        max_new_tokens: int,
-    ) -> Sampling:
-        """The model's own generation config, with what the user asked for on top."""
-        ends = config.eos_token_id
-        stop = {ends} if isinstance(ends, int) else set(ends or ())
-        samples = bool(config.do_sample)
-        if temperature is None:
-            temperature = float(config.temperature or 1.0) if samples else 0.0
-        return cls(
-            temperature=temperature,
-            top_p=top_p if top_p is not None else float((config.top_p if samples else None) or 1.0),
-            top_k=int((config.top_k if samples else None) or 0),
-            repetition_penalty=float(config.repetition_penalty or 1.0),
-            seed=seed,
-            max_new_tokens=max_new_tokens,
-            stop=frozenset(stop | ({eos} if eos is not None else set())),
-        )
-
-
-class Sampler:
-    """Chooses tokens. Holds the random state of one conversation."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
-        self._generator = torch.Generator().manual_seed(sampling.seed)
-        self._processors = LogitsProcessorList()
-        if sampling.repetition_penalty != 1:
-            self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-        if sampling.temperature > 0:
-            if sampling.temperature != 1:
-                self._processors.append(TemperatureLogitsWarper(sampling.temperature))
-            if sampling.top_k:
-                self._processors.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                self._processors.append(TopPLogitsWarper(sampling.top_p))
-
-    def changed(self, sampling: Sampling) -> Sampler:
-        """One that chooses otherwise. Its random state is this one's, unless the seed is another."""
-        other = Sampler(sampling)
-        if sampling.seed == self.sampling.seed:
-            other._generator.set_state(self._generator.get_state())
-        return other
-
-    def next(self, tokens: Sequence[int], logits: torch.Tensor) -> int:
-        """The token after `tokens`, from float32 logits [vocab]."""
-        scores = self._processors(torch.tensor([tokens]), logits.unsqueeze(0))[0]
-        if self.sampling.temperature == 0:
-            return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
-
-
-@dataclass(frozen=True)
 class Answer:
-    """One answer and what it cost. Field names are the JSON's. Seconds, bytes, tokens."""
+    """One answer with its times (seconds), bytes and counts.
+
+    Field names are JSON names. Counts of experts are of prefill and decode together, except where they say otherwise.
+    """
 
     text: str
     prompt_tokens: int
     cached_tokens: int
     new_tokens: int
     ttft_s: float
+    """Time to the first token."""
     tpot_s: float | None
-    """None for fewer than two tokens."""
+    """Mean time per later token; None for fewer than two tokens."""
     hit_rate: dict[str, float | None]
-    """Decode only, share of experts asked for; None where nothing was asked."""
+    """Fraction of decode's requested experts that the tier had; None without requests."""
     ssd_bytes_per_token: float | None
-    """Decode only."""
+    """Bytes that decode read; None for fewer than two tokens."""
     levels: dict[str, int]
-    """Experts computed at each level, prefill and decode; 0 are the skipped ones."""
+    """Experts computed at each level; at 0 the skipped ones."""
     reused: int
-    """Experts of these computed at more bits than scheduled, because their planes were there."""
+    """Of these, experts computed at more bits than scheduled, because their planes were resident."""
     cpu_experts: int
-    """Experts of these that the CPU computed from DRAM beside a device; without a device that is not counted."""
+    """Of these, experts that the CPU computed from DRAM beside a device; 0 without a device."""
     effective_retention: float | None
-    """Share of (token, expert) pairs scheduled at the highest level; of two, rounding up makes it more than asked."""
+    """Fraction of (token, expert) pairs scheduled at the highest level.
+
+    Each token's number of such experts is rounded up, so the fraction can exceed the configured retention ratio.
+    """
     bytes_read: dict[str, int]
-    """Bytes that moved from each slower tier, prefill and decode: ssd, dram."""
+    """Bytes moved from each slower tier, ssd and dram, by prefill and decode."""
     peak_vram_bytes: int
-    """See Engine.peak_bytes."""
+    """Peak of the memory that --vram-limit limits (Engine.peak_bytes)."""
     peak_process_bytes: int
-    """By the operating system's count: what the whole process had resident at most."""
+    """Peak resident memory of the whole process, by the operating system's count."""
     vram_limit_bytes: int
     finish_reason: str
-    """stop, length or context."""
+    """One of stop, length and context."""
 
     def as_json(self) -> dict[str, object]:
-        """One JSON object."""
+        """Returns the fields as a JSON object."""
         return asdict(self)
 
 
 @dataclass
 class Trace:
-    """Times of one generation: t0 is before templating, then one per token held by the host."""
+    """Times and counts of one generation.
+
+    Args:
+        start: seconds of time.perf_counter() before templating.
+        token_times: of each token, when the host has it.
+        prefill, decode: transfers.
+        prefill_use, decode_use: experts by level.
+    """
 
     start: float
     token_times: list[float] = field(default_factory=list)
@@ -154,12 +84,12 @@ class Trace:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
+        """Seconds from the start to the first token."""
         return self.token_times[0] - self.start
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per output token after the first; None for fewer than two."""
+        """Mean seconds per token after the first; None for fewer than two tokens."""
         n = len(self.token_times)
         return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
 
@@ -172,9 +102,15 @@ class Trace:
 def decode_tokens(
     engine: Engine, sequence: SequenceKV, tokens: list[int], cached: int, sampler: Sampler, trace: Trace
 ) -> Iterator[int]:
-    """Endless tokens after a prompt whose first `cached` tokens are in the sequence already.
+    """Yields tokens after a prompt, without end.
 
-    `tokens` grows by every token yielded; the last one yielded is not in the sequence yet.
+    Args:
+        engine: runs the steps.
+        sequence: has the first `cached` tokens.
+        tokens: ids of the prompt; grows by each yielded token, of which the sequence lacks the last.
+        cached: number of tokens that are not computed again, less than all.
+        sampler: chooses tokens.
+        trace: collects times and counts.
     """
     engine.take_counts()
     engine.take_use()
@@ -203,18 +139,18 @@ def generate(
     """Streams one answer.
 
     Args:
-        engine: to run.
+        engine: runs the steps.
         tokenizer: a fast tokenizer of transformers.
-        sequence: holds the first `cached` of `tokens`.
-        tokens: the whole prompt's ids; grows by the answer's.
-        cached: tokens reused.
-        sampler: chooses tokens, and knows what ends an answer.
-        start: time.perf_counter() before templating and tokenizing.
-        on_text: called with every piece of text as it becomes complete.
+        sequence: has the first `cached` of `tokens`.
+        tokens: ids of the whole prompt; grows by the answer's ids.
+        cached: number of reused tokens.
+        sampler: chooses tokens; its settings end the answer.
+        start: time.perf_counter() before templating and tokenizing, in seconds.
+        on_text: called with each piece of text as soon as it is complete.
 
     Raises:
-        ContextExceeded: the prompt does not fit, before anything is run.
-        KeyboardInterrupt: after leaving sequence and tokens consistent.
+        ContextExceeded: the prompt does not fit; nothing is computed.
+        KeyboardInterrupt: sequence and tokens are consistent.
     """
     prompt, sampling = len(tokens), sampler.sampling
     trace = Trace(start)
@@ -235,7 +171,7 @@ def generate(
             reason = "context"
             break
     text = tokenizer.decode(answer, skip_special_tokens=True)
-    # The stream holds back a character whose bytes are not all there; at the end they never will be.
+    # The stream keeps an incomplete character back; the whole text has a replacement character instead.
     if text != shown and text.startswith(shown):
         on_text(text[len(shown) :])
     return _answer(engine, text, prompt, cached, trace, reason)

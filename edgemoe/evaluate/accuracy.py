@@ -8,7 +8,7 @@ from typing import Any
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.reference import Reference
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks, is_right
 from edgemoe.kv.sequence import SequenceKV

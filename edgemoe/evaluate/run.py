@@ -17,7 +17,7 @@ from edgemoe import __version__
 from edgemoe.chat.conversation import generation_config, load_tokenizer
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.accuracy import (
     Answer,
     engine_conversations,

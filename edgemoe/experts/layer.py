@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from cache.base import Lease
 from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
+from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.lookahead import predict
 from prefetch.base import ExpertSource, is_scan
 from storage.base import ExpertKey
 from storage.device import Device
 
-NAME = "edgemoe"
+with without_triton():
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-BATCH_ROWS = 256
-"""Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
+NAME = "edgemoe"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a model family declares: config keys, tensor names, what a sequence keeps, and traits of its layers."""
+"""The declaration of a model family: its config keys, tensor names, KV shape and the traits of its layers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from storage.checkpoint import Config
 from storage.errors import ModelRefused
 
 _ROTARY = r".*\.rotary_emb\.inv_freq"
-"""Computed from the config; old checkpoints have it nevertheless."""
+"""Rotary frequencies, which are computed from the config; old checkpoints have them too."""
 
 
 @dataclass(frozen=True)
 class SoftmaxGate:
-    """A router that is a softmax of which the top k count.
+    """A router that keeps the top k of a softmax.
 
     Args:
-        normalise: transformers' config -> whether the chosen experts' gate weights are scaled to add up to 1.
+        normalise: transformers' config -> whether the gate weights of the chosen experts are scaled to add up to 1.
         rounded: whether gate weights are rounded to bf16.
     """
 
@@ -34,13 +34,13 @@ class FusedGQA:
     """Traits of a family whose decoder layers are norm, attention, residual, norm, experts, residual.
 
     Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
-    and k_norm. layers.fused_decode runs one new token through such layers in one call; layers.gqa does attention
-    otherwise.
+    and k_norm. layers.fused_decode runs one new token through such layers in one call; in other steps layers.gqa
+    computes the attention.
 
     Args:
         gate: the router of its MoE blocks.
-        block_is_experts: whether a MoE block is its router and experts and nothing else.
-        windows: transformers' config -> latest tokens that attention sees in each layer; 0: all.
+        block_is_experts: whether a MoE block has a router and experts only.
+        windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
     """
 
     gate: SoftmaxGate
@@ -52,26 +52,26 @@ class FusedGQA:
 class Family:
     """One `model_type`. Implements storage's ExpertNames.
 
-    In templates {layer} and {expert} stand for numbers.
+    Templates of tensor names have {layer} and {expert} in place of numbers.
 
     Args:
         model_type: as in config.json.
-        experts_keys: config keys for the experts of a layer; releases of transformers differ, one is enough.
+        experts_keys: config keys for the number of experts of a layer, of which a config has one or more.
         intermediate_key: config key for an expert's inner size I.
         sparse_layers: config -> the layers that have experts, ascending.
-        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: they only come fused.
-        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming in use.
+        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
+        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
         router_names: templates of a layer's router weight [E, H].
-        top_k_key: config key for the experts that a token is routed to.
+        top_k_key: config key for the number of experts that a token is routed to.
         transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
-        renames: (part of a dense tensor's name, what transformers' modules call it), applied in this order.
+        renames: (part of a dense tensor's name, its name in transformers' modules), applied in this order.
         precise: templates of dense tensors that stay float32.
-        unused: patterns of tensors that are no part of the model.
-        predicts_ahead: whether layers for multi-token prediction follow the model's own.
-        kv: config -> what a sequence keeps.
-        activation_key: config key that names the function between an expert's products; None: a function of its own.
-        rms_norm: whether modules named *RMSNorm are weight * x / sqrt(mean(x^2) + epsilon).
-        fused_gqa: traits of plain decoder layers; None: other layers.
+        unused: regular expressions of tensors that are not part of the model.
+        predicts_ahead: whether layers for multi-token prediction follow the model's layers.
+        kv: config -> shape of a sequence's KV.
+        activation_key: config key that names the function between an expert's products; None: the module's own code.
+        rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
+        fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 
     model_type: str
@@ -93,37 +93,37 @@ class Family:
     fused_gqa: FusedGQA | None = None
 
     def moe_layers(self, config: Config) -> tuple[int, ...]:
-        """The layers that have experts, ascending."""
+        """Returns the layers that have experts, ascending."""
         return self.sparse_layers(config)
 
     def experts(self, config: Config) -> int:
-        """Experts in each of them.
+        """Returns the number of experts of each layer in moe_layers.
 
         Raises:
-            ModelRefused: the config has none of the keys, or two that disagree.
+            ModelRefused: the config has none of the keys, or two with different values.
         """
         found = {key: config[key] for key in self.experts_keys if config.get(key) is not None}
         if len(set(found.values())) != 1:
             raise ModelRefused(
-                f"the number of experts was wanted in config.json, as {' or '.join(self.experts_keys)}",
-                f"it has {found or 'none'}",
-                "Check that config.json belongs to this checkpoint",
+                f"one number of experts in config.json, as {' or '.join(self.experts_keys)}",
+                f"{' and '.join(f'{key} {value}' for key, value in found.items()) or 'none of these keys'}",
+                "check that config.json belongs to this checkpoint",
             )
         return int(next(iter(found.values())))
 
     def intermediate(self, config: Config) -> int:
-        """An expert's inner size I."""
+        """Returns an expert's inner size I."""
         return int(config[self.intermediate_key])
 
     def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """One expert's tensors: gate, up, down; None where they only come fused."""
+        """Names an expert's tensors: gate, up, down. Returns None where only fused tensors exist."""
         if self.expert_names is None:
             return None
         gate, up, down = (name.format(layer=layer, expert=expert) for name in self.expert_names)
         return gate, up, down
 
     def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
-        """All experts' tensors, gate and up, and down, in each naming."""
+        """Names the tensors of all experts: a pair (gate and up, down) for each naming."""
         return tuple((one.format(layer=layer), two.format(layer=layer)) for one, two in self.fused_names)
 
     def is_expert(self, name: str) -> bool:
@@ -140,7 +140,7 @@ class Family:
         return any(_matches(template, name) for template in self.precise)
 
     def is_unused(self, name: str, config: Config) -> bool:
-        """Whether a tensor of this name is no part of the model, and transformers passes it over too."""
+        """Whether a tensor of this name is not part of the model; transformers does not load it either."""
         if any(re.fullmatch(pattern, name) for pattern in (_ROTARY, *self.unused)):
             return True
         layer = re.match(r"model\.layers\.(\d+)\.", name)
@@ -150,9 +150,9 @@ class Family:
         return bool(first <= int(layer[1]) < first + more)
 
     def in_modules(self, name: str) -> str:
-        """What transformers' modules call a dense tensor of a checkpoint."""
-        for part, theirs in self.renames:
-            name = name.replace(part, theirs)
+        """Returns the name in transformers' modules of a checkpoint's dense tensor."""
+        for part, renamed in self.renames:
+            name = name.replace(part, renamed)
         return name
 
 

@@ -1,4 +1,4 @@
-"""The model families that edgemoe runs: a row each. Their code is transformers' own."""
+"""The table of supported model families. transformers has the code of their modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgemoe.families.base import Family, FusedGQA, SoftmaxGate
 from edgemoe.kv.shape import hybrid, latents, sized
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
-from storage.untrusted import read_json
+from storage.untrusted import CHECK_ORIGIN, read_json, shortened
 
 
 def _every_layer(config: Config) -> tuple[int, ...]:
@@ -19,39 +19,37 @@ def _every_layer(config: Config) -> tuple[int, ...]:
 
 
 def _every_sparse_step(config: Config) -> tuple[int, ...]:
-    """Every decoder_sparse_step-th layer, except those named in mlp_only_layers."""
+    """Every decoder_sparse_step-th layer, without the layers of mlp_only_layers."""
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ModelRefused(
-            "a list of layers was wanted for mlp_only_layers in config.json",
-            f"it is a {type(dense).__name__}",
-            "Check where this checkpoint is from",
+            "a list of layers for mlp_only_layers in config.json", f"a {type(dense).__name__}", CHECK_ORIGIN
         )
     step = config.get("decoder_sparse_step") or 1
     return tuple(i for i in _every_layer(config) if (i + 1) % step == 0 and i not in dense)
 
 
 def _after_dense(config: Config, *, otherwise: int) -> tuple[int, ...]:
-    """Every layer from first_k_dense_replace on; `otherwise` where the config does not say."""
+    """Every layer from first_k_dense_replace on; from `otherwise` on where the config lacks the key."""
     first = config.get("first_k_dense_replace", otherwise)
     if type(first) is not int or first < 0:
         raise ModelRefused(
-            "a whole number of dense layers was wanted for first_k_dense_replace in config.json",
-            f"it is {str(first)[:30]}",
-            "Check where this checkpoint is from",
+            "a whole number of dense layers for first_k_dense_replace in config.json",
+            shortened(first),
+            CHECK_ORIGIN,
         )
     return _every_layer(config)[first:]
 
 
 def _from_start_to_end(config: Config) -> tuple[int, ...]:
-    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index, itself included."""
+    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index, both included."""
     interval = sized({"moe_layer_interval": 1} | dict(config), "moe_layer_interval")
     start, end = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
     if type(start) is not int or type(end) is not int:
         raise ModelRefused(
-            "whole numbers were wanted for moe_layer_start_index and moe_layer_end_index in config.json",
-            f"they are {str(start)[:30]} and {str(end)[:30]}",
-            "Choose a model of text alone",
+            "whole numbers for moe_layer_start_index and moe_layer_end_index in config.json",
+            f"{shortened(start)} and {shortened(end)}",
+            "choose a model for text only",
         )
     last = config["num_hidden_layers"] - 1 if end == -1 else end
     return tuple(i for i in _every_layer(config) if (i + 1) % interval == 0 and start <= i <= last)
@@ -188,6 +186,7 @@ FAMILIES = {
         _mixtral(
             model_type="gpt_oss",
             activation_key=None,
+            rms_norm=False,
             expert_names=None,
             transposed=True,
             router_names=(_MLP + "router.weight",),
@@ -195,27 +194,25 @@ FAMILIES = {
     )
 }
 
-_DENSE_PRODUCT = (
-    "its experts are one product over all of them, which only a module of its own could take apart"
-)
+_DENSE_PRODUCT = "its experts are one product over all of them, which edgemoe cannot compute expert by expert"
 
 REFUSED = {"llama4": _DENSE_PRODUCT, "llama4_text": _DENSE_PRODUCT}
-"""model_type -> why there is no row for it."""
+"""model_type -> the reason why the table lacks it."""
 
 
 def known_family(model_type: str) -> Family:
-    """The family of a model_type.
+    """Returns the family of a model_type.
 
     Raises:
-        ModelRefused: the table has none; the message has the list.
+        ModelRefused: the table has none; the message lists the model types of the table.
     """
     family = FAMILIES.get(model_type)
     if family is None:
         reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
         raise ModelRefused(
-            f"a supported model family was wanted for model_type {model_type!r}",
-            f"edgemoe knows {', '.join(sorted(FAMILIES))}{reason}",
-            "Choose a model of one of these families",
+            "a supported model family",
+            f"model_type {model_type!r}{reason}",
+            f"choose a model of one of the families {', '.join(sorted(FAMILIES))}",
         )
     return family
 
@@ -223,8 +220,8 @@ def known_family(model_type: str) -> Family:
 def require_known(directory: Path) -> None:
     """Raises ModelRefused where a checkpoint's config.json names a family that is not in the table.
 
-    To be called before anything else is read, looked at or downloaded: other families' configs may not even
-    have the keys that these have.
+    It must run before the rest of a checkpoint is read or downloaded: a config of another family may lack the keys that
+    all families of the table have.
     """
     if not (directory / "config.json").exists():
         return
@@ -234,18 +231,18 @@ def require_known(directory: Path) -> None:
 
 
 def family_of(config: Config) -> Family:
-    """The family of a bounded config.
+    """Returns the family of a bounded config.
 
     Raises:
-        ModelRefused: the model type is not in the table, or a key that its family needs is not in the config.
+        ModelRefused: the model type is not in the table, or the config lacks a key that the family needs.
     """
     family = known_family(config["model_type"])
     family.experts(config)
     for key in (family.top_k_key, family.intermediate_key):
         if config.get(key) is None:
             raise ModelRefused(
-                f"{key} was wanted in config.json, for model_type {family.model_type}",
-                "it is not there",
-                "Check that config.json belongs to this checkpoint",
+                f"{key} in config.json for model_type {family.model_type}",
+                "none",
+                "check that config.json belongs to this checkpoint",
             )
     return family

@@ -11,6 +11,9 @@ import torch
 from edgemoe.kernels.activation import Activation
 from storage.base import Blocks
 
+BATCH_ROWS = 256
+"""Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

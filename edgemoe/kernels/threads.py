@@ -1,8 +1,8 @@
-"""Who gets the processor's cores: edgemoe's kernel has threads of its own, torch's operators have OpenMP's.
+"""The number of torch's threads within a step, beside the threads of the compiled kernel.
 
-OpenMP's threads spin for a while after each operator, and meanwhile the kernel's and those that read from disk have no
-core; where another program takes one, every operator waits for it. So where the kernel does the products, a step
-leaves torch one thread, but for the few operators that are worth more.
+OpenMP's threads spin for a while after each of torch's operators. Meanwhile the kernel's threads and the threads that
+read from disk have no core, and each operator waits for a thread that another program displaced. So where the compiled
+kernel does the products, torch has one thread in a step, and all its threads in the few large operators only.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import torch
 
 from edgemoe.kernels.native import library as native
 
+_WORTH_WAKING = 1 << 22
+"""Multiplications that take one thread about as long as waking another thread and waiting for it."""
+
 
 def for_step() -> AbstractContextManager[None]:
-    """One of torch's threads for a step, where edgemoe's kernel does its products."""
+    """Limits torch to one thread for a step, where the compiled kernel does the products."""
     if not native.available():
         return nullcontext()
-    native.thread_count()  # as many as torch has outside of steps
-    return _torch_has(1)
+    native.thread_count()  # cached here, because it is the number of torch's threads outside of steps
+    return _torch_threads(1)
 
 
 def for_product(multiplications: int) -> AbstractContextManager[None]:
-    """All of torch's threads within a step, for an operator of so many multiplications, if they are worth it."""
+    """Gives torch all its threads for an operator within a step, if its multiplications are worth waking them."""
     worth_it = native.available() and multiplications >= _WORTH_WAKING
-    return _torch_has(native.thread_count()) if worth_it else nullcontext()
-
-
-_WORTH_WAKING = 1 << 22
-"""Multiplications that take one thread about as long as waking another and waiting for it."""
+    return _torch_threads(native.thread_count()) if worth_it else nullcontext()
 
 
 @contextmanager
-def _torch_has(count: int) -> Iterator[None]:
+def _torch_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,8 +1,8 @@
-"""Computing an expert on a CPU, from the p4 and p0 blocks of storage.forms.MergedForm.
+"""Experts on a CPU by torch's operators, from the p4 and p0 blocks of storage.forms.MergedForm.
 
-Few tokens go through torch's 4-bit kernel, which reads the nibbles as they lie; many are cheaper with the
-weights dequantized once into a scratch matrix and multiplied as ordinary matrices. Which way is taken
-depends on the number of tokens only, never on what is resident, so an answer does not depend on limits.
+torch's 4-bit kernel multiplies few tokens with the resident nibbles. For many tokens it is faster to dequantize the
+weights once into a scratch matrix and to multiply plain matrices. The number of tokens alone chooses between the two,
+so an answer does not depend on memory limits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ DEQUANTIZE_FROM = {8: 40, 4: 80, 2: 80}
 """level -> tokens at one expert from which dequantizing pays (docs/decisions/0003)."""
 
 _PAD_TOKENS = 32
-"""Tokens are padded to a multiple of this before a plain product: unseen shapes cost a compilation."""
+"""Tokens of a plain product are padded to a multiple of this: each other shape costs a compilation."""
+
+_CENTRE_CODE = {8: 135.5 / 16, 4: 8.0, 2: 7.5}
+"""level -> the code, in units of 16, of a group's centre (storage.planes)."""
+
+_P0_OF_SCALE = torch.tensor([1 / 16, 1 / 32], dtype=torch.bfloat16)
+"""Factors from 16 s to the parameters (s, s / 2) of p0."""
 
 
 class CpuExpertKernel:
-    """Runs experts of one geometry. Not thread-safe: it owns scratch memory, counted by scratch_bytes.
+    """Implements ExpertKernel for merged nibbles. Not thread-safe: it has scratch memory of scratch_bytes.
 
     Args:
         geometry: of the store.
-        layout: that resident nibbles are in, torch's own on this machine.
+        layout: of resident nibbles; torch's layout on this machine.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
@@ -47,7 +53,7 @@ class CpuExpertKernel:
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of scratch that one kernel holds."""
+        """Returns the bytes of scratch that one kernel has."""
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
         return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
@@ -55,7 +61,7 @@ class CpuExpertKernel:
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
-        """See ExpertKernel."""
+        """Implements ExpertKernel.forward: each expert alone, the activation for all rows at once."""
         sizes = [part.rows for part in parts]
         up = [self._part(rows, part, 0) for rows, part in zip(x.split(sizes), parts, strict=True)]
         inner = activation.apply(torch.cat(up))
@@ -63,7 +69,7 @@ class CpuExpertKernel:
             result.copy_(self._part(rows, part, 1))
 
     def _part(self, x: torch.Tensor, part: Part, matrix: int) -> torch.Tensor:
-        """One expert's rows through its gate_up (0) or down (1) matrix."""
+        """Multiplies an expert's rows with its gate_up (0) or down (1) matrix."""
         level, p4 = part.level, part.blocks[P4]
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
         if level == 2 and part.resident > 2:
@@ -74,15 +80,15 @@ class CpuExpertKernel:
         return self._product(x, _Matrix.at(offsets, level, parameters, codes, low))
 
     def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
-        """bf16 [T, K] -> bf16 [T, N] through one quantized matrix."""
+        """Multiplies bf16 [T, K] with a quantized matrix to bf16 [T, N]."""
         spec = matrix.spec
         if spec.padded_cols != spec.cols:
             x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
         few = x.shape[0] < DEQUANTIZE_FROM[matrix.level]
-        y = self._by_nibbles(x.contiguous(), matrix) if few else self._by_weights(x, matrix)
+        y = self._int4_product(x.contiguous(), matrix) if few else self._dequantized_product(x, matrix)
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
-    def _by_nibbles(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
+    def _int4_product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         int4mm: Callable[..., torch.Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
         pair, group = matrix.pair, matrix.spec.group
         if matrix.level == 4:
@@ -96,15 +102,15 @@ class CpuExpertKernel:
         torch.mul(pair[..., :1], _P0_OF_SCALE, out=other)
         return int4mm(x, matrix.high, group, pair).add_(int4mm(x, matrix.low, group, other))
 
-    def _by_weights(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
-        """The same through a dequantized [K, N] matrix; products accumulate in float32."""
+    def _dequantized_product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
+        """Multiplies with the dequantized [K, N] matrix; products accumulate in float32."""
         transposed = self._dequantized(matrix)
         tokens = x.shape[0]
         x = torch.nn.functional.pad(x, (0, 0, 0, -tokens % _PAD_TOKENS)).to(self._product_dtype)
         return (x @ transposed)[:tokens].to(torch.bfloat16)
 
     def _dequantized(self, matrix: _Matrix) -> torch.Tensor:
-        """[padded_cols, padded_rows] from nibbles in kernel order; valid until the next call."""
+        """Dequantizes a matrix to [padded_cols, padded_rows] in scratch memory, valid until the next call."""
         spec, pair = matrix.spec, matrix.pair
         rows, cols = spec.padded_rows, spec.padded_cols
         weights = self._weights[: rows * cols].view(cols, rows).zero_()
@@ -121,14 +127,14 @@ class CpuExpertKernel:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One quantized matrix as it lies in an expert's blocks.
+    """Views of one quantized matrix in an expert's blocks.
 
     Args:
-        spec: its shape, padding and group.
-        level: to compute at.
+        spec: shape, padding and group.
+        level: the level to compute at.
         pair: bf16 [groups, padded_rows, 2], 16 scale and centre.
         high: uint8 [padded_rows, padded_cols / 2], nibbles code >> 4 in kernel order.
-        low: the same of code & 15; None below level 8.
+        low: uint8 [padded_rows, padded_cols / 2], nibbles code & 15; None below level 8.
     """
 
     spec: MatrixSpec
@@ -146,7 +152,7 @@ class _Matrix:
         high: memoryview,
         low: memoryview | None,
     ) -> _Matrix:
-        """The matrix at (spec, offset of its parameters, offset of its codes); bytes are not copied."""
+        """Makes views of the matrix at `offsets`: (spec, byte offset of its parameters, byte offset of its codes)."""
         spec, parameters_at, codes_at = offsets
 
         def nibbles(codes: memoryview) -> torch.Tensor:
@@ -157,10 +163,3 @@ class _Matrix:
             parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
         ).view(-1, spec.padded_rows, 2)
         return cls(spec, level, pair, nibbles(high), None if low is None else nibbles(low))
-
-
-_CENTRE_CODE = {8: 135.5 / 16, 4: 8.0, 2: 7.5}
-"""The code, in units of 16, that stands for a group's centre (storage.planes)."""
-
-_P0_OF_SCALE = torch.tensor([1 / 16, 1 / 32], dtype=torch.bfloat16)
-"""16 s -> the parameters (s, s / 2) of p0."""

@@ -1,7 +1,7 @@
-"""Computing an expert with torch's operators alone, from planes as they lie, on any device.
+"""Experts by torch's operators alone, from planes in any layout, on any device.
 
-What runs on a GPU without Triton, and what Triton's kernels are tested against. Every expert's weights are
-dequantized to float32 in each call: this is the plain way, not the fast one.
+Slow: each call dequantizes each expert's weights to float32. It runs on a GPU without Triton, and it is the reference
+that Triton's kernels are tested against.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from storage.record import RecordGeometry
 
 
 class PlaneExpertKernel:
-    """Runs experts of one geometry, from the blocks of storage.forms.PlaneForm. Nothing is kept between calls.
+    """Implements ExpertKernel for the blocks of storage.forms.PlaneForm, without state between calls.
 
-    Blocks are uint8 tensors on x's device, or bytes in RAM where that is the CPU.
+    Blocks are uint8 tensors on x's device; on the CPU they can be memoryviews too.
 
     Args:
         geometry: of the store.
-        layout: that resident planes are in; any.
+        layout: of resident planes; any.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
@@ -34,25 +34,25 @@ class PlaneExpertKernel:
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes a call needs at its peak: nibbles twice, and a matrix as codes and three times in float32."""
+        """Returns a call's peak bytes: nibbles twice, and a matrix once as codes and three times in float32."""
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         return 2 * geometry.codes_bytes + 13 * widest
 
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
-        """See ExpertKernel."""
+        """Implements ExpertKernel.forward."""
         with threads.for_product(len(parts) * self._geometry.weights):
             out.copy_(self._products(activation.apply(self._products(x, parts, 0)), parts, 1))
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
-        """bf16 [R, K] -> bf16 [R, N] through every part's gate_up (0) or down (1) matrix."""
+        """Multiplies bf16 [R, K] with each part's gate_up (0) or down (1) matrix to bf16 [R, N]."""
         rows = x.split([part.rows for part in parts])
         products = [t.float() @ self._weights(part, matrix).T for t, part in zip(rows, parts, strict=True)]
         return torch.cat(products).to(torch.bfloat16)
 
     def _weights(self, part: Part, matrix: int) -> torch.Tensor:
-        """float32 [rows, cols], what the part's level stands for."""
+        """Dequantizes a part's matrix at the part's level to float32 [rows, cols]."""
         spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
         base, *more = (
             block_tensor(part.blocks[plane.label]) for plane in list(Plane)[: PLANES_OF_LEVEL[part.level]]
@@ -72,12 +72,12 @@ class PlaneExpertKernel:
 
 
 def block_tensor(block: memoryview | torch.Tensor) -> torch.Tensor:
-    """A block's bytes as uint8 [size], shared with it."""
+    """Returns a block as uint8 [size] that shares its memory."""
     return block if isinstance(block, torch.Tensor) else torch.frombuffer(block, dtype=torch.uint8)
 
 
 def _merged(base: torch.Tensor, d4: torch.Tensor | None) -> torch.Tensor:
-    """uint8 [codes_bytes]: the nibbles code >> 4 that planes.split sliced; without d4 their low bits are 0."""
+    """Merges the planes of planes.split to nibbles code >> 4, uint8 [codes_bytes]; without d4 their low bits are 0."""
     first, second = (base & 0x33) << 2, base & 0xCC
     if d4 is not None:
         first, second = first | (d4 & 0x33), second | ((d4 >> 2) & 0x33)

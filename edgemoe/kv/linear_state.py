@@ -1,4 +1,4 @@
-"""The state of linear-attention layers: of fixed size, and changed by every token, so that it cannot be cropped."""
+"""The state of linear-attention layers: its size is fixed, and each token changes it, so it cannot be cropped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from edgemoe.kv.shape import LinearState
 
 
 class LinearStates:
-    """States of one sequence's linear layers, in two copies: a step reads the valid one and writes the other.
+    """The states of one sequence's linear-attention layers, in two copies.
 
-    So a step that fails leaves the sequence as it was, and `commit` costs nothing.
+    A step reads the valid copy and writes the other one, so a step that fails does not change the sequence.
+
+    Args:
+        shape: of the states.
+        place: the device.
     """
 
     def __init__(self, shape: LinearState, place: torch.device | str = "cpu") -> None:
@@ -26,23 +30,23 @@ class LinearStates:
         self._valid = 0
 
     def of(self, layer: int, *, fresh: bool) -> LayerState:
-        """One layer's state for the step that is running; `fresh` where no token came before it."""
+        """Returns a layer's state for the current step; `fresh` where the sequence has no token before the step."""
         slot, old = self._slots[layer], self._valid
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
         return LayerState((conv[old], conv[1 - old]), (recurrent[old], recurrent[1 - old]), fresh=fresh)
 
     def commit(self) -> None:
-        """Makes what the step has written the valid copy."""
+        """Makes the copy that the step wrote the valid one."""
         self._valid = 1 - self._valid
 
 
 class LayerState:
-    """What a linear-attention module of transformers asks of its cache, for one layer and sequence.
+    """One layer's state of one sequence, behind the cache interface of transformers' linear-attention modules.
 
     Args:
-        conv: bf16 [1, channels, kernel], the last inputs of the convolution: before the step, after it.
-        recurrent: float32 [1, heads, key_dim, value_dim]: before the step, after it.
-        fresh: nothing came before.
+        conv: bf16 [1, channels, kernel], the last inputs of the convolution, as (before the step, after it).
+        recurrent: float32 [1, heads, key_dim, value_dim], as (before the step, after it).
+        fresh: whether the sequence has no token before the step.
     """
 
     def __init__(
@@ -55,28 +59,28 @@ class LayerState:
         self._conv, self._recurrent, self._fresh = conv, recurrent, fresh
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """The last inputs, as the copy after the step, which a single token's module updates in place."""
+        """Returns the last inputs in the copy after the step, which a module updates in place for a single token."""
         if self._fresh:
             return None
         before, after = self._conv
         return after.copy_(before)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """The recurrence before the step."""
+        """Returns the recurrence before the step."""
         return None if self._fresh else self._recurrent[0]
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Never: a step is undone by its other copy."""
+        """Returns False: the other copy undoes a step."""
         return False
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
-        """Takes the step's inputs [1, channels, R]; returns them behind those that were kept."""
+        """Stores the step's inputs [1, channels, R]. Returns the earlier inputs with the step's inputs behind them."""
         before, after = self._conv
-        kept = torch.zeros_like(before) if self._fresh else before
-        inputs = torch.cat((kept, conv_states), dim=-1)
+        earlier = torch.zeros_like(before) if self._fresh else before
+        inputs = torch.cat((earlier, conv_states), dim=-1)
         after.copy_(inputs[..., -after.shape[-1] :])
         return inputs
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> None:
-        """Takes the recurrence after the step."""
+        """Stores the recurrence after the step."""
         self._recurrent[1].copy_(recurrent_states)

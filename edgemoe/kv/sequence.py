@@ -10,15 +10,22 @@ from storage.errors import ContextExceeded
 
 
 class SequenceKV:
-    """Keys and values of one sequence in every layer, bf16, allocated once for `context` tokens at a `place`.
+    """Keys and values of one sequence in every layer, bf16. Not thread-safe.
 
-    `length` tokens are valid. Not thread-safe; a step writes past `length` and moves it only when the
-    whole step succeeded, so an error or Ctrl-C in the middle leaves the sequence as it was.
+    A step writes behind the `length` valid tokens, and increases `length` after it has succeeded; an error or Ctrl-C
+    within a step does not change the sequence.
+
+    Args:
+        shape: of the KV.
+        context: most tokens; the memory for all of them is allocated at once.
+        place: the device.
 
     Attributes:
-        keys: [layers, heads, context, key_dim], of the shape's layers in their order (`slots`).
-        values: [layers, heads, context, value_dim]; where the shape has latents, a view of their part of the keys.
-        slices: (keys, values) of each of them, [heads, context, D].
+        length: number of valid tokens.
+        slots: layer -> index of its keys and values.
+        keys: [layers, heads, context, key_dim].
+        values: [layers, heads, context, value_dim]; with latents, a view of the latents in `keys`.
+        slices: (keys, values) of each layer with attention, each [heads, context, D].
         states: of linear-attention layers; None: there are none.
     """
 
@@ -34,7 +41,7 @@ class SequenceKV:
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 
     def require(self, tokens: int) -> None:
-        """Raises ContextExceeded, with both counts, if `tokens` more do not fit."""
+        """Raises ContextExceeded if `tokens` more do not fit."""
         if self.length + tokens > self.context:
             raise ContextExceeded(
                 f"a context of at least {self.length + tokens} tokens",
@@ -43,17 +50,20 @@ class SequenceKV:
             )
 
     def crop(self, length: int) -> int:
-        """Forgets every token from `length` on; at most the valid length.
+        """Drops every token from `length` on.
+
+        Args:
+            length: at most the number of valid tokens.
 
         Returns:
-            the tokens that are left: `length`, or 0 where a linear layer's state cannot go back to it.
+            The number of tokens that are left: `length`, or 0 where linear-attention layers have a later state only.
         """
         assert 0 <= length <= self.length
         self.length = 0 if self.states and length < self.length else length
         return self.length
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes keys and values [heads, R, D] behind the valid ones; with latents: the latent, and the rotary key."""
+        """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys."""
         slot, end = self.slots[layer], self.length + keys.shape[1]
         if self.shape.latent:
             self.keys[slot, :, self.length : end] = torch.cat((keys, values), dim=-1)

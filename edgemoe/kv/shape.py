@@ -1,4 +1,4 @@
-"""What one sequence keeps between steps, layer by layer: keys and values, latents, or a linear layer's state."""
+"""The shape of a sequence's KV: keys and values, latents, and the state of linear-attention layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
+from storage.untrusted import CHECK_ORIGIN, shortened
+
+_LARGEST_SIZE = 131_072
+"""Largest legal size of one cached dimension."""
 
 
 @dataclass(frozen=True)
 class LinearState:
-    """The state that every linear-attention layer keeps, whatever the length of its sequence.
+    """The shape of the linear-attention layers' state, which does not depend on the length of a sequence.
 
     Args:
-        layers: that are linear, ascending.
-        channels, kernel: of the convolution; its last inputs are kept as bf16 [channels, kernel].
-        heads, key_dim, value_dim: of the recurrence, kept as float32 [heads, key_dim, value_dim].
+        layers: the linear-attention layers, ascending.
+        channels, kernel: of the convolution, whose last inputs are stored as bf16 [channels, kernel].
+        heads, key_dim, value_dim: of the recurrence, stored as float32 [heads, key_dim, value_dim].
     """
 
     layers: tuple[int, ...]
@@ -27,22 +31,22 @@ class LinearState:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all layers' states, twice: a step writes the second copy and is undone by forgetting it."""
+        """Bytes of all layers' states in two copies: a step writes one, so that the other can undo the step."""
         each = 2 * self.channels * self.kernel + 4 * self.heads * self.key_dim * self.value_dim
         return 2 * len(self.layers) * each
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """The cache of one sequence.
+    """The shape of one sequence's KV.
 
     Args:
-        layers: that have attention, ascending.
-        heads: of keys and values.
-        key_dim: of a key.
-        value_dim: of a value; 0 where values are not kept.
-        latent: elements of the key that values are made from as well (multi-head latent attention); 0: none.
-        linear: state of the layers without attention.
+        layers: the layers with attention, ascending.
+        heads: number of key and value heads.
+        key_dim: size of a key.
+        value_dim: size of a value; 0 where values are not stored.
+        latent: leading elements of a key that are the latent of its value (multi-head latent attention); 0: none.
+        linear: state of the linear-attention layers; None: there are none.
     """
 
     layers: tuple[int, ...]
@@ -53,13 +57,13 @@ class KVShape:
     linear: LinearState | None = None
 
     def bytes_for(self, context: int) -> int:
-        """Bytes that the cache of a sequence of `context` tokens allocates."""
-        kept = 2 * len(self.layers) * self.heads * (self.key_dim + self.value_dim) * context
-        return kept + (self.linear.bytes if self.linear else 0)
+        """Returns the bytes of a sequence's KV for `context` tokens."""
+        stored = 2 * len(self.layers) * self.heads * (self.key_dim + self.value_dim) * context
+        return stored + (self.linear.bytes if self.linear else 0)
 
 
 def keys_and_values(config: Config) -> KVShape:
-    """Grouped-query attention in every layer."""
+    """Returns the shape for grouped-query attention in every layer."""
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
     layers = tuple(range(config["num_hidden_layers"]))
@@ -67,16 +71,18 @@ def keys_and_values(config: Config) -> KVShape:
 
 
 def latents(config: Config) -> KVShape:
-    """Multi-head latent attention: one latent and one rotary key for all heads of a token."""
+    """Returns the shape for multi-head latent attention: a latent and a rotary key per token, for all heads."""
     latent, rotary = sized(config, "kv_lora_rank"), sized(config, "qk_rope_head_dim")
     return KVShape(tuple(range(config["num_hidden_layers"])), 1, latent + rotary, 0, latent=latent)
 
 
 def hybrid(config: Config) -> KVShape:
-    """Gated delta nets, with attention in every full_attention_interval-th layer or where layer_types says so.
+    """Returns the shape for gated delta nets with attention in some layers.
+
+    layer_types names the layers with attention; without it every full_attention_interval-th layer has attention.
 
     Raises:
-        ModelRefused: layer_types does not name a known kind for every layer.
+        ModelRefused: layer_types lacks a known kind for a layer.
     """
     count = config["num_hidden_layers"]
     interval = config.get("full_attention_interval") or 4
@@ -86,9 +92,9 @@ def hybrid(config: Config) -> KVShape:
     known = {"linear_attention", "full_attention"}
     if not isinstance(kinds, list) or len(kinds) != count or not known.issuperset(map(str, kinds)):
         raise ModelRefused(
-            f"{' or '.join(sorted(known))} was wanted for each of {count} layers in layer_types of config.json",
-            f"it is {str(kinds)[:60]}",
-            "Check where this checkpoint is from",
+            f"{' or '.join(sorted(known))} for each of {count} layers in layer_types of config.json",
+            shortened(kinds),
+            CHECK_ORIGIN,
         )
     heads, keys = sized(config, "linear_num_value_heads"), sized(config, "linear_num_key_heads")
     key_dim, value_dim = sized(config, "linear_key_head_dim"), sized(config, "linear_value_head_dim")
@@ -109,21 +115,17 @@ def hybrid(config: Config) -> KVShape:
     )
 
 
-_LARGEST = 131_072
-"""Largest size of one cached dimension that is believed."""
-
-
 def sized(config: Config, key: str) -> int:
-    """A size from the config.
+    """Returns a size from the config.
 
     Raises:
-        ModelRefused: it is missing, or no whole number from 1 to 131072.
+        ModelRefused: the size is missing, or not a whole number from 1 to 131072.
     """
     value = config.get(key)
-    if type(value) is not int or not 1 <= value <= _LARGEST:
+    if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
         raise ModelRefused(
-            f"a whole number from 1 to {_LARGEST} was wanted for {key} in config.json",
-            f"it is {str(value)[:60]}",
-            "Check where this checkpoint is from",
+            f"a whole number from 1 to {_LARGEST_SIZE} for {key} in config.json",
+            shortened(value),
+            CHECK_ORIGIN,
         )
     return value

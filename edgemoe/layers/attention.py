@@ -1,7 +1,7 @@
 """Attention over the preallocated KV, registered with transformers under the name `edgemoe`.
 
-Each sequence of a step attends to its own keys. The causal structure follows from positions, so a layer gets its
-window, as the model's own code chooses it, instead of a mask. Features that are not implemented are refused.
+Each sequence of a step attends to its own keys. Positions give the causal structure, so a layer gets its window instead
+of a mask; the model's own code chooses the window. A feature that is not implemented is refused.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from storage.errors import ModelRefused
 
 NAME = "edgemoe"
 
-_NOT_UNDERSTOOD = ("softcap", "position_bias")
+_UNSUPPORTED = ("softcap", "position_bias")
 
 
 def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, window: int | None
 ) -> torch.Tensor:
-    """Causal grouped-query attention of a sequence's last rows.
+    """Computes causal grouped-query attention of a sequence's last rows.
 
     Args:
-        query: [heads, R, D], the last R of the N tokens.
+        query: [heads, R, D], of the last R of N tokens.
         keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
         values: [kv_heads, N, V], V at most D.
-        scaling: factor on the scores.
-        window: how many of the latest tokens a row sees, itself included; None: all.
+        scaling: factor of the scores.
+        window: number of latest tokens that a row attends to, itself included; None: all.
 
     Returns:
         [heads, R, V] in query's dtype.
     """
     heads, rows, dim = query.shape
     kv_heads, tokens, _ = keys.shape
-    dtype, wanted = query.dtype, values.shape[2]
+    dtype, value_dim = query.dtype, values.shape[2]
     if query.device.type == "cpu" and not fast_bf16():
         query, keys, values = query.float(), keys.float(), values.float()
-    if wanted < dim:
-        # torch's kernels for unequal sizes keep the whole matrix of scores.
-        values = F.pad(values, (0, dim - wanted))
+    if value_dim < dim:
+        # torch's kernels for unequal sizes store the whole matrix of scores.
+        values = F.pad(values, (0, dim - value_dim))
     grouped = query.reshape(kv_heads, heads // kv_heads, rows, dim)
     past = tokens - rows
     if rows == 1:
@@ -67,7 +67,7 @@ def attend(
             if window:
                 mask &= key_position > position - window
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
-    return out.reshape(heads, rows, dim)[..., :wanted].to(dtype)
+    return out.reshape(heads, rows, dim)[..., :value_dim].to(dtype)
 
 
 def attend_with_sinks(
@@ -78,11 +78,11 @@ def attend_with_sinks(
     window: int | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """`attend` where each head has one more score, of a token without a value, that takes its share of the softmax.
+    """Computes `attend` with one more score per head in the softmax: the score of a token without a value.
 
     Args:
-        query, keys, values, scaling, window: of attend.
-        sinks: [heads], the scores.
+        query, keys, values, scaling, window: as in attend.
+        sinks: [heads], the additional scores.
 
     Returns:
         [heads, R, V] in query's dtype.
@@ -103,8 +103,8 @@ def attend_with_sinks(
             hidden |= key_position <= position - window
         scores.masked_fill_(hidden, -torch.inf)
         sink = sinks.float()[:, None, None].expand(-1, end - start, 1)
-        shares = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
-        summed = shares.reshape(kv_heads, -1, shares.shape[-1]) @ values[:, seen].float()
+        weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+        summed = weights.reshape(kv_heads, -1, weights.shape[-1]) @ values[:, seen].float()
         out.append(summed.view(heads, end - start, -1))
     return torch.cat(out, dim=1).to(query.dtype)
 
@@ -120,46 +120,58 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, heads, rows, D] -> [1, rows, heads, V].
+    """Computes a layer's attention for all sequences of a step (transformers' attention interface).
 
-    `kv` comes through the model's keyword arguments and already has the keys and values of this step.
-    `attention_mask` is the layer's window (window_of_mask); `sliding_window` is ignored: some models pass it to layers
-    whose mask has no window. Where `kv.signal` is set, the attention that each row receives goes to `kv.scores`.
+    Args:
+        module: the layer's attention module.
+        query: [1, heads, rows, D].
+        key, value: [1, kv_heads, rows, D or V], of the step's rows.
+        attention_mask: the layer's window (window_of_mask).
+        scaling: factor of the scores.
+        kv: the step's state, with the keys and values of this step; its `scores` are set where it has a `signal`.
+        s_aux: [heads], scores of attend_with_sinks.
+        kwargs: `softcap` and `position_bias` are refused; others are ignored, `sliding_window` too: some models pass it
+            to layers whose mask has no window.
+
+    Returns:
+        [1, rows, heads, V], and no attention weights.
 
     Raises:
         ModelRefused: the model uses a feature of attention that is not implemented.
     """
     assert kv is not None
-    for name in _NOT_UNDERSTOOD:
+    for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ModelRefused(
-                f"plain attention in {type(module).__name__}", name, "choose a model without it"
+                f"attention without {name} in {type(module).__name__}",
+                f"a value for {name}",
+                f"choose a model without {name}",
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
     kv.scores = torch.empty(query.shape[2], device=query.device) if kv.signal else None
     for sequence, row, rows in kv.spans:
-        part = slice(row, row + rows)
+        span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
             own, keys, values = _visible(
-                module, sequence, query[0, :, part], key[0, :, part], value[0, :, part]
+                module, sequence, query[0, :, span], key[0, :, span], value[0, :, span]
             )
             if s_aux is None:
                 summed = attend(own, keys, values, scaling, window)
             else:
                 summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
-            out[:, part] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
+            out[:, span] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
             if kv.scores is not None and kv.signal:
-                kv.scores[part] = token_scores(own, keys, scaling, window, kv.signal, s_aux)
+                kv.scores[span] = token_scores(own, keys, scaling, window, kv.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
 def _visible(
     module: Any, sequence: SequenceKV, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns a sequence's queries, and all of its keys and values so far.
+    """Returns a sequence's queries, keys and values, the earlier steps' keys and values included.
 
-    Latents are attended to directly, except in a sequence's first step, whose expanded keys and values are at hand.
+    Queries attend to latents, except in a sequence's first step, where the module has expanded the keys and values.
     """
     rows = query.shape[1]
     if sequence.shape.latent and sequence.length == 0:
@@ -173,10 +185,12 @@ def _visible(
 def window_of_mask(
     *, allow_is_causal_skip: bool = True, local_size: int | None = None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """transformers' mask interface: a layer's window, int64 [], or None where every row sees all before it.
+    """Returns a layer's window, int64 []; None where each row attends to all rows before it.
+
+    Implements transformers' mask interface.
 
     Raises:
-        ModelRefused: the model wants a mask that is not causal.
+        ModelRefused: the model needs a mask that is not causal.
     """
     if not allow_is_causal_skip:
         raise ModelRefused(

@@ -1,7 +1,7 @@
-"""Linear layers, norms and embeddings whose weights stay in memory.
+"""Linear layers, norms and embeddings, whose weights stay in memory.
 
-They replace torch's own modules, which know no weights at 8 bits per output row, and which on a CPU without bf16
-instructions multiply several rows slower than a float32 product of a converted slice of the weight.
+They replace torch's modules, which do not support 8-bit weights with a scale per output row. On a CPU without bf16
+instructions torch's bf16 product of several rows is also slower than a float32 product with converted slices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.machine.cpu import fast_bf16
 
 SLICE_BYTES = 1 << 25
-"""Largest piece of a weight, in bytes of float32, that is converted at a time. Part of the workspace."""
+"""Most bytes of float32 that a weight is converted to at a time. Part of the workspace."""
 
 _INT8_KERNEL_UP_TO = 16
 """Rows up to which torch's 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
@@ -34,28 +34,30 @@ class DenseLinear(nn.Module):
 
     @classmethod
     def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
-        """Joins layers into one whose result is theirs, one after another: [..., sum of N].
+        """Joins layers into one layer that returns their results one after another: [..., sum of N].
 
         The parts stay usable; their weights become views of the joined one.
 
         Args:
-            parts: all with a scale or none, all with a bias or none.
+            parts: all with a scale or all without; all with a bias or all without.
         """
 
-        def one(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-            given = [tensor for tensor in tensors if tensor is not None]
-            assert len(given) in (0, len(parts))
-            return torch.cat(given) if given else None
+        def concatenated(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+            present = [tensor for tensor in tensors if tensor is not None]
+            assert len(present) in (0, len(parts))
+            return torch.cat(present) if present else None
 
         weight = torch.cat([part.weight.data for part in parts])
-        whole = cls(weight, one([part.scale for part in parts]), one([part.bias for part in parts]))
+        whole = cls(
+            weight, concatenated([part.scale for part in parts]), concatenated([part.bias for part in parts])
+        )
         sizes = [part.out_features for part in parts]
-        for part, own in zip(parts, weight.split(sizes), strict=True):
-            part.weight.data = own
+        for part, view in zip(parts, weight.split(sizes), strict=True):
+            part.weight.data = view
         return whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """bf16 [..., K] -> bf16 [..., N]. The kernel is chosen by the number of rows alone."""
+        """Multiplies bf16 [..., K] with the weight to bf16 [..., N]. The number of rows alone chooses the kernel."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if x.device.type != "cpu":
@@ -100,7 +102,7 @@ class DenseNorm(nn.Module):
 
     @classmethod
     def try_from(cls, module: nn.Module) -> DenseNorm | None:
-        """A norm with a module's weight, if that is a bf16 RMS norm in RAM (Family.rms_norm) and the kernel runs."""
+        """Makes a norm of a bf16 RMS norm in RAM (Family.rms_norm); None for other modules or without the kernel."""
         weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
         if not type(module).__name__.endswith("RMSNorm") or epsilon is None or not native.available():
             return None
@@ -113,7 +115,7 @@ class DenseNorm(nn.Module):
         return cls(weight.data, epsilon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """bf16 [..., K] -> bf16 [..., K]."""
+        """Normalises bf16 [..., K] along its last dimension."""
         return native.rms_norm(x.contiguous(), self.weight, self.variance_epsilon)
 
 
@@ -126,7 +128,7 @@ class DenseEmbedding(nn.Module):
         self.scale = scale
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64 [...] -> bf16 [..., H]."""
+        """Looks up the rows of ids, int64 [...], as bf16 [..., H]."""
         rows = F.embedding(ids, self.weight)
         if self.scale is None:
             return rows

@@ -17,8 +17,8 @@ class PerSequence(nn.Module):
     """Runs a linear-attention module for each sequence of a step.
 
     Args:
-        module: transformers' own.
-        layer: of the model.
+        module: transformers' module.
+        layer: its number.
     """
 
     def __init__(self, module: nn.Module, layer: int) -> None:
@@ -26,9 +26,9 @@ class PerSequence(nn.Module):
         self.module, self.layer = module, layer
 
     def forward(self, hidden_states: torch.Tensor, cache_params: StepKV, **kwargs: Any) -> torch.Tensor:
-        """bf16 [1, rows, H] of all sequences -> bf16 [1, rows, H]; updates each sequence's own state."""
+        """Maps bf16 [1, rows, H] of all sequences to bf16 [1, rows, H], and updates each sequence's state."""
         if cache_params.signal:
-            _say_load()
+            _warn_of_load()
         cache_params.scores = None
         out = []
         for sequence, row, rows in cache_params.spans:
@@ -40,8 +40,8 @@ class PerSequence(nn.Module):
 
 
 @cache
-def _say_load() -> None:
-    """Warns once in a process."""
+def _warn_of_load() -> None:
+    """Warns once per process that load ranks the experts."""
     logging.getLogger("edgemoe").warning(
         "linear-attention layers have no attention scores: there the experts of a prompt are ranked by load"
     )

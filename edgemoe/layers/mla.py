@@ -1,7 +1,7 @@
 """Multi-head latent attention over cached latents, without expanding them.
 
-Head h has k = W_k c and v = W_v c for a token's latent c, so q k = (W_k^T q) c, and the sum of p v is
-W_v of the sum of p c: queries go to the latents instead of latents to every head, and the cache stays small.
+Head h has k = W_k c and v = W_v c for a token's latent c, so q k = (W_k^T q) c, and the sum of p v is W_v times the sum
+of p c. So queries and results are multiplied instead of each token's latent, and the cache has latents only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgemoe.machine.cpu import fast_bf16
 
 
 class LatentHeads:
-    """The two halves of kv_b_proj, [heads, key + value, latent], between heads and latents.
+    """Multiplies with the key and the value half of kv_b_proj, [heads, key + value, latent].
 
     Args:
         module: an attention module with kv_b_proj, qk_nope_head_dim, v_head_dim, kv_lora_rank.
@@ -29,16 +29,16 @@ class LatentHeads:
         self._scale = None if linear.scale is None else linear.scale.view(*shape[:2], 1)
 
     def query(self, query: torch.Tensor) -> torch.Tensor:
-        """[heads, R, key + rotary] -> [heads, R, latent + rotary], which compares with a cached key."""
+        """Maps queries [heads, R, key + rotary] to [heads, R, latent + rotary], the form of a cached key."""
         plain, rotary = query.split((self._key, query.shape[-1] - self._key), dim=-1)
         return torch.cat((self._product(plain, slice(0, self._key), transposed=False), rotary), dim=-1)
 
     def value(self, summed: torch.Tensor) -> torch.Tensor:
-        """[heads, R, latent], sums over tokens -> [heads, R, value]."""
+        """Maps sums of latents [heads, R, latent] to sums of values [heads, R, value]."""
         return self._product(summed, slice(self._key, None), transposed=True)
 
     def _product(self, x: torch.Tensor, part: slice, *, transposed: bool) -> torch.Tensor:
-        """x times one half of every head's matrix, a few heads' converted weights at a time."""
+        """Multiplies x with one half of each head's matrix; converts the weights of a few heads at a time."""
         dtype = torch.bfloat16 if x.device.type != "cpu" or fast_bf16() else torch.float32
         half = self._weight[:, part]
         step = max(SLICE_BYTES // (4 * half[0].numel()), 1)

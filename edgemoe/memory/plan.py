@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from edgemoe.console.sizes import format_size
-from edgemoe.experts.layer import BATCH_ROWS
+from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import beside_device, compute
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES

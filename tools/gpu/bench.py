@@ -9,7 +9,6 @@ removed at the end, and measures as `edgemoe bench` does, cold and warm:
   - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well where that is faster, for every limit of
     GPU memory, with a large and a small DRAM tier;
   - the fully resident model: the ceiling;
-  - on a GPU, 4/2 with prefetch and the fully resident model again, with --graphs;
   - transformers with accelerate's CPU offload: --offload-layers of the same shape in bf16, with the same fraction of
     the smallest limit (tools/gpu/offload.py; left out where accelerate is not installed).
 Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then each aim of the
@@ -61,8 +60,6 @@ TIERED = (
     BenchRow("4/0 + prefetch", MIXED.with_(levels=(4, 0))),
 )
 RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
-CAPTURED = (BenchRow("4/2 + prefetch, graphs", MIXED.with_(graphs=True)),)
-CAPTURED_RESIDENT = (BenchRow("exact 4, graphs", RunSettings.uniform(4, graphs=True)),)
 LOADED = (
     BenchRow("on demand from SSD", ON_DEMAND),
     BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
@@ -86,15 +83,12 @@ class Case:
     dram: int
 
 
-def cases(limits: Sequence[int], dram_large: int, dram_small: int, *, gpu: bool) -> Iterator[Case]:
-    """Yields every case, first the cases of the aims, which are under the smallest limit; graphs on a GPU only."""
+def cases(limits: Sequence[int], dram_large: int, dram_small: int) -> Iterator[Case]:
+    """Yields every case, first the cases of the aims, which are under the smallest limit."""
     least, *more = sorted(limits)
     yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
     yield Case(_named(least, "DRAM large"), LOADED, least, dram_large)
     yield Case("everything resident", RESIDENT, None, 0)
-    if gpu:
-        yield Case("everything resident", CAPTURED_RESIDENT, None, 0)
-        yield Case(_named(least, "DRAM large"), CAPTURED, least, dram_large)
     yield Case(_named(least, "DRAM small"), TIERED, least, dram_small)
     for limit in more:
         yield Case(_named(limit, "DRAM large"), TIERED, limit, dram_large)
@@ -146,7 +140,7 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
     environment: Json = {}
     rows: list[Json] = []
     left_out: list[str] = []
-    for case in cases(limits, large, parse_size(given.dram_small), gpu=store.device is not None):
+    for case in cases(limits, large, parse_size(given.dram_small)):
         names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
         if clock.is_over:
             left_out.append(f"{names}: {given.minutes:g} minutes were over")

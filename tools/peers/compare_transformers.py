@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from edgemoe.chat.conversation import Conversation, load_tokenizer
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks
 from edgemoe.models.resolve import resolve_store
 from edgemoe.policy.settings import RunSettings

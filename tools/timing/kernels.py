@@ -16,9 +16,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from edgemoe.experts.layer import BATCH_ROWS
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import BATCH_ROWS, Part
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import Compute, kernels_for
 from storage.base import Blocks

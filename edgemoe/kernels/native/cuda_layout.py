@@ -1,7 +1,7 @@
-"""Computing a single token's experts on the CPU from planes in the layout of a GPU, by csrc/experts/gemv_cuda_layout.c.
+"""A single token's experts on the CPU, from planes in a GPU's layout, by csrc/experts/gemv_cuda_layout.c.
 
-What the DRAM tier beside a device holds is laid out for the device. One token's products read it as it lies at about
-the speed of memory; more tokens are not computed here (cpu_experts).
+The DRAM tier beside a device has planes in the device's layout. The kernel reads them at about the speed of memory for
+one row; the engine does not use it for steps of more tokens (engine.cpu_offload).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
 
 LAYOUT = LAYOUTS["cuda"]
-"""What the kernel reads."""
+"""The layout that the kernel reads."""
 
 
 class SlabExpertKernel:
-    """Runs experts of one geometry, a row at a time.
+    """Implements ExpertKernel for planes in LAYOUT, one row at a time.
 
     Args:
         geometry: of the store.
-        layout: that resident planes are in; LAYOUT.
+        layout: of resident planes; LAYOUT.
 
     Raises:
         ValueError: another layout.
@@ -36,12 +36,12 @@ class SlabExpertKernel:
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
         if layout != LAYOUT:
-            raise ValueError(f"the kernel reads {LAYOUT.name}, not {layout.name}")
+            raise ValueError(f"expected planes in {LAYOUT.name}, got {layout.name}")
         self._geometry = geometry
 
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
-        """Bytes of a row's numbers in 16 bits, and three floats a slab."""
+        """Returns the bytes of a row: its numbers in 16 bits, and three floats for each slab."""
         return max(
             2 * spec.padded_cols + 12 * (spec.padded_cols // slab_columns(spec.padded_cols))
             for spec in geometry.matrices
@@ -50,20 +50,20 @@ class SlabExpertKernel:
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
-        """See ExpertKernel."""
+        """Implements ExpertKernel.forward."""
         out.copy_(self._products(activation.apply(self._products(x, parts, 0)), parts, 1))
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
-        """bf16 [R, K] -> bf16 [R, N] through every part's gate_up (0) or down (1) matrix."""
+        """Multiplies bf16 [R, K] with each part's gate_up (0) or down (1) matrix to bf16 [R, N]."""
         spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
         x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols)).contiguous()
         y = x.new_empty(x.shape[0], spec.padded_rows)
         row = 0
         for part in parts:
-            one = self._matrix(part, spec, parameters_at, codes_at)
+            slabs = self._matrix(part, spec, parameters_at, codes_at)
             for _ in range(part.rows):
                 if native.library().edgemoe_slab_product(
-                    native.threads(), ctypes.byref(one), x[row].data_ptr(), y[row].data_ptr()
+                    native.threads(), ctypes.byref(slabs), x[row].data_ptr(), y[row].data_ptr()
                 ):
                     raise MemoryError("no memory for a product's activations")
                 row += 1

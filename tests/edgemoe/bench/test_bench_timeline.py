@@ -1,4 +1,4 @@
-"""The timeline: spans where work was done, by the threads that did it, in a format that viewers read."""
+"""The timeline: spans of work by lane and thread, in a format that viewers read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from edgemoe.bench.timeline import (
     WAIT,
     TimedForm,
     TimedKernel,
-    TimedLeases,
+    TimedRequest,
     Timeline,
 )
 from edgemoe.bench.traced import trace_rows
 from edgemoe.engine.engine import StoreModel
+from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import Leases
+from prefetch.base import Request
 from storage.base import ExpertKey, Plane, PlaneReader, ResidentForm
 from storage.errors import ReadFailed
 from storage.reader import RecordReader
@@ -103,7 +104,7 @@ class Reader(PlaneReader):
 
 
 def test_a_fill_is_reads_with_copies_between():
-    """Reads are on the disk's lane with their bytes; before, between and after them is the copies' lane."""
+    """Reads are on the SSD lane with their bytes; the time before, between and after them is on the copy lane."""
     timeline = ticking()
     form = TimedForm(TwoReads(), timeline)
     assert form.rewritten(0, 4) == ("p4",)
@@ -128,7 +129,7 @@ def test_an_error_passes_through():
 
 
 def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
-    """Each row has its lanes; every step holds its experts; what was read is a whole number of experts."""
+    """Each row has its lanes, every experts span lies within a step, and every read is a whole expert."""
     rows = (BenchRow("low", RunSettings.uniform(4)), BenchRow("high", RunSettings.uniform(8)))
     request = BenchRequest(rows, prompt_tokens=5, new_tokens=4, runs=1)
     notes: list[str] = []
@@ -155,7 +156,7 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
         assert len(dense) == 4 * 3
         waits = events[f"{row}: {WAIT}"]
         assert {e["name"] for e in waits} <= {"for layer 0", "for layer 2"}
-        assert waits, "the first experts of all are not there"
+        assert waits, "the first requests find no expert resident"
         one_thread = sorted([*dense, *experts, *waits], key=lambda e: e["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in itertools.pairwise(one_thread))
         reads = events[f"{row}: {SSD}"]
@@ -166,33 +167,30 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
         assert {e["tid"] for e in events[f"{row}: {COPY}"]} == threads
 
 
-class Late(Leases):
-    """Hands out one expert after so many nanoseconds of a clock."""
+class Late(Request):
+    """Gives one list after so many nanoseconds of a clock."""
 
     def __init__(self, clock: list[int], after: int) -> None:
         self._clock, self._after = clock, after
 
     def __next__(self):
         self._clock[0] += self._after
-        return "lease"
-
-    def ready(self):
-        return []
+        return ["lease"]
 
 
 @pytest.mark.parametrize(("after", "spans"), [(NO_WAIT, 0), (NO_WAIT + 1, 1)])
 def test_only_waiting_is_a_wait(after, spans):
-    """An expert that was there makes no span; one that was waited for has a span as long as that took."""
+    """A ready list makes no span; a list that was waited for has a span as long as the wait."""
     clock = [0]
     timeline = Timeline(clock=lambda: clock[0])
-    assert next(TimedLeases(Late(clock, after), timeline, "for layer 3")) == "lease"
+    assert next(TimedRequest(Late(clock, after), timeline, "for layer 3")) == ["lease"]
     assert [(s.lane, s.name, s.end - s.start) for s in timeline.spans] == [
         (WAIT, "for layer 3", after)
     ] * spans
 
 
 def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
-    """A read under way while an expert is computed lies beside it in the file: here neither ends without the other."""
+    """A read beside a computation has a span beside it; in this test neither ends before the other began."""
     reading, computing = threading.Event(), threading.Event()
     reads = itertools.count()
     read, compute = RecordReader.read, TimedKernel.forward
@@ -203,13 +201,13 @@ def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
             assert computing.wait(30)
         return read(self, *given)
 
-    def held_compute(self, x, parts, gate):
+    def held_compute(self, x, parts, activation, out):
         def inside(y):
             computing.set()
             assert reading.wait(30)
-            return gate(y)
+            return activation.apply(y)
 
-        return compute(self, x, parts, inside)
+        compute(self, x, parts, Activation(CUSTOM, inside), out)
 
     monkeypatch.setattr(RecordReader, "read", held_read)
     monkeypatch.setattr(TimedKernel, "forward", held_compute)

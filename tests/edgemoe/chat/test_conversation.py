@@ -10,7 +10,8 @@ import torch
 
 from edgemoe.chat.conversation import Conversation, load_tokenizer
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Answer, Sampler, Sampling, Trace, decode_tokens
+from edgemoe.engine.generate import Answer, Trace, decode_tokens
+from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.step import Step
 from prefetch.base import TransferCounts
 from storage.errors import ContextExceeded, UserError

@@ -6,7 +6,7 @@ import pytest
 
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.chat.slash_commands import COMMANDS, COMPLETIONS
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Experts computed on the CPU beside a device: how fast is measured, what they give, and when there are none."""
+"""Experts computed on the CPU beside a device: the measured paces, the logits, and when there are none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from toys import SLICED
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from edgemoe.engine import cpu_offload as module
-from edgemoe.engine.cpu_offload import Bench, CpuExperts, measure_pace
-from edgemoe.engine.cpu_split import Pace
+from edgemoe.engine.cpu_offload import Bench, CpuOffload, Pace, measure_pace
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.native.cuda_layout import SlabExpertKernel
 from edgemoe.kernels.native.experts import NativeExpertKernel
@@ -37,7 +36,7 @@ MOE_LAYERS = 2
 
 
 class Machine:
-    """A device and a CPU that compute nothing and take their time: seconds pass when somebody works or waits.
+    """A device and a CPU that compute nothing: a clock advances with each call and wait.
 
     Args:
         computed: seconds of the kernel's call; `busy` times as many while the device copies.
@@ -57,12 +56,11 @@ class Machine:
         self.free = max(self.now, self.free) + self.moved
         return _Copied(self)
 
-    def forward(self, x: torch.Tensor, parts: object, gate: object) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, parts: object, activation: object, out: torch.Tensor) -> None:
         self.calls += 1
         busy = self.free > self.now
         self.now += self.computed * (self.busy if busy else 1)
         self.free += busy
-        return x
 
 
 class _Copied(Event):
@@ -76,16 +74,16 @@ class _Copied(Event):
         self._machine.now = max(self._machine.now, self._machine.free)
 
 
-def bench(machine: Machine, dram: int = 3) -> Bench:
-    vram, below = (
+def bench(machine: Machine, dram_experts: int = 3) -> Bench:
+    vram, dram = (
         PlaneTier(SLICED, {kind.name: count for kind in SLICED.kinds}, LRU, device=name, name=name)
-        for name, count in (("double", 1), ("cpu", dram))
+        for name, count in (("double", 1), ("cpu", dram_experts))
     )
-    return Bench(machine, vram, below, SLICED, machine, machine)
+    return Bench(machine, vram, dram, SLICED, machine, machine)
 
 
 def test_both_speeds_are_measured_while_both_work():
-    """16 copies of 1 s outlast 8 calls of 2 s, if nothing slows them down; what each then takes is the figure.
+    """16 copies of 1 s outlast 8 calls of 2 s, if nothing slows them down; the paces are the seconds of each then.
 
     At work together a call takes 4 s, and each delays the copies by 1: after 4, 8, 12, 16, 20 and 24 s of calls the
     copies are due at 17, 18, 19, 20, 21 and 22. So 6 calls in 24 s, beside 16 copies in 24.
@@ -100,22 +98,22 @@ def test_both_speeds_are_measured_while_both_work():
 
 
 def test_a_cpu_that_cannot_pay_is_measured_alone():
-    """Where one expert takes it as long as moving all of a layer's, no time is spent on more."""
+    """Where one expert takes as long as moving all of a layer's experts, the paces are those of each alone."""
     machine = Machine(computed=8, moved=1, busy=2)
     assert measure_pace(bench(machine), 4, 64, top_k=8) == Pace(8.0, 1.0, 1.0)
     assert (machine.copies, machine.calls) == (17, 2)
 
 
 def test_copies_that_never_end_do_not_hang():
-    """Beside a CPU that brings them to a standstill, copies are waited for after some calls."""
+    """Copies that make no progress beside the CPU are waited for after a bounded number of calls."""
     machine = Machine(computed=1, moved=0.5)
     pace = measure_pace(bench(machine), 4, 64, top_k=8)
     assert machine.calls == 2 + 32
     assert pace.moved > pace.moved_alone == 0.5
 
 
-def test_no_room_is_no_measurement():
-    """A tier without blocks of a kind that the level needs."""
+def test_no_free_blocks_is_no_measurement():
+    """The pace is None where a tier lacks blocks of a kind that the level needs."""
     given = bench(Machine(1, 1))
     object.__setattr__(given, "dram", PlaneTier(SLICED, {"base": 2}, LRU, device="cpu", name="dram"))
     assert measure_pace(given, 4, 64, top_k=8) is None
@@ -124,13 +122,13 @@ def test_no_room_is_no_measurement():
 
 @pytest.mark.parametrize(("computed", "pays"), [(7.9, True), (8.0, False)])
 def test_it_pays_for_a_whole_layer_or_never(computed, pays):
-    """If even of all a layer's misses none is better computed here, nobody has to ask again."""
-    experts = CpuExperts(PlaneExpertKernel, {4: Pace(computed, 1, 1), 2: Pace(9, 1, 1)})
+    """Offload pays only if at least one of a full layer of misses is better computed on the CPU."""
+    experts = CpuOffload(PlaneExpertKernel, {4: Pace(computed, 1, 1), 2: Pace(9, 1, 1)})
     assert experts.pays_for(8) == pays
 
 
-def test_the_kernel_reads_what_lies_in_dram():
-    """edgemoe's own where one reads the device's layout; of others, torch's."""
+def test_the_kernel_reads_the_layout_in_dram():
+    """A compiled kernel where one reads the device's layout, torch's operators elsewhere."""
     cuda, own = LAYOUTS["cuda"], available()
     assert beside_device(cuda) is (SlabExpertKernel if own else PlaneExpertKernel)
     assert beside_device(LAYOUT) is (NativeExpertKernel if own else PlaneExpertKernel)
@@ -153,13 +151,13 @@ def test_biases_stay_on_the_device():
 
 @pytest.fixture
 def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
-    """See engine_rig.engines_on."""
+    """Opens engines on a double (engine_rig.engines_on)."""
     yield from engines_on(tiny_store, monkeypatch)
 
 
 @pytest.fixture
 def paced(monkeypatch) -> Callable[[Pace], None]:
-    """Says what would be measured, and has both sides use one kernel: then where it runs makes no difference."""
+    """Replaces the measured pace, and gives both sides one kernel: its bits do not depend on the side."""
 
     def say(pace: Pace) -> None:
         monkeypatch.setattr(module, "measure_pace", lambda *_: pace)
@@ -169,8 +167,8 @@ def paced(monkeypatch) -> Callable[[Pace], None]:
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
-def test_answers_are_the_devices_own(open_on, paced, level):
-    """With all that DRAM has computed on the CPU: the logits of everything resident in RAM, bit for bit."""
+def test_offloaded_experts_change_no_bit(open_on, paced, level):
+    """With every DRAM hit computed on the CPU, logits equal those of all experts in RAM, bit for bit."""
     paced(EAGER)
     how = {"levels": (level,), "exact": False}
     want = logits(open_on(None, **how))
@@ -183,8 +181,8 @@ def test_answers_are_the_devices_own(open_on, paced, level):
         assert sum(use.experts.values()) == counts.requests
 
 
-def test_skipped_experts_are_nobodys(open_on, paced):
-    """What is skipped is computed neither here nor there, and counts as nothing."""
+def test_skipped_experts_are_not_offloaded(open_on, paced):
+    """A skipped expert is computed on neither side, and is no request."""
     paced(EAGER)
     want = logits(open_on(None, levels=(4, 0), exact=True))
     engine = open_on(DoubleDevice(1), 2, 16, levels=(4, 0), exact=False, cpu_experts="auto")
@@ -196,13 +194,13 @@ def test_skipped_experts_are_nobodys(open_on, paced):
 
 
 def test_more_planes_in_dram_are_not_used(open_on, paced):
-    """An expert is computed where it lies at the level that it would have been moved at: that is what was weighed."""
+    """An expert in DRAM is computed at its scheduled level, the level that the split compared."""
     paced(EAGER)
 
     def at_four_after_a_prompt_at_eight(engine: Engine, *, exact: bool) -> torch.Tensor:
         sequence = engine.new_sequence()
         engine.prefill(sequence, PROMPT)
-        engine._source.settle()
+        engine._source.release_pins()
         for key in engine.vram.resident() if engine.dram else ():
             engine.vram.drop(key)
         engine.take_use()
@@ -217,7 +215,7 @@ def test_more_planes_in_dram_are_not_used(open_on, paced):
 
 
 def test_never_where_levels_are_exact(open_on, paced):
-    """However fast the CPU is: the same bit for bit, and nothing is computed there."""
+    """An exact engine computes no expert on the CPU, at any pace."""
     paced(EAGER)
     want = logits(open_on(None))
     engine = open_on(DoubleDevice(2), 2, 16, cpu_experts="auto")
@@ -227,17 +225,17 @@ def test_never_where_levels_are_exact(open_on, paced):
 
 @pytest.mark.parametrize("computed", [2.0, 100.0])
 def test_off_where_the_link_is_fast(open_on, paced, computed):
-    """A layer of this model misses two: where one takes the CPU as long as moving both, nothing is left to it."""
+    """A layer of this model misses two: a CPU that takes as long for one as both copies take gets none."""
     paced(Pace(computed, 1.0, 1.0))
     engine = open_on(DoubleDevice(3), 2, 16, exact=False, cpu_experts="auto")
     assert torch.equal(logits(engine), logits(open_on(None, exact=False)))
-    assert engine._below is None
+    assert engine._runner._offload is None
     assert engine.take_counts().left_below == 0
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_another_kernel_makes_a_small_difference(open_on, monkeypatch, level):
-    """With the kernel that is fastest here, as it would be chosen: the same logits but for its rounding."""
+    """With the kernel that is fastest on this processor, logits differ by its rounding alone."""
     monkeypatch.setattr(module, "measure_pace", lambda *_: EAGER)
     how = {"levels": (level,), "exact": False}
     engine, want = open_on(DoubleDevice(9), 2, 16, cpu_experts="auto", **how), logits(open_on(None, **how))
@@ -245,8 +243,8 @@ def test_another_kernel_makes_a_small_difference(open_on, monkeypatch, level):
     assert engine.take_counts().left_below > 0
 
 
-def test_without_anybodys_say_it_is_measured(open_on, monkeypatch):
-    """The double and the CPU are timed at every level, whatever comes of it, and the tiers are as they were."""
+def test_every_level_is_measured(open_on, monkeypatch):
+    """The double and the CPU are timed at every level up to the highest, and the tiers are empty afterwards."""
     measured, measure = [], module.measure_pace
 
     def noted(bench: Bench, level: int, hidden: int, top_k: int) -> Pace | None:
@@ -262,8 +260,8 @@ def test_without_anybodys_say_it_is_measured(open_on, monkeypatch):
         assert tier.resident() == {}
 
 
-def test_a_prompt_is_moved(open_on, paced):
-    """Of a prompt's experts, each wanted by many tokens, none stays below."""
+def test_a_prompts_experts_are_moved(open_on, paced):
+    """No expert of a prompt is left in DRAM: many tokens share its copy."""
     paced(EAGER)
     engine = open_on(DoubleDevice(5), 2, 16, exact=False, cpu_experts="auto")
     sequence = engine.new_sequence()
@@ -275,17 +273,17 @@ def test_a_prompt_is_moved(open_on, paced):
 
 
 def test_victims_wait_for_the_cpu(open_on, paced):
-    """Others that want all of DRAM while an expert is computed there change nothing."""
+    """Reservations of all of DRAM while an expert is computed from it change no bit."""
     paced(EAGER)
     want = logits(open_on(None, exact=False))
     engine = open_on(DoubleDevice(6), 2, 6, exact=False, cpu_experts="auto")
-    kernel, crowded = engine._below.kernel, []
+    kernel, crowded = engine._runner._offload.kernel, []
 
     def forward(*arguments):
         crowded.append(crowd(engine.dram, 8))
         return kernel.forward(*arguments)
 
-    object.__setattr__(engine._below, "kernel", SimpleNamespace(forward=forward))
+    object.__setattr__(engine._runner._offload, "kernel", SimpleNamespace(forward=forward))
     assert torch.equal(logits(engine), want)
     assert max(crowded, default=0) > 0
 
@@ -294,7 +292,7 @@ def test_victims_wait_for_the_cpu(open_on, paced):
     "how", [{}, {"speculate": "full"}, {"levels": (4, 2), "importance": "heavy-hitters"}]
 )
 def test_the_host_waits_once_a_layer(open_on, paced, monkeypatch, how):
-    """For the router's choice, and at the end for the logits; what else it needs of a layer comes along."""
+    """One wait a layer, for the router's choice and all else that the host needs, and one for the logits."""
     paced(EAGER)
     device = DoubleDevice(7)
     engine = open_on(device, 3, 16, exact=False, cpu_experts="auto", **how)
@@ -310,8 +308,8 @@ def test_the_host_waits_once_a_layer(open_on, paced, monkeypatch, how):
     assert engine.take_counts().left_below > 0
 
 
-def test_who_reads_a_device_is_noticed(open_on, monkeypatch):
-    """The watch of the test above sees a number that is read past to_host."""
+def test_a_read_past_to_host_is_noticed(open_on, monkeypatch):
+    """The watch of the test above notes a number that is read past to_host."""
     device = DoubleDevice(8)
     engine = open_on(device, 3, ends=False)
     weight = engine._model.lm_head.weight
@@ -320,21 +318,20 @@ def test_who_reads_a_device_is_noticed(open_on, monkeypatch):
         weight[torch.tensor([1])]
     assert device.broken == [
         "tolist of a device's tensor",
-        "rows chosen by what has to be brought over, or back",
+        "rows chosen by indices in other memory, or by a mask",
     ]
 
 
-@pytest.mark.parametrize("change", [{"cpu_experts": "off"}, {"graphs": True}])
-def test_what_is_decided_at_the_start_stays(open_on, paced, change):
-    """What was measured, and planned for, when the engine was opened is not changed by a setting."""
+def test_offload_is_fixed_at_the_start(open_on, paced):
+    """A setting cannot change the measured and planned offload of an open engine."""
     paced(EAGER)
     engine = open_on(DoubleDevice(10), 2, 16, exact=False, cpu_experts="auto")
-    with pytest.raises(UserError, match="Start again"):
-        engine.configure(engine.settings.with_(**change))
+    with pytest.raises(UserError, match="start again"):
+        engine.configure(engine.settings.with_(cpu_experts="off"))
 
 
 def test_the_kernels_scratch_is_planned_for(tiny_store):
-    """It lies in RAM beside both limits, where there is a DRAM tier and it may be used."""
+    """It lies in RAM beside both limits, where there is a DRAM tier and offload is on."""
     store = in_planes(tiny_store, DoubleDevice())
     settings = module.RunSettings(levels=(4,), cpu_experts="auto")
     beside, without = (

@@ -1,4 +1,4 @@
-"""edgemoe.engine.cpu_split: which experts of a layer the CPU computes, on cases worked out by hand and by property."""
+"""edgemoe.engine.cpu_offload.split: which experts of a layer the CPU computes, by hand and by property."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.engine.cpu_split import Pace, split
+from edgemoe.engine.cpu_offload import Pace, split
 
 SECONDS = st.floats(1e-6, 1.0)
 PACES = st.lists(st.builds(Pace, SECONDS, SECONDS, SECONDS), max_size=9)
@@ -27,7 +27,7 @@ PACES = st.lists(st.builds(Pace, SECONDS, SECONDS, SECONDS), max_size=9)
     ],
 )
 def test_cases_by_hand(computed, moved, alone, experts, left):
-    """Both sides are done at about the same time, unless moving everything is done sooner."""
+    """Both sides end at about the same time, unless moving everything ends sooner."""
     assert split([Pace(computed, moved, alone)] * experts) == left
 
 
@@ -38,7 +38,7 @@ def test_the_last_are_left():
 
 
 def seconds(paces: list[Pace], left: int) -> float:
-    """What the model says of a plan."""
+    """Seconds of a split by the model of cpu_split."""
     if not left:
         return sum(pace.moved_alone for pace in paces)
     cut = len(paces) - left
@@ -47,13 +47,13 @@ def seconds(paces: list[Pace], left: int) -> float:
 
 @given(PACES)
 def test_no_plan_is_better(paces):
-    """Never slower than moving all, nor than any other number."""
+    """No other number of experts on the CPU is faster."""
     best = min(seconds(paces, left) for left in range(len(paces) + 1))
     assert seconds(paces, split(paces)) == pytest.approx(best)
 
 
 @given(PACES)
-def test_a_cpu_that_does_not_pay_gets_nothing(paces):
-    """Where each expert takes the CPU as long as moving all of them takes."""
+def test_a_slow_cpu_gets_no_expert(paces):
+    """The CPU gets no expert where one takes it as long as moving all of them."""
     whole = sum(pace.moved_alone for pace in paces)
     assert split([Pace(whole + pace.computed, pace.moved, pace.moved_alone) for pace in paces]) == 0

@@ -13,7 +13,7 @@ import pytest
 from edgemoe.chat.conversation import Conversation, load_tokenizer
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings

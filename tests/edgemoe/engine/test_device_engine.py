@@ -25,13 +25,13 @@ from storage.errors import DoesNotFit, NotFinite
 
 @pytest.fixture
 def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
-    """See engine_rig.engines_on."""
+    """Opens engines on a double (engine_rig.engines_on)."""
     yield from engines_on(tiny_store, monkeypatch)
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_device_does_not_change_a_bit(open_on, level):
-    """Whatever the limits, the readers, the look-ahead and the order of copies: the logits of all resident in RAM."""
+    """Logits equal those of all experts in RAM, for any limits, readers, look-ahead and order of copies."""
     want = logits(open_on(None, levels=(level,)))
     for seed, (experts, dram, readers, speculate, threaded) in enumerate(
         [(2, 0, 1, "off", True), (2, 3, 4, "full", False), (7, 0, 4, "full", True), (7, 16, 1, "off", False)]
@@ -66,7 +66,7 @@ def test_the_device_notices_an_engine_that_does_not_wait(open_on, monkeypatch, m
             device.end()
         except (AssertionError, NotFinite):
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("the mistake was not noticed")
 
 
 def test_scheduled_levels_on_a_device(open_on):
@@ -77,8 +77,8 @@ def test_scheduled_levels_on_a_device(open_on):
         assert torch.equal(logits(open_on(DoubleDevice(1), 5, 4, **how)), want)
 
 
-def test_what_lies_on_the_device_is_counted(open_on):
-    """Dense weights and experts, each one allocation, stay within the limit, which the allocator is told."""
+def test_device_allocations_stay_within_the_plan(open_on):
+    """Dense weights and experts, each one allocation, stay within the limit, which is the allocator's cap."""
     device = DoubleDevice()
     engine = open_on(device, 5)
     plan = engine.plan
@@ -94,8 +94,8 @@ def test_what_lies_on_the_device_is_counted(open_on):
     assert "of RAM for staging" in second
 
 
-def test_a_limit_below_what_the_driver_takes_is_refused(tiny_store):
-    """The smallest limit that works has room for the driver, and the refusal says how much that is."""
+def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):
+    """The smallest limit that works includes the driver, and the refusal names the driver's bytes."""
     store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
@@ -106,22 +106,22 @@ def test_a_limit_below_what_the_driver_takes_is_refused(tiny_store):
 
 
 def test_out_of_memory_once_is_no_error(open_on):
-    """What is not in use is given back, and the step is run again: the same logits."""
+    """Unused memory is freed, and the step runs again: the same logits."""
     want = logits(open_on(None))
     device = DoubleDevice(3)
     engine = open_on(device, 4)
-    engine._runner.kernel.refusals = 1
+    engine._runtime.kernel.refusals = 1
     assert torch.equal(logits(engine), want)
     assert device.emptied == 1
 
 
 def test_out_of_memory_twice_fails_that_step_alone(open_on):
-    """The error says what the device said; the sequence goes on as if the step had never been asked for."""
+    """The error has the device's message; the sequence goes on as if the step had never run."""
     want = logits(open_on(None))
     engine = open_on(DoubleDevice(4), 4, 3)
     sequence = engine.new_sequence()
     rows = [engine.prefill(sequence, PROMPT)]
-    engine._runner.kernel.refusals = 2
+    engine._runtime.kernel.refusals = 2
     with pytest.raises(DoesNotFit, match=r"Tried to allocate 2\.00 GiB") as error:
         engine.step(Step((Segment(sequence, (DECODED[0],)),)))
     assert error.value.exit_code == 3
@@ -131,8 +131,8 @@ def test_out_of_memory_twice_fails_that_step_alone(open_on):
 
 
 @pytest.mark.parametrize(("given", "what"), [(0, "experts"), (1, "dense weights")])
-def test_what_a_device_has_no_room_for_is_named(open_on, monkeypatch, given, what):
-    """Memory that the device does not give is an error with what it said, not a traceback, and leaves no thread."""
+def test_the_allocation_that_a_device_refuses_is_named(open_on, monkeypatch, given, what):
+    """A refused allocation is an error with the device's message, not a traceback, and leaves no thread."""
     device, threads = DoubleDevice(), threading.active_count()
     allocate, left = device.allocate, [None] * given
 
@@ -148,8 +148,8 @@ def test_what_a_device_has_no_room_for_is_named(open_on, monkeypatch, given, wha
     assert threading.active_count() == threads
 
 
-def test_limits_above_what_is_free_are_shrunk(tiny_store, monkeypatch, caplog):
-    """Of the device's memory and of RAM: each limit is told apart, and what is left is planned with."""
+def test_limits_above_free_memory_are_shrunk(tiny_store, monkeypatch, caplog):
+    """The limits of device memory and of RAM shrink separately, and the plan uses the rest."""
     device = DoubleDevice()
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
     plan = limited(store, settings, 6, 12)
@@ -163,7 +163,7 @@ def test_limits_above_what_is_free_are_shrunk(tiny_store, monkeypatch, caplog):
     assert [message.startswith("a limit of ") for message in caplog.messages] == [True, True]
 
 
-def test_a_closed_engine_holds_nothing(tiny_store, monkeypatch):
+def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
     """No memory stays registered, mapped or allocated for experts, though the engine itself is still there."""
     device, allocated = DoubleDevice(), []
 
@@ -178,29 +178,29 @@ def test_a_closed_engine_holds_nothing(tiny_store, monkeypatch):
         engine.prefill(engine.new_sequence(), PROMPT)
         assert device.pinned
         mapping = engine.dram._blocks._arenas["base"]._memory
-    device.end()  # which forgets the copies that it made
+    device.end()  # drops the double's own references to memory
     gc.collect()
     assert (device.pinned, allocated[0](), mapping.closed) == ({}, None, True)
     engine.close()
 
 
 @pytest.mark.parametrize("fails", ["RecordReader.open", "Fetcher", "build_model"])
-def test_an_engine_that_is_not_made_holds_nothing(tiny_store, monkeypatch, fails):
-    """Whatever fails on the way: no thread, no open file and no registered memory is left behind."""
+def test_a_failed_engine_frees_everything(tiny_store, monkeypatch, fails):
+    """An error while opening leaves no thread, no open file and no registered memory behind."""
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("not today")
 
-    def held() -> tuple[int, int]:
+    def threads_and_files() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     device = DoubleDevice()
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
     plan = limited(store, settings, 3, 4)
     monkeypatch.setattr(f"edgemoe.engine.engine.{fails}", fail)
-    before = held()
+    before = threads_and_files()
     with pytest.raises(RuntimeError, match="not today") as caught:
         Engine(store, plan, settings)
-    assert held() == before
+    assert threads_and_files() == before
     assert device.pinned == {}
     assert caught.value.__context__ is None

@@ -29,7 +29,7 @@ ROUNDING = 0.02
 """Largest relative difference of logits, as vectors, that another order of bf16 rounding may make."""
 
 CLOSE = 0.06
-"""Share of the router logits' deviation that the last expert chosen is above the next, at least."""
+"""Least distance of the last chosen expert's logit from the next, as a fraction of the logits' deviation."""
 
 LENGTH = 10
 LEVEL_8_KL = 0.001
@@ -63,7 +63,7 @@ def converted(source: Path, destination: Path, *, dense_bits: int) -> Path:
 
 
 def a_sequence(engine: Engine) -> SequenceKV:
-    """A sequence beside the one that the engine's limit has room for."""
+    """A sequence beside the one that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, engine.plan.context)
 
 
@@ -71,8 +71,8 @@ def a_sequence(engine: Engine) -> SequenceKV:
 def prompts(model) -> list[list[int]]:
     """Three prompts of random tokens.
 
-    A router of random weights often has two experts so close that rounding chooses between them, which says
-    nothing about either side: prompts with such a token are passed over.
+    A router of random weights often has two experts so close that rounding chooses between them. Such a token proves
+    nothing about either side, so prompts with one are left out.
     """
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(3, 300, (100, LENGTH), generator=generator)
@@ -87,7 +87,7 @@ def prompts(model) -> list[list[int]]:
 
 
 def reference(model: Qwen3MoeForCausalLM, tokens: list[int]) -> torch.Tensor:
-    """Logits [tokens, vocab] of transformers' bf16 model, all tokens in one pass."""
+    """Logits [tokens, vocab] of transformers' bf16 model, all tokens in one step."""
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].float()
 
@@ -117,35 +117,30 @@ def decoded(engine: Engine, tokens: list[int]) -> list[torch.Tensor]:
     return [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
 
 
-def runner_of(engine: Engine):
-    return engine._model.get_submodule("model.layers.0.mlp.experts").edgemoe.runner
-
-
-@pytest.mark.parametrize("way", [prefilled, decoded])
+@pytest.mark.parametrize("run", [prefilled, decoded])
 @pytest.mark.parametrize(("dense_bits", "bound"), [(16, LEVEL_8_KL), (8, DENSE_8_KL)])
-def test_level_8_is_the_checkpoint(open_engine, prompts, model, source, tmp_path, way, dense_bits, bound):
+def test_level_8_is_the_checkpoint(open_engine, prompts, model, source, tmp_path, run, dense_bits, bound):
     """After every prefix, prefilled or decoded, the next token is distributed as transformers has it."""
     engine = open_engine(converted(source, tmp_path / "store", dense_bits=dense_bits), experts=3)
     worst = 0.0
     for tokens in prompts:
         want = reference(model, tokens)
-        got = way(engine, tokens)
+        got = run(engine, tokens)
         assert len(got) == len(tokens)
         worst = max(worst, *(kl(*pair) for pair in zip(want, got, strict=True)))
     assert worst < bound
 
 
 def test_the_bounds_would_see_a_wrong_expert(open_engine, prompts, model, store, monkeypatch):
-    """Without the experts' share the same distance is above both bounds: they are not met by chance."""
-    forward = compute().kernel.forward
-    monkeypatch.setattr(compute().kernel, "forward", lambda *args: torch.zeros_like(forward(*args)))
+    """Without the experts' outputs the distance is above both bounds: the bounds are not met by chance."""
+    monkeypatch.setattr(compute().kernel, "forward", lambda kernel, x, parts, activation, out: out.zero_())
     engine = open_engine(store)
     for tokens in prompts:
         assert max(map(kl, reference(model, tokens), prefilled(engine, tokens))) > 2 * DENSE_8_KL
 
 
 def test_a_prompt_may_come_in_two_steps(open_engine, prompts, store):
-    """Continuing a cached prefix gives what the whole prompt gives, to rounding."""
+    """A cached prefix and its continuation give the whole prompt's logits, to rounding."""
     engine = open_engine(store)
     for tokens in prompts:
         whole = engine.prefill(a_sequence(engine), tokens)
@@ -156,15 +151,15 @@ def test_a_prompt_may_come_in_two_steps(open_engine, prompts, store):
             assert apart(engine.prefill(sequence, tokens[cut:]), whole) < ROUNDING
 
 
-def test_a_prompt_of_nothing_is_refused(open_engine, store):
-    """A tokenizer without a template makes no tokens of an empty prompt: a user's mistake, and no crash."""
+def test_an_empty_prompt_is_refused(open_engine, store):
+    """An empty prompt, which a tokenizer without a template makes no tokens of, is a user's error."""
     engine = open_engine(store)
-    with pytest.raises(UserError, match="no tokens"):
+    with pytest.raises(UserError, match="at least one token"):
         engine.prefill(a_sequence(engine), [])
 
 
 def test_sequences_of_one_step_do_not_see_each_other(open_engine, prompts, store):
-    """Two sequences of other lengths and rows in one step give what each gives alone, to rounding."""
+    """Two sequences of unequal lengths and rows have the same logits in one step as alone, to rounding."""
     engine = open_engine(store)
     first, second, _ = prompts
     pasts, rows = (first[:6], second[:2]), (first[6:9], second[2:])
@@ -181,8 +176,8 @@ def test_sequences_of_one_step_do_not_see_each_other(open_engine, prompts, store
     assert max(apart(*pair) for pair in zip(got, want, strict=True)) < ROUNDING
 
 
-def test_a_long_prompt_is_run_in_pieces(open_engine, prompts, model, store, monkeypatch):
-    """A prompt of more than PREFILL_ROWS tokens takes several steps, and is still the checkpoint's."""
+def test_a_long_prompt_takes_several_steps(open_engine, prompts, model, store, monkeypatch):
+    """A prompt of more than PREFILL_ROWS tokens takes several steps and keeps the checkpoint's logits."""
     for module in (engine_module, plan_module):
         monkeypatch.setattr(module, "PREFILL_ROWS", 4)
     engine, rows, step = open_engine(store), [], Engine.step
@@ -194,8 +189,8 @@ def test_a_long_prompt_is_run_in_pieces(open_engine, prompts, model, store, monk
 
 
 @pytest.mark.usefixtures("accounted")
-def test_bytes_counted_are_bytes_the_kernel_fetched(open_engine, prompts, store):
-    """Decoding under a small limit reads from disk, and as many bytes as the counters say, within 2 %."""
+def test_counted_bytes_are_the_bytes_that_the_system_read(open_engine, prompts, store):
+    """Under a small limit the operating system reads as many bytes as the counters have, within 2 %."""
     engine = open_engine(store, experts=2)
     decoded(engine, prompts[0])
     engine.take_counts()
@@ -211,8 +206,8 @@ def test_bytes_counted_are_bytes_the_kernel_fetched(open_engine, prompts, store)
     assert fetched == pytest.approx(counts.ssd_bytes, rel=0.02)
 
 
-def test_what_fits_is_read_once(open_engine, prompts, store):
-    """With room for all experts, a prompt that has been run reads nothing when it is run again."""
+def test_an_expert_that_fits_is_read_once(open_engine, prompts, store):
+    """With blocks for all experts, the second run of the same tokens reads nothing."""
     engine = open_engine(store)
     first = decoded(engine, prompts[0])
     assert engine.take_counts().ssd_bytes > 0
@@ -226,7 +221,7 @@ def test_what_fits_is_read_once(open_engine, prompts, store):
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_only_an_engine_that_is_not_exact_uses_better_planes(open_engine, prompts, store, exact: bool):
-    """Level 4 asked, level 8 resident: exact computes with level 4's bits, the other with all there are."""
+    """Level 4 scheduled, level 8 resident: exact computes at level 4, not exact at level 8."""
     tokens = prompts[0]
     engine = open_engine(store, exact=exact)
     best = decoded(engine, tokens)[-1]
@@ -238,20 +233,20 @@ def test_only_an_engine_that_is_not_exact_uses_better_planes(open_engine, prompt
     assert torch.equal(got, four if exact else best)
 
 
-def test_what_was_there_before_the_first_engine_is_frozen_once(open_engine, store, monkeypatch):
-    """Only that: what an engine has made is collected when it is closed, however many there have been."""
-    asked = []
-    monkeypatch.setattr(process.gc, "collect", lambda: asked.append("collect"))
-    monkeypatch.setattr(process.gc, "freeze", lambda: asked.append("freeze"))
+def test_objects_before_the_first_engine_are_frozen_once(open_engine, store, monkeypatch):
+    """An engine's own objects are collected after its end; only older objects are frozen, and once."""
+    calls = []
+    monkeypatch.setattr(process.gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(process.gc, "freeze", lambda: calls.append("freeze"))
     process.freeze_existing_objects.cache_clear()
     open_engine(store).close()
-    assert asked == ["collect", "freeze"]
+    assert calls == ["collect", "freeze"]
     engine = open_engine(store)
-    assert asked == ["collect", "freeze"]
+    assert calls == ["collect", "freeze"]
     monkeypatch.undo()
     assert gc.get_freeze_count() > 100_000
     model = weakref.ref(engine._model)
     engine.close()
-    engine._model = engine._passes = engine._runner = None  # the fixture keeps the engine itself
+    engine._model = engine._runtime = engine._runner = None  # the fixture keeps the engine itself
     gc.collect()
     assert model() is None

@@ -1,4 +1,4 @@
-"""What goes wrong under a running engine: a named error, and everything as it was before the step."""
+"""Errors under a running engine: named, and without a change of sequences and tiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from small_store import flip
 
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kernels.base import TokenKernel
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -43,17 +42,18 @@ def started(engine: Engine) -> tuple[SequenceKV, torch.Tensor]:
     """A sequence with the prompt, and a copy of its keys and values."""
     sequence = engine.new_sequence()
     engine.prefill(sequence, PROMPT)
-    return sequence, held(sequence)
+    return sequence, valid(sequence)
 
 
-def held(sequence: SequenceKV) -> torch.Tensor:
+def valid(sequence: SequenceKV) -> torch.Tensor:
+    """A copy of the valid keys and values."""
     return torch.stack([part[:, :, : sequence.length] for part in (sequence.keys, sequence.values)]).clone()
 
 
 def assert_unharmed(engine: Engine, sequence: SequenceKV, before: torch.Tensor) -> None:
-    """The sequence is what it was, and no block of a tier is lost or still in use."""
+    """The sequence has not changed, and no block of a tier is lost or still in use."""
     assert sequence.length == len(PROMPT)
-    assert torch.equal(held(sequence), before)
+    assert torch.equal(valid(sequence), before)
     for tier in (engine.vram, engine.dram):
         if tier is not None:
             tier.check_integrity()
@@ -67,8 +67,8 @@ def want(open_engine, tiny_store) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dram_experts", [0, 3])
-def test_a_file_cut_short_while_it_is_open(open_engine, damageable, want, dram_experts):
-    """The step fails with exit code 4 and changes nothing; once the file is whole again, it can be repeated."""
+def test_a_truncated_file_fails_the_step(open_engine, damageable, want, dram_experts):
+    """The step fails with exit code 4 and changes nothing; it succeeds once the file is whole again."""
     engine = open_engine(damageable, experts=2, dram_experts=dram_experts)
     sequence, before = started(engine)
     path = damageable / Manifest.load(damageable).layers[LAST_LAYER].file
@@ -87,7 +87,7 @@ def test_a_file_cut_short_while_it_is_open(open_engine, damageable, want, dram_e
 
 @pytest.mark.parametrize("plane", list(Plane))
 def test_a_flipped_bit_names_its_plane(open_engine, tiny_store, damageable, plane: Plane):
-    """The step that needs the expert fails, and says which layer, expert and plane; nothing changes."""
+    """The step that needs the expert fails with its layer, expert and plane, and changes nothing."""
     scout = open_engine(tiny_store)
     sequence = started(scout)[0]
     scout.forget_experts()
@@ -111,13 +111,13 @@ def test_a_flipped_bit_names_its_plane(open_engine, tiny_store, damageable, plan
 
 
 def test_a_prompt_longer_than_the_context_is_not_run(open_engine, tiny_store):
-    """Both counts are in the message, no expert was asked for, and what is there stays usable."""
+    """Both counts are in the message, no expert is requested, and the sequence stays usable."""
     engine = open_engine(tiny_store, context=10)
     sequence, before = started(engine)
     engine.take_counts()
-    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*one of 10"):
         engine.prefill(sequence, [3] * 5)
-    with pytest.raises(ContextExceeded, match=r"11 tokens.*holds 10"):
+    with pytest.raises(ContextExceeded, match=r"11 tokens.*one of 10"):
         engine.step(one(sequence, 3, 3, 3, 3, 3))
     assert engine.take_counts().requests == 0
     assert_unharmed(engine, sequence, before)
@@ -126,8 +126,8 @@ def test_a_prompt_longer_than_the_context_is_not_run(open_engine, tiny_store):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_names_its_layer(open_engine, tiny_store, want, value):
-    """NaN or infinity that a layer's weights bring up is reported as that layer's, and not appended."""
+def test_a_number_that_is_not_finite_names_its_layer(open_engine, tiny_store, want, value):
+    """NaN or infinity from a layer's weights is reported with that layer, and the token is not appended."""
     engine = open_engine(tiny_store)
     sequence, before = started(engine)
     ends = re.compile(r"model\.layers\.1\.self_attn\.(.*\.)?o_proj\.weight")
@@ -152,21 +152,21 @@ def rewrite(store: Path, change) -> None:
     "name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"]
 )
 def test_a_missing_dense_tensor_is_named(open_engine, damageable, name: str):
-    """Without a tensor that its config needs, a store is not run."""
+    """A store without a tensor that its config needs is refused with the tensor's name."""
     rewrite(damageable, lambda tensors: tensors.pop(name))
     with pytest.raises(MissingTensor, match=name):
         open_engine(damageable)
 
 
 def test_a_dense_tensor_of_another_shape_is_missing(open_engine, damageable):
-    """A tensor that has the name but not the shape is not used."""
+    """A tensor of the right name and another shape is refused."""
     rewrite(damageable, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63).bfloat16()}))
     with pytest.raises(MissingTensor, match=r"model\.norm\.weight"):
         open_engine(damageable)
 
 
 def test_a_dense_tensor_without_a_place_is_refused(open_engine, damageable):
-    """A tensor that the model has no use for means that config and weights do not belong together."""
+    """A tensor without a module shows that config and weights do not belong together."""
     name = "model.layers.1.self_attn.q_proj.bias"
     rewrite(damageable, lambda tensors: tensors.update({name: torch.zeros(64).bfloat16()}))
     with pytest.raises(ModelRefused, match=name):
@@ -190,12 +190,11 @@ def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
 
 @pytest.mark.parametrize("experts", [2, 5])
 def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, want, experts):
-    """SIGINT while an expert is computed ends the step, changes nothing, and the step can be repeated."""
+    """SIGINT while an expert is computed ends the step without a change, and the step can be repeated."""
     engine = open_engine(tiny_store, experts=experts, dram_experts=3)
     sequence, before = started(engine)
-    # What computes a single token's experts.
-    name = "into" if issubclass(compute().kernel, TokenKernel) else "forward"
-    forward, computed = getattr(compute().kernel, name), []
+    engine.forget_experts()  # so that every layer's experts are computed by the kernel's forward
+    forward, computed = compute().kernel.forward, []
 
     def interrupted(*args):
         computed.append(1)
@@ -204,7 +203,7 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
         return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compute().kernel, name, interrupted)
+        patch.setattr(compute().kernel, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(sequence, 42))
     assert len(computed) == 2
@@ -220,11 +219,11 @@ def test_an_engine_that_cannot_be_built_leaves_no_thread_and_no_open_store(
     def fail(*_: object) -> None:
         raise RuntimeError("loading went wrong")
 
-    def held() -> tuple[int, int]:
+    def threads_and_files() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     monkeypatch.setattr("edgemoe.engine.engine.build_model", fail)
-    before = held()
+    before = threads_and_files()
     with pytest.raises(RuntimeError, match="loading went wrong"):
         open_engine(damageable)
-    assert held() == before
+    assert threads_and_files() == before

@@ -1,4 +1,4 @@
-"""Exact levels: limits, tiers and reader threads decide how long an answer takes, never one bit of it."""
+"""Exact levels: limits, tiers and reader threads change the time of an answer, never one bit of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store(checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def logits(open_engine, store):
-    """Runs the prompt, then the decoded tokens, on an engine as told: (logits [9, vocab], its counts)."""
+    """Runs the prompt, then the decoded tokens, on an engine of given options: (logits [9, vocab], its counts)."""
 
     def run(**how: int | None):
         engine = open_engine(store, **how)
@@ -67,7 +67,7 @@ def test_limits_do_not_change_a_bit(logits, level: int, readers: int):
 
 
 def test_levels_differ(logits):
-    """Fewer bits give other logits: equality above is not that of something that ignores the experts."""
+    """Fewer bits give other logits, so the test above does not compare logits without experts."""
     eight, four, two = (logits(level=level)[0] for level in (8, 4, 2))
     assert not torch.equal(eight, four)
     assert (two - eight).norm() > 2 * (four - eight).norm()
@@ -78,9 +78,9 @@ def test_levels_differ(logits):
 def test_a_store_of_another_layout_answers_the_same_and_warns(
     checkpoint, tiny_store, open_engine, tmp_path, caplog, other, level
 ):
-    """Records packed for another kernel are re-laid out on arrival: the same bits, and a word about it."""
+    """Records packed for another kernel are re-laid out on arrival: the same bits, and one warning."""
     if other == compute().layout.name:
-        pytest.skip("it is what the kernel here wants")
+        pytest.skip("the kernel reads this layout")
     convert_checkpoint(checkpoint, tmp_path / "other", max_level=8, layout=other, dense_bits=16)
     answers = []
     for directory in (tiny_store, tmp_path / "other"):

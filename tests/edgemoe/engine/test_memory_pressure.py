@@ -1,4 +1,4 @@
-"""Less memory than was asked for: a smaller arena or a refusal before anything is loaded, never a killed process."""
+"""Less free memory than a limit: a smaller arena or a refusal before loading, never a killed process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def smallest(tiny_store) -> int:
 
 @pytest.fixture
 def room(monkeypatch):
-    """Gives this process a memory cgroup with so many bytes left for what is loaded."""
+    """Gives this process a memory cgroup with so many free bytes."""
 
     def leave(size: int) -> None:
         monkeypatch.setattr(process, "resident_bytes", lambda: PROCESS_BYTES)
@@ -34,8 +34,8 @@ def room(monkeypatch):
     return leave
 
 
-def test_a_cgroup_with_less_than_was_asked_for_shrinks_the_limit(run, tiny_store, room, smallest, caplog):
-    """The answer is the same, the limit is what the cgroup has left, and one line says so."""
+def test_a_cgroup_with_less_than_the_limit_shrinks_it(run, tiny_store, room, smallest, caplog):
+    """The answer is the same, the limit is the cgroup's free memory, and one line reports it."""
     _, whole, _ = run("chat", "--model", tiny_store, "--json", "--vram-limit", "4MB", *ASK)
     assert not caplog.messages
     room(smallest + 20_000)
@@ -44,7 +44,7 @@ def test_a_cgroup_with_less_than_was_asked_for_shrinks_the_limit(run, tiny_store
     assert json.loads(out)["text"] == json.loads(whole)["text"]
     assert json.loads(out)["vram_limit_bytes"] < 4_000_000
     (line,) = caplog.messages
-    assert line.startswith("a limit of 4 MB was asked for, but ")
+    assert line.startswith("a limit of 4 MB exceeds the free memory")
 
 
 def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(
@@ -59,7 +59,7 @@ def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(
 
 
 def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypatch):
-    """An answer is the same where the system refuses to lock arenas; nothing is said of it."""
+    """The answer is the same where the system refuses to lock arenas, without a message."""
     ask = ("chat", "--model", tiny_store, "--json", *ASK)
     locked = json.loads(run(*ask)[1])
     refused = []
@@ -70,8 +70,8 @@ def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypa
     assert json.loads(out)["text"] == locked["text"]
 
 
-def test_doctor_tells_how_much_memory_may_be_locked(run, tmp_path: Path, monkeypatch):
-    """The limit that keeps arenas from being locked is in its report."""
+def test_doctor_reports_how_much_memory_may_be_locked(run, tmp_path: Path, monkeypatch):
+    """The report has the system's limit on locked memory."""
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (8_388_608, 8_388_608))

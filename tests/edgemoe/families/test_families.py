@@ -83,7 +83,7 @@ STARTS = {
     [(name, {}) for name in SMALL] + [(name, one) for name, several in STARTS.items() for one in several],
 )
 def test_moe_layers_are_those_that_transformers_builds(model_type, changes):
-    """So do the other families' rules, whether or not config.json says the values that are the default."""
+    """A layer has experts where transformers' model has them, in every family, with default values left out or not."""
     config = small_config(model_type, **changes).to_dict()
     expected = built_moe_layers(model_type, **changes)
     assert expected
@@ -99,8 +99,8 @@ def test_moe_layers_are_those_that_transformers_builds(model_type, changes):
         ("ernie4_5_moe", {"moe_layer_interval": 0}),
     ],
 )
-def test_layers_that_nobody_could_count_are_refused(model_type, changes):
-    """A key of the wrong kind is named, not computed with."""
+def test_layer_keys_of_a_wrong_kind_are_refused(model_type, changes):
+    """A key of the wrong kind is an error that names it."""
     config = small_config(model_type).to_dict() | changes
     with pytest.raises(ModelRefused, match=next(iter(changes))):
         FAMILIES[model_type].moe_layers(config)
@@ -133,9 +133,9 @@ def test_mlp_only_layers_must_be_a_list():
 
 
 def test_llama4_is_refused_with_its_reason_and_the_list():
-    """By name: the message says why, and what there is instead."""
+    """The message has the reason and the list of supported families."""
     with pytest.raises(
-        ModelRefused, match=r"'llama4'.*deepseek_v2, .*qwen3_next; its experts are one product"
+        ModelRefused, match=r"'llama4'; its experts are one product.*deepseek_v2, .*qwen3_next"
     ):
         known_family("llama4")
 
@@ -189,7 +189,7 @@ def test_dots_of_a_template_match_only_dots():
 @pytest.mark.parametrize("model_type", SMALL)
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model_type, fused):
-    """Of the saved names the expert ones hold all expert weights, routers are found, and all others have a module."""
+    """Expert names cover all expert weights, router names are found, and every other name has a module."""
     model = random_model(model_type)
     names = Checkpoint.open(save(model, tmp_path / "model", fused=fused)).names()
     family, config = FAMILIES[model_type], model.config.to_dict()
@@ -207,8 +207,8 @@ def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model
 
 
 @pytest.mark.parametrize("model_type", SMALL)
-def test_what_stays_precise_is_what_transformers_keeps_in_float32(model_type):
-    """A dense tensor stays float32 exactly where transformers' model, asked for bf16, has it so."""
+def test_precise_tensors_are_those_that_transformers_keeps_in_float32(model_type):
+    """A dense tensor stays float32 exactly where transformers' bf16 model has it in float32."""
     model, family = random_model(model_type), FAMILIES[model_type]
     kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
     assert {name for name in model.state_dict() if family.keeps_precision(name)} == kept
@@ -224,8 +224,8 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("model_type", AHEAD)
-def test_what_is_no_part_of_the_model_is_left_out_of_its_store(tmp_path, model_type):
-    """A tensor of multi-token prediction or of old rotary code does not keep a checkpoint from being converted."""
+def test_tensors_outside_the_model_are_left_out_of_its_store(tmp_path, model_type):
+    """A checkpoint with a tensor of multi-token prediction or of old rotary code is converted without it."""
     source = save(random_model(model_type), tmp_path / "model", fused=False)
     tensors = load_file(source / "model.safetensors")
     save_file(tensors | {AHEAD[model_type]: torch.full((8,), torch.nan)}, source / "model.safetensors")
@@ -233,8 +233,8 @@ def test_what_is_no_part_of_the_model_is_left_out_of_its_store(tmp_path, model_t
     assert AHEAD[model_type] not in read_header(tmp_path / "store" / "dense.safetensors").tensors
 
 
-def test_layers_that_nothing_explains_are_refused(tmp_path):
-    """Beyond the layers for prediction that config.json announces, more layers are another model's."""
+def test_unexplained_layers_are_refused(tmp_path):
+    """Layers beyond those for prediction that config.json announces are refused."""
     source = save(random_model("deepseek_v3"), tmp_path / "model", fused=False)
     tensors = load_file(source / "model.safetensors")
     more = {"model.layers.4.mlp.experts.0.up_proj.weight": torch.zeros(32, 64)}

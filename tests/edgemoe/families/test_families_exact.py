@@ -52,7 +52,7 @@ class Case:
     logits: torch.Tensor
 
     def store(self, form: str = "fused", dense_bits: int = 16) -> Path:
-        """The checkpoint converted, once."""
+        """Converts the checkpoint once; returns the store."""
         source = self.checkpoints[form]
         store = source.with_name(f"{form}-{dense_bits}")
         if not store.exists():
@@ -62,7 +62,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """Builds a family's case when it is first asked for."""
+    """Builds a family's case at its first use."""
 
     @functools.cache
     def make(model_type: str) -> Case:
@@ -81,8 +81,8 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 def decided_prompts(model: nn.Module) -> torch.Tensor:
     """Prompts of random tokens, int64 [PROMPTS, LENGTH], whose experts stay the same under noise.
 
-    A router of random weights often has two experts so close that rounding chooses between them, which says
-    nothing about either side: prompts with such a token are passed over.
+    A router of random weights often has two experts so close that rounding chooses between them. Such a token proves
+    nothing about either side, so prompts with one are left out.
     """
     generator = torch.Generator().manual_seed(1)
     found = torch.empty(0, LENGTH, dtype=torch.int64)
@@ -135,7 +135,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def a_sequence(engine: Engine) -> SequenceKV:
-    """A sequence beside the one that the engine's limit has room for."""
+    """A sequence beside the one that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, engine.plan.context)
 
 
@@ -145,22 +145,22 @@ def prefilled(engine: Engine, tokens: list[int]) -> torch.Tensor:
 
 
 def decoded(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """The same, each token a step of one row over what is cached."""
+    """Logits [tokens, vocabulary], each token in a step of its own."""
     sequence = a_sequence(engine)
     return torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
 
 
 def continued(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """The same, in three steps of several rows."""
+    """Logits [tokens, vocabulary], in three steps of several rows."""
     sequence = a_sequence(engine)
     pieces = tokens[:2], tokens[2:7], tokens[7:]
     return torch.cat([engine.all_logits(sequence, piece, decode=False) for piece in pieces])
 
 
-def distances(case: Case, engine: Engine, way: Callable[[Engine, list[int]], torch.Tensor]) -> list[float]:
+def distances(case: Case, engine: Engine, run: Callable[[Engine, list[int]], torch.Tensor]) -> list[float]:
     """Each prompt's largest divergence, ascending."""
     return sorted(
-        kl(want, way(engine, tokens)) for want, tokens in zip(case.logits, case.prompts, strict=True)
+        kl(want, run(engine, tokens)) for want, tokens in zip(case.logits, case.prompts, strict=True)
     )
 
 
@@ -182,28 +182,28 @@ def test_level_8_is_transformers(case_of, open_engine, model_type, form):
     """After every token, prefilled, decoded or continued, the next is distributed as transformers has it."""
     case = case_of(model_type)
     engine = open_engine(case.store(form), experts=3)
-    for way in (prefilled, decoded, continued):
-        assert distances(case, engine, way)[-1] < LEVEL_8_KL, way.__name__
+    for run in (prefilled, decoded, continued):
+        assert distances(case, engine, run)[-1] < LEVEL_8_KL, run.__name__
 
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
-    """So are all ways with dense weights at 8 bits, to the bound that these have.
+    """Prefilled, decoded and continued logits with dense weights at 8 bits meet their wider bound.
 
-    Their error is larger than the noise that prompts were chosen by, so that one of the three may be routed elsewhere.
+    Their error is larger than the noise that prompts were chosen by, so one of the three may be routed elsewhere.
     """
     case = case_of(model_type)
     engine = open_engine(case.store(dense_bits=8))
-    for way in (prefilled, decoded, continued):
-        assert distances(case, engine, way)[1] < DENSE_8_KL, way.__name__
+    for run in (prefilled, decoded, continued):
+        assert distances(case, engine, run)[1] < DENSE_8_KL, run.__name__
 
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_the_bound_would_see_a_wrong_expert(case_of, open_engine, model_type, monkeypatch):
-    """Zeroed experts change transformers' own logits far beyond the bounds, and so do 2 bits of them ours."""
+    """Zeroed experts move transformers' own logits far beyond the bounds; experts at 2 bits do so to edgemoe's."""
     case = case_of(model_type)
-    held = {block: block.experts.forward for block in blocks_of(case.model)}
-    for block in held:
+    blocks = blocks_of(case.model)
+    for block in blocks:
         monkeypatch.setattr(block.experts, "forward", lambda hidden, *_: torch.zeros_like(hidden))
     with torch.no_grad():
         without = case.model(torch.tensor(case.prompts)).logits.float()
@@ -214,7 +214,7 @@ def test_the_bound_would_see_a_wrong_expert(case_of, open_engine, model_type, mo
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_sequences_of_one_step_do_not_see_each_other(case_of, open_engine, model_type):
-    """Two sequences of other lengths and rows in one step give what each gives alone, to rounding."""
+    """Two sequences of unequal lengths and rows have the same logits in one step as alone, to rounding."""
     case = case_of(model_type)
     engine = open_engine(case.store())
     first, second, _ = case.prompts
@@ -230,20 +230,20 @@ def test_sequences_of_one_step_do_not_see_each_other(case_of, open_engine, model
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
-    """Each layer's experts know the next one's router, with the weight that the checkpoint has; the last knows none."""
+    """Each layer's experts have the next router, with the checkpoint's weight; the last layer's have none."""
     case = case_of(model_type)
     blocks, theirs = blocks_of(open_engine(case.store())._model), blocks_of(case.model)
     bound = [block.experts.edgemoe for block in blocks]
-    assert bound[-1].next_layer is None
+    assert bound[-1].next_router is None
     for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
-        layer, scored = here.next_layer
+        layer, scored = here.next_router
         assert layer == after.layer
         assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_a_scheduled_prompt_runs_with_importance_and_look_ahead(case_of, open_engine, model_type):
-    """Levels by attention received, skipping and look-ahead work in every family, and what is asked is done."""
+    """Levels by attention received, skipping and look-ahead work in every family, at the scheduled levels."""
     case = case_of(model_type)
     engine = open_engine(
         case.store(), experts=4, levels=(4, 0), exact=False, importance="heavy-hitters", retention=0.5
@@ -257,21 +257,21 @@ def test_a_scheduled_prompt_runs_with_importance_and_look_ahead(case_of, open_en
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "deepseek_v3", "mixtral"])
 def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, model_type, monkeypatch):
-    """After an error in the last layer's experts, the same tokens give bit for bit what they would have given."""
+    """After an error in the last layer's experts, the same tokens have an undisturbed run's logits, bit for bit."""
     case = case_of(model_type)
     engine, tokens = open_engine(case.store(), experts=4), case.prompts[0]
     want = continued(engine, tokens)
     sequence = a_sequence(engine)
     got = [engine.all_logits(sequence, tokens[:2], decode=False)]
-    source, last = engine._runner.source, engine.shape.layers - 1
-    stream = source.stream
+    source, last = engine._runtime.source, engine.shape.layers - 1
+    request = source.request
 
-    def fails(wanted, *, passing=False):
-        return stream(wanted, passing=passing) if min(wanted).layer < last else 1 / 0
+    def fails(wanted, *, scan=False):
+        return request(wanted, scan=scan) if min(wanted).layer < last else 1 / 0
 
     for piece in (tokens[2:7], tokens[7:]):
         with monkeypatch.context() as broken:
-            broken.setattr(source, "stream", fails)
+            broken.setattr(source, "request", fails)
             with pytest.raises(ZeroDivisionError):
                 engine.all_logits(sequence, piece, decode=False)
         got.append(engine.all_logits(sequence, piece, decode=False))

@@ -1,20 +1,17 @@
-"""edgemoe/kernels/activation.py: gatings are recognised by what they do."""
+"""edgemoe/kernels/activation.py: names of activations, and their functions against transformers' own."""
 
 from __future__ import annotations
-
-import gc
-import weakref
 
 import pytest
 import torch
 from transformers.activations import ACT2FN
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
 
-from edgemoe.kernels.activation import NONE, gating_of
+from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
 
 
 def experts_of(activation: str) -> Qwen3MoeExperts:
+    """transformers' own experts module with an activation, without weights."""
     with torch.device("meta"):
         return Qwen3MoeExperts(
             Qwen3MoeConfig(hidden_size=8, moe_intermediate_size=4, num_experts=2, hidden_act=activation)
@@ -22,48 +19,29 @@ def experts_of(activation: str) -> Qwen3MoeExperts:
 
 
 @pytest.mark.parametrize(
-    ("activation", "name"),
-    [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_new", "gelu_tanh")]
-    + [(other, NONE) for other in ("relu", "quick_gelu", "tanh", "xielu")],
+    ("hidden_act", "name"),
+    [("silu", "silu"), ("swish", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")],
 )
-def test_transformers_own_gatings(activation, name):
-    """Of transformers' own experts, whose weights are nowhere, the gating is known, or known not to be fusible."""
-    if activation not in ACT2FN:
-        pytest.skip("this version of transformers has no such activation")
-    assert gating_of(experts_of(activation)._apply_gate) == name
+@pytest.mark.parametrize("rows", [1, 33])
+def test_a_fused_name_is_the_function_of_transformers(hidden_act, name, rows):
+    """Where a config's activation has a name, the named function gives the module's numbers, bit for bit."""
+    assert fused_name(hidden_act) == name
+    assert name in GATED
+    both = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).mul(5).bfloat16()
+    assert torch.equal(Activation.gated(name).apply(both), experts_of(hidden_act)._apply_gate(both))
 
 
-def test_one_that_interleaves_and_clamps_is_left_to_the_model():
-    """gpt-oss' gating takes the same rows and gives as many, and is none of ours."""
-    experts = GptOssExperts.__new__(GptOssExperts)
-    torch.nn.Module.__init__(experts)
-    experts.alpha, experts.limit = 1.702, 7.0
-    assert gating_of(experts._apply_gate) == NONE
+@pytest.mark.parametrize("hidden_act", ["relu", "quick_gelu", "tanh", "gelu_new", "relu2", "xielu", "", None])
+def test_other_activations_are_custom(hidden_act):
+    """An activation that no kernel fuses has no name."""
+    assert fused_name(hidden_act) == CUSTOM
 
 
-def test_a_function_around_the_gating_is_never_asked():
-    """What adds biases to its rows is a function of its own: trying it with other rows would be an error."""
-
-    def biased(both: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("asked")
-
-    assert gating_of(biased) == NONE
-
-
-def test_a_model_is_asked_once_and_not_kept():
-    """The answer is remembered as long as the module lives, and no longer."""
-    calls = []
-
-    class Experts(torch.nn.Module):
-        def _apply_gate(self, both):
-            calls.append(both)
-            half, up = both.chunk(2, dim=-1)
-            return torch.nn.functional.silu(half) * up
-
-    experts = Experts()
-    assert [gating_of(experts._apply_gate) for _ in range(3)] == ["silu"] * 3
-    assert len(calls) == 1
-    gone = weakref.ref(experts)
-    del experts
-    gc.collect()
-    assert gone() is None
+def test_every_fused_name_is_an_activation_of_transformers():
+    """The names that edgemoe fuses are keys of transformers' table of activations, with the same functions."""
+    x = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    names = {hidden_act: fused_name(hidden_act) for hidden_act in ACT2FN}
+    fused = {hidden_act: name for hidden_act, name in names.items() if name != CUSTOM}
+    assert set(fused.values()) == set(GATED)
+    for hidden_act, name in fused.items():
+        torch.testing.assert_close(GATED[name](x), ACT2FN[hidden_act](x), rtol=0, atol=0)

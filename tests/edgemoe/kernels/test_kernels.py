@@ -12,8 +12,10 @@ from records import KEY, MemoryReader, a_store, blocks_for
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from edgemoe.kernels import torch_int4 as cpu
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
@@ -25,9 +27,9 @@ from storage.record import MatrixSpec, RecordGeometry
 
 SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 768))]
 
-WAYS = {way.name: way for way in kernels_for()}
+KERNELS = {kernel.name: kernel for kernel in kernels_for()}
 
-needs_native = pytest.mark.skipif("native" not in WAYS, reason="edgemoe's own kernel was not built")
+needs_native = pytest.mark.skipif("native" not in KERNELS, reason="the compiled kernel was not built")
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
@@ -35,19 +37,16 @@ def gate(both: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(first) * second
 
 
-class Gated(torch.nn.Module):
-    """Gates as a model's module does, so that a kernel may recognise it."""
+FUSED = Activation("silu", gate)
+"""A kernel may compute it in one call with both products."""
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        return gate(both)
-
-
-KNOWN = Gated().gate
+UNFUSED = Activation(CUSTOM, gate)
+"""The same function, which a kernel must call."""
 
 
-def as_read(x: torch.Tensor, way: Compute, level: int, group: int) -> torch.Tensor:
-    """Activations as a kernel reads them: edgemoe's own below level 8 in 127ths of each chunk's largest."""
-    if way.name != "native" or level == 8:
+def as_read(x: torch.Tensor, kernel: Compute, level: int, group: int) -> torch.Tensor:
+    """Activations as a kernel reads them: the compiled one below level 8 in 127ths of each chunk's largest."""
+    if kernel.name != "native" or level == 8:
         return x.float()
     chunk = min(group, 64)
     chunks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % chunk)).view(len(x), -1, chunk)
@@ -65,16 +64,16 @@ def vnni(request) -> Iterator[None]:
 
 
 @pytest.fixture(params=["native", "torch"])
-def way(request) -> Compute:
-    if request.param not in WAYS:
-        pytest.skip("edgemoe's own kernel was not built, or the processor has no AVX2")
-    return WAYS[request.param]
+def kernel(request) -> Compute:
+    if request.param not in KERNELS:
+        pytest.skip("the compiled kernel was not built, or the processor has no AVX2")
+    return KERNELS[request.param]
 
 
 @pytest.fixture(params=SHAPES, ids=["small", "odd", "wide"])
-def expert(request, way):
-    geometry, weights, record = a_store(request.param, way.layout)
-    form = way.form(geometry, way.layout, way.layout)
+def expert(request, kernel):
+    geometry, weights, record = a_store(request.param, kernel.layout)
+    form = kernel.form(geometry, kernel.layout, kernel.layout)
     blocks = {}
     for level in (8, 4, 2):
         blocks[level] = blocks_for(form, level)
@@ -82,51 +81,63 @@ def expert(request, way):
     return geometry, record, blocks, weights
 
 
-def run(way: Compute, geometry, x: torch.Tensor, blocks, held: int, level: int, gating=KNOWN) -> torch.Tensor:
-    return way.kernel(geometry, way.layout).forward(x, [Part(blocks, held, level, len(x))], gating)
+def computed(kernel: ExpertKernel, x: torch.Tensor, parts: list[Part], activation=FUSED) -> torch.Tensor:
+    """The rows that a call writes, bf16 [R, H]; every one of them must be written."""
+    out = torch.full((sum(part.rows for part in parts), x.shape[1]), 7777.0).bfloat16()
+    assert kernel.forward(x, parts, activation, out) is None
+    assert not (out == 7777).all(dim=1).any()
+    return out
 
 
-def reference(way: Compute, geometry, record, x: torch.Tensor, level: int) -> torch.Tensor:
-    """float32 products with decoded weights of what the kernel reads, rounded to bf16 where transformers rounds."""
-    up, down = decode(record, geometry, way.layout, level)
+def run(
+    kernel: Compute, geometry, x: torch.Tensor, blocks, resident: int, level: int, activation=FUSED
+) -> torch.Tensor:
+    """All rows of x through one expert."""
+    parts = [Part(blocks, resident, level, len(x))]
+    return computed(kernel.kernel(geometry, kernel.layout), x, parts, activation)
+
+
+def reference(kernel: Compute, geometry, record, x: torch.Tensor, level: int) -> torch.Tensor:
+    """float32 products of decoded weights and the activations as read, rounded to bf16 where transformers rounds."""
+    up, down = decode(record, geometry, kernel.layout, level)
     groups = [matrix.group for matrix in geometry.matrices]
-    inner = gate((as_read(x, way, level, groups[0]) @ up.T).bfloat16())
-    return as_read(inner, way, level, groups[1]) @ down.T
+    inner = gate((as_read(x, kernel, level, groups[0]) @ up.T).bfloat16())
+    return as_read(inner, kernel, level, groups[1]) @ down.T
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 39, 40, 64, 65, 79, 80, 130])
-def test_every_level_and_token_count_matches_the_reference(way, expert, level, tokens):
+def test_every_level_and_token_count_matches_the_reference(kernel, expert, level, tokens):
     """The output is the decoded weights' product in float32, to bf16's rounding."""
     geometry, record, blocks, _ = expert
     columns = geometry.matrices[0].cols
     x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens)).bfloat16()
-    want = reference(way, geometry, record, x, level)
-    for gating in (KNOWN, gate):
-        got = run(way, geometry, x, blocks[level], level, level, gating).float()
+    want = reference(kernel, geometry, record, x, level)
+    for activation in (FUSED, UNFUSED):
+        got = run(kernel, geometry, x, blocks[level], level, level, activation).float()
         assert got.shape == want.shape
         assert (got - want).norm() / want.norm() < 0.01
 
 
-@pytest.mark.parametrize(("held", "level"), [(8, 4), (8, 2), (4, 2)])
+@pytest.mark.parametrize(("resident", "level"), [(8, 4), (8, 2), (4, 2)])
 @pytest.mark.parametrize("tokens", [1, 100])
-def test_a_lower_level_from_higher_planes_is_bit_identical(way, expert, held, level, tokens):
+def test_a_lower_level_from_higher_planes_is_bit_identical(kernel, expert, resident, level, tokens):
     """Computing at a level gives the same bits whether or not higher planes happen to be resident."""
     geometry, _, blocks, _ = expert
     x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
     assert torch.equal(
-        run(way, geometry, x, blocks[held], held, level),
-        run(way, geometry, x, blocks[level], level, level),
+        run(kernel, geometry, x, blocks[resident], resident, level),
+        run(kernel, geometry, x, blocks[level], level, level),
     )
 
 
-def test_errors_of_the_levels_are_those_of_the_format(way, expert):
+def test_errors_of_the_levels_are_those_of_the_format(kernel, expert):
     """The output's error against unquantized weights grows by level as the format promises."""
     geometry, _, blocks, (up, down) = expert
     x = torch.randn(64, up.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
     want = gate(x.float() @ up.T) @ down.T
     errors = {
-        level: ((run(way, geometry, x, blocks[level], level, level) - want).norm() / want.norm()).item()
+        level: ((run(kernel, geometry, x, blocks[level], level, level) - want).norm() / want.norm()).item()
         for level in (8, 4, 2)
     }
     assert errors[8] < 0.02
@@ -134,62 +145,56 @@ def test_errors_of_the_levels_are_those_of_the_format(way, expert):
     assert 0.3 < errors[2] < 0.9
 
 
-def test_experts_computed_together_are_those_computed_alone(way, expert):
-    """A row's bits do not depend on what else is in the call: which experts are ready together is a matter of luck."""
+def test_experts_computed_together_are_those_computed_alone(kernel, expert):
+    """A row's bits do not depend on the other rows of its call: which experts are ready together is chance."""
     geometry, _, blocks, _ = expert
-    held = [(8, 8), (4, 2), (8, 4), (2, 2)]
+    levels = [(8, 8), (4, 2), (8, 4), (2, 2)]
     sizes = [1, 70, 3, 50]
     x = torch.randn(sum(sizes), geometry.matrices[0].cols).bfloat16()
-    parts = [Part(blocks[h], h, level, rows) for (h, level), rows in zip(held, sizes, strict=True)]
-    kernel = way.kernel(geometry, way.layout)
-    alone = [kernel.forward(rows, [part], gate) for rows, part in zip(x.split(sizes), parts, strict=True)]
-    assert torch.equal(kernel.forward(x, parts, gate), torch.cat(alone))
-    one = [Part(blocks[h], h, level, 1) for h, level in held]
-    together = kernel.forward(x[:1].expand(4, -1), one, gate)
-    assert torch.equal(together, torch.cat([kernel.forward(x[:1], [part], gate) for part in one]))
+    parts = [Part(blocks[h], h, level, rows) for (h, level), rows in zip(levels, sizes, strict=True)]
+    one_row = [Part(blocks[h], h, level, 1) for h, level in levels]
+    made = kernel.kernel(geometry, kernel.layout)
+    for activation in (FUSED, UNFUSED):
+        pairs = zip(x.split(sizes), parts, strict=True)
+        alone = [computed(made, rows, [part], activation) for rows, part in pairs]
+        assert torch.equal(computed(made, x, parts, activation), torch.cat(alone))
+        together = computed(made, x[:1].expand(4, -1), one_row, activation)
+        alone = [computed(made, x[:1], [part], activation) for part in one_row]
+        assert torch.equal(together, torch.cat(alone))
 
 
 @needs_native
-def test_a_tokens_experts_are_left_where_they_belong(way, expert):
-    """Rows that experts do not have stay as they were; what they get are forward's bits."""
-    geometry, _, blocks, _ = expert
-    if way.name != "native" or geometry.matrices[0].padded_cols != geometry.matrices[0].cols:
-        pytest.skip("of sizes that have to be padded it is forward that computes")
-    kernel = way.kernel(geometry, way.layout)
-    x = torch.randn(1, geometry.matrices[0].cols).bfloat16()
-    padded = geometry.matrices[1].padded_rows != geometry.matrices[1].rows
-    assert not kernel.takes(lambda both: both)
-    assert kernel.takes(KNOWN) == (not padded)
-    if padded:
-        return
-    y = torch.full((5, geometry.matrices[1].rows), 7.0).bfloat16()
-    kernel.into(x, [kernel.prepared(blocks[level], level) for level in (4, 8, 2)], [3, 0, 2], y)
-    parts = [Part(blocks[level], level, level, 1) for level in (4, 8, 2)]
-    assert torch.equal(y[[3, 0, 2]], kernel.forward(x.expand(3, -1), parts, KNOWN))
-    assert (y[[1, 4]] == 7).all()
+@pytest.mark.parametrize(("slots", "columns"), [(1, 5), (8, 2048), (6, 100)])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_weighted_sum_is_one(slots, columns, indexed):
+    """Each token's sum equals that in float64 to bf16's rounding, and is added in place as torch adds in bf16.
 
-
-@needs_native
-@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (8, 2048), (6, 100)])
-def test_a_weighted_sum_is_one(rows, columns):
-    """Each token's within bf16's rounding of the sum in float64; and added in place as torch adds the two in bf16."""
+    With `row_of` rows come in any order, and a slot below 0 adds nothing.
+    """
+    generator = torch.Generator().manual_seed(slots)
     tokens = 3
-    y = torch.randn(tokens, rows, columns).bfloat16()
-    weights = torch.rand(tokens, rows)
-    want = torch.einsum("tr,trc->tc", weights.double(), y.double())
-    alone = native.weighted_sum(y, weights)
+    rows = torch.randn(tokens * slots, columns, generator=generator).bfloat16()
+    weights = torch.rand(tokens, slots, generator=generator)
+    row_of, taken = None, rows.view(tokens, slots, columns)
+    if indexed:
+        row_of = torch.randperm(tokens * slots, generator=generator).view(tokens, slots)
+        taken = rows[row_of]
+        if slots > 1:
+            row_of[1, 0], taken[1, 0] = -1, 0
+    want = torch.einsum("tr,trc->tc", weights.double(), taken.double())
+    alone = weighted_sum(rows, weights, row_of)
     torch.testing.assert_close(alone.double(), want, rtol=0.005, atol=1e-5)
-    plus = torch.randn(1, tokens, columns).bfloat16()
-    added = plus + alone
-    assert native.weighted_sum(y, weights, plus) is plus
-    assert torch.equal(plus, added)
+    sums = torch.randn(1, tokens, columns, generator=generator).bfloat16()
+    added = sums + alone
+    assert weighted_sum(rows, weights, row_of, sums) is sums
+    assert torch.equal(sums, added)
 
 
 @needs_native
 @pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_token_is_the_same_alone_and_among_others(level):
-    """One token goes another way than many: not a bit of its result may show it, whatever the shape."""
+    """One token takes another kernel than many; no bit of its result depends on that, for any shape."""
     generator = torch.Generator().manual_seed(level)
     for (up, down), group in product(SHAPES, (32, 64, 128)):
         geometry = RecordGeometry(
@@ -201,25 +206,24 @@ def test_a_token_is_the_same_alone_and_among_others(level):
         record = encode(geometry, native.LAYOUT, weights)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
         x = (torch.randn(70, geometry.matrices[0].cols, generator=generator) * 10).bfloat16()
-        alone = torch.cat([run(WAYS["native"], geometry, row[None], blocks, level, level) for row in x])
+        alone = torch.cat([run(KERNELS["native"], geometry, row[None], blocks, level, level) for row in x])
         for tokens in (2, 3, 4, 5, 6, 15, 64, 65, 70):
-            got = run(WAYS["native"], geometry, x[:tokens], blocks, level, level)
+            got = run(KERNELS["native"], geometry, x[:tokens], blocks, level, level)
             assert torch.equal(got, alone[:tokens]), (up, group, tokens)
 
 
 def test_bf16_products_agree_with_float32_ones(monkeypatch):
-    """On a CPU with bf16 instructions torch's many-token way multiplies in bf16; the result is the same to rounding."""
-    layout, way = detect(), WAYS["torch"]
+    """On a CPU with bf16 instructions torch's product of many tokens is in bf16: the same result to rounding."""
+    layout, kernel = detect(), KERNELS["torch"]
     geometry, _, record = a_store(SHAPES[2], layout)
-    form = way.form(geometry, layout, layout)
+    form = kernel.form(geometry, layout, layout)
     blocks = blocks_for(form, 8)
     form.fill(MemoryReader(record, geometry), KEY, 8, blocks, None)
     x = torch.randn(128, geometry.matrices[0].cols).bfloat16()
     outputs = []
     for fast in (False, True):
         monkeypatch.setattr(cpu, "fast_bf16", lambda fast=fast: fast)
-        kernel = CpuExpertKernel(geometry, layout)
-        outputs.append(kernel.forward(x, [Part(blocks, 8, 8, 128)], gate).float())
+        outputs.append(computed(CpuExpertKernel(geometry, layout), x, [Part(blocks, 8, 8, 128)]).float())
     assert (outputs[0] - outputs[1]).norm() / outputs[0].norm() < 0.02
 
 
@@ -228,7 +232,7 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [8, 16, 40, 160])
 def test_groups_and_a_last_block_of_16_rows(group, rows):
-    """Whatever the group, and whether a matrix ends in 32 rows or in 16, which lie another way."""
+    """Results are right for every group, and for a last block of 32 rows or of 16, which has a layout of its own."""
     geometry = RecordGeometry(
         (MatrixSpec.of("gate_up", 2 * rows, 512, group), MatrixSpec.of("down", 512, rows, 32)), 8
     )
@@ -241,8 +245,8 @@ def test_groups_and_a_last_block_of_16_rows(group, rows):
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
         for tokens in (1, 5, 11):
             x = torch.randn(tokens, 512, generator=generator).bfloat16()
-            want = reference(WAYS["native"], geometry, record, x, level)
-            got = run(WAYS["native"], geometry, x, blocks, level, level)
+            want = reference(KERNELS["native"], geometry, record, x, level)
+            got = run(KERNELS["native"], geometry, x, blocks, level, level)
             assert (got - want).norm() / want.norm() < 0.01
 
 
@@ -258,25 +262,25 @@ def test_activations_of_very_different_sizes():
     x[0, 7] = 500
     x[0, 64:128] = 0
     want = gate(x.float() @ up.T) @ down.T
-    assert (run(WAYS["native"], geometry, x, blocks, 8, 8) - want).norm() / want.norm() < 0.01
+    assert (run(KERNELS["native"], geometry, x, blocks, 8, 8) - want).norm() / want.norm() < 0.01
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("tokens", [3, 100])
-def test_what_is_not_finite_stays_so(way, expert, bad, tokens):
-    """A NaN among activations is not computed away, whichever way is taken: the engine must see it."""
+def test_numbers_that_are_not_finite_stay_so(kernel, expert, bad, tokens):
+    """A NaN among activations stays in the result of every kernel: the engine must see it."""
     geometry, _, blocks, _ = expert
     x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
     x[1, 3] = bad
-    finite = run(way, geometry, x, blocks[4], 4, 4).isfinite().all(dim=1)
+    finite = run(kernel, geometry, x, blocks[4], 4, 4).isfinite().all(dim=1)
     assert finite.tolist() == [row != 1 for row in range(tokens)]
 
 
 @needs_native
 @pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so_in_dense_products(bad):
-    """The same of dense weights in 8 and 16 bits."""
+def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
+    """A NaN or infinity stays in the product with dense weights in 8 and 16 bits."""
     x = torch.randn(2, 300).bfloat16()
     x[1, 299] = bad
     codes, scales = quantize_rows(torch.randn(40, 300))
@@ -290,7 +294,7 @@ def test_what_is_not_finite_stays_so_in_dense_products(bad):
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
 @pytest.mark.parametrize("tokens", [1, 5, 12])
 def test_dense_products(shape, tokens):
-    """Both kinds of dense weight against a product in double precision, of every size."""
+    """Products with both kinds of dense weight equal those in double precision, to rounding."""
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
@@ -307,7 +311,7 @@ def test_dense_products(shape, tokens):
 @pytest.mark.parametrize("shape", [(64, 2048), (33, 304), (5, 100), (64, 17)])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bits):
-    """Tokens and rows are multiplied several at a time: not a bit of a result may show how many there were."""
+    """Tokens and rows are multiplied several at a time; no bit of a result depends on their number."""
     generator = torch.Generator().manual_seed(shape[1])
     codes, scales = quantize_rows(torch.randn(shape, generator=generator))
     weight = (codes, scales) if bits == 8 else (codes.bfloat16(), None)
@@ -321,7 +325,7 @@ DENSE_SHAPES = [(4100, 64), (96, 304), (33, 100), (64, 17)]
 
 
 def all_products(seed: int) -> list[torch.Tensor]:
-    """What edgemoe's kernel gives of experts at every level and of dense weights, for one token and for many."""
+    """The compiled kernel's results for experts at every level and for dense weights, for one token and for many."""
     generator, out = torch.Generator().manual_seed(seed), []
     for (up, down), level in product(SHAPES, (8, 4, 2)):
         geometry = RecordGeometry((MatrixSpec.of("gate_up", *up), MatrixSpec.of("down", *down)), 8)
@@ -329,10 +333,10 @@ def all_products(seed: int) -> list[torch.Tensor]:
         form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
         blocks, record = blocks_for(form, level), encode(geometry, native.LAYOUT, weights)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
-        kernel = WAYS["native"].kernel(geometry, native.LAYOUT)
-        for rows, gating in product((1, 11, 70), (KNOWN, gate)):
+        kernel = KERNELS["native"].kernel(geometry, native.LAYOUT)
+        for rows, activation in product((1, 11, 70), (FUSED, UNFUSED)):
             x = torch.randn(4 * rows, up[1], generator=generator).bfloat16()
-            out.append(kernel.forward(x, [Part(blocks, level, level, rows)] * 4, gating))
+            out.append(computed(kernel, x, [Part(blocks, level, level, rows)] * 4, activation))
     for shape, tokens in product(DENSE_SHAPES, (1, 5, 12)):
         codes, scales = quantize_rows(torch.randn(shape, generator=generator))
         x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
@@ -342,7 +346,7 @@ def all_products(seed: int) -> list[torch.Tensor]:
 
 @needs_native
 def test_no_bit_depends_on_the_instructions():
-    """AVX-512 VNNI gives what AVX2 gives."""
+    """AVX-512 VNNI and AVX2 give the same bits."""
     if not native.use_vnni(True):
         pytest.skip("the processor has no AVX-512 VNNI")
     quick = all_products(1)
@@ -357,7 +361,7 @@ def test_no_bit_depends_on_the_instructions():
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3, 20])
 def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):
-    """Tasks are longer for fewer threads, and lie otherwise: every row is there, the same for any number."""
+    """Every row has the same bits for any number of threads, though tasks have other sizes."""
     want, library = all_products(2), native.library()
     pool = library.edgemoe_open(threads)
     monkeypatch.setattr(native, "threads", lambda: pool)
@@ -370,28 +374,22 @@ def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):
 @needs_native
 @pytest.mark.parametrize("size", [128, 100, 2048])
 def test_norms_are_transformers_own(size):
-    """The quick norm is a model's own, bit for bit; what only looks like one is left alone."""
+    """DenseNorm equals transformers' norm bit for bit; a norm of another class is not replaced."""
     # Squares are added up in another order, so in one of some 240 rows of 2048 a number rounds the other way.
     generator = torch.Generator().manual_seed(size)
     norm = Qwen3MoeRMSNorm(size, eps=1e-6).to(torch.bfloat16)
     norm.weight.data.normal_(1, 0.2, generator=generator)
-    quick = DenseNorm.like(norm)
+    quick = DenseNorm.try_from(norm)
     x = (torch.randn(3, 7, size, generator=generator) * 5).bfloat16()
     assert quick is not None
     assert torch.equal(quick(x), norm(x))
-    assert DenseNorm.like(torch.nn.LayerNorm(size).to(torch.bfloat16)) is None
-
-    class Shifted(Qwen3MoeRMSNorm):
-        def forward(self, hidden_states):
-            return super().forward(hidden_states) + hidden_states
-
-    assert DenseNorm.like(Shifted(size).to(torch.bfloat16)) is None
+    assert DenseNorm.try_from(torch.nn.LayerNorm(size).to(torch.bfloat16)) is None
 
 
 @needs_native
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_with_threads_of_its_own():
-    """A child has none of its parent's threads, and must not wait for them."""
+    """A forked child, which has none of its parent's threads, does not wait for them."""
     weight = torch.randn(4096, 64).bfloat16()
     x = torch.randn(1, 64).bfloat16()
     want = native.dense_product(x, weight, None)

@@ -1,4 +1,4 @@
-"""Which threads a step gets."""
+"""The number of threads of torch's operators within a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgemoe.kernels.native import library as native
 
 @pytest.fixture
 def two_threads():
-    """Torch at two threads, and as it was afterwards."""
+    """Sets torch to two threads for a test."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -22,8 +22,8 @@ needs_kernel = pytest.mark.skipif(not native.available(), reason="edgemoe's kern
 
 
 @needs_kernel
-def test_torch_has_one_thread_in_a_step_and_all_for_what_is_worth_it(two_threads):
-    """Within a step one, for long operators as many as the kernel, and everything is as it was afterwards."""
+def test_torch_has_one_thread_in_a_step_and_all_for_long_operators(two_threads):
+    """A step sets one thread, a long operator as many as the kernel; the former number returns afterwards."""
     with threads.for_step():
         assert torch.get_num_threads() == 1
         with threads.for_product(100_000_000):
@@ -34,15 +34,15 @@ def test_torch_has_one_thread_in_a_step_and_all_for_what_is_worth_it(two_threads
 
 
 @needs_kernel
-def test_an_error_in_a_step_gives_torch_its_threads_back(two_threads):
-    """What is thrown out of a step must not leave the process slow."""
+def test_an_error_in_a_step_restores_the_threads(two_threads):
+    """An error in a step restores torch's number of threads."""
     with pytest.raises(KeyError), threads.for_step(), threads.for_product(100_000_000):
         raise KeyError
     assert torch.get_num_threads() == 2
 
 
 def test_without_the_kernel_torch_keeps_its_threads(two_threads, monkeypatch):
-    """Torch's own kernel is the one that computes then."""
+    """Without the compiled kernel torch's number of threads does not change."""
     monkeypatch.setattr(native, "available", lambda: False)
     with threads.for_step(), threads.for_product(1):
         assert torch.get_num_threads() == 2

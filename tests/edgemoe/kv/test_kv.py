@@ -1,4 +1,4 @@
-"""What a sequence keeps: its size in bytes, what a step writes, and what can be forgotten."""
+"""The state of a sequence: its size in bytes, the writes of a step, and cropping."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from family_models import SMALL, small_config
 
 from edgemoe.families.table import FAMILIES
-from edgemoe.kv.sequence import SequenceKV, StepKV
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape, LinearState
-from edgemoe.kv.step import Segment, Step, StepState
+from edgemoe.kv.step import Segment, Step, StepKV
 from storage.errors import ContextExceeded, ModelRefused
 
 CONTEXT = 16
@@ -30,8 +30,8 @@ def allocated(sequence: SequenceKV) -> int:
 
 
 @pytest.mark.parametrize("shape", [PLAIN, LATENT, HYBRID], ids=["plain", "latent", "hybrid"])
-def test_bytes_are_those_that_are_allocated(shape):
-    """bytes_for is what torch has allocated for a sequence."""
+def test_bytes_for_equals_the_allocation(shape):
+    """bytes_for is the size of torch's storages of a sequence."""
     assert allocated(SequenceKV(shape, CONTEXT)) == shape.bytes_for(CONTEXT)
 
 
@@ -45,7 +45,7 @@ def test_bytes_are_those_that_are_allocated(shape):
     ],
 )
 def test_bytes_of_a_token_by_hand(model_type, wanted):
-    """Of published shapes: 61 layers of one latent and rotary key; 12 of 48 layers with attention."""
+    """Bytes of published shapes, such as 61 layers of one latent and rotary key, or 12 of 48 layers with attention."""
     published = type(small_config(model_type))().to_dict()
     shape = FAMILIES[model_type].kv(published)
     assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
@@ -58,8 +58,8 @@ def test_bytes_of_linear_states_by_hand():
 
 
 @pytest.mark.parametrize("model_type", SMALL)
-def test_a_missing_head_dim_is_hiddens_share(model_type):
-    """Where config.json leaves out head_dim, heads share the hidden size, as in transformers."""
+def test_a_missing_head_dim_follows_from_the_hidden_size(model_type):
+    """Without head_dim in config.json a head has hidden_size / heads, as in transformers."""
     config = small_config(model_type).to_dict() | {"head_dim": None}
     shape = FAMILIES[model_type].kv(config)
     assert shape.key_dim == (32 + 8 if shape.latent else 16)
@@ -75,13 +75,13 @@ def test_a_missing_head_dim_is_hiddens_share(model_type):
         ("qwen3_next", "layer_types", ["full_attention", "window", "full_attention"]),
     ],
 )
-def test_sizes_that_nobody_could_allocate_are_refused(model_type, key, value):
+def test_absurd_sizes_are_refused(model_type, key, value):
     """A cached dimension that is missing or absurd is named before anything is allocated."""
     with pytest.raises(ModelRefused, match=key):
         FAMILIES[model_type].kv(small_config(model_type).to_dict() | {key: value})
 
 
-def test_layer_types_follow_the_interval_where_they_are_not_listed():
+def test_without_layer_types_the_interval_counts():
     """Every fourth layer has attention by default."""
     config = small_config("qwen3_next").to_dict() | {"layer_types": None, "num_hidden_layers": 9}
     assert FAMILIES["qwen3_next"].kv(config).layers == (3, 7)
@@ -89,12 +89,12 @@ def test_layer_types_follow_the_interval_where_they_are_not_listed():
 
 
 @pytest.mark.parametrize("shape", [PLAIN, LATENT], ids=["plain", "latent"])
-def test_a_step_writes_behind_what_is_valid_and_commit_makes_it_so(shape):
+def test_a_step_writes_behind_the_valid_tokens_and_commit_makes_them_valid(shape):
     """Two sequences of one step get their own rows; until commit their lengths stay, and values follow latents."""
     sequences = [SequenceKV(shape, CONTEXT) for _ in range(2)]
     sequences[1].length = 3
     step = Step((Segment(sequences[0], (1, 2)), Segment(sequences[1], (3,))))
-    kv = StepKV(step, StepState(decode=False, signal=None))
+    kv = StepKV(step, decode=False)
     generator = torch.Generator().manual_seed(0)
     widths = (
         (shape.latent, shape.key_dim - shape.latent) if shape.latent else (shape.key_dim, shape.value_dim)
@@ -113,14 +113,14 @@ def test_a_step_writes_behind_what_is_valid_and_commit_makes_it_so(shape):
 
 
 def test_a_step_beyond_the_context_is_refused():
-    """Both counts are in the message."""
+    """The message has both counts."""
     sequence = SequenceKV(PLAIN, 2)
-    with pytest.raises(ContextExceeded, match=r"3 tokens.*holds 2"):
-        StepKV(Step((Segment(sequence, (1, 2, 3)),)), StepState(decode=False, signal=None))
+    with pytest.raises(ContextExceeded, match=r"3 tokens.*one of 2"):
+        StepKV(Step((Segment(sequence, (1, 2, 3)),)), decode=False)
 
 
 def test_a_sequence_with_linear_layers_goes_back_to_its_start_only():
-    """Cropping says how much is left: all that was asked for, or nothing where a state cannot be rewound."""
+    """crop returns the tokens that are left: the requested length, or 0 where a state cannot be rewound."""
     plain, hybrid = SequenceKV(PLAIN, CONTEXT), SequenceKV(HYBRID, CONTEXT)
     for sequence, left in ((plain, 4), (hybrid, 0)):
         sequence.length = 6

@@ -34,7 +34,7 @@ def written_out(query, keys, values, scaling, window):
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (1, 9), (6, 0), (6, 5), (17, 1)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
 def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, rows, past, heads, kv_heads):
-    """Every row sees itself and what came before, within the window, whatever part of it was cached."""
+    """Every row sees itself and earlier tokens within the window, for any number of cached tokens."""
     monkeypatch.setattr(attention_module, "fast_bf16", lambda: fast)
     generator = torch.Generator().manual_seed(rows + past)
     query = torch.randn(heads, rows, 16, generator=generator).bfloat16()
@@ -46,7 +46,7 @@ def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, rows, pas
 
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (1, 9), (6, 5), (37, 0), (20, 20)])
-def test_sinks_take_their_share_and_give_nothing(window, rows, past):
+def test_a_sink_is_a_score_without_a_value(window, rows, past):
     """Each head's sink is one more score whose token has no value, in every row."""
     generator = torch.Generator().manual_seed(rows + past)
     query = torch.randn(8, rows, 16, generator=generator).bfloat16()
@@ -67,7 +67,7 @@ def test_sinks_take_their_share_and_give_nothing(window, rows, past):
 @pytest.mark.parametrize("fast", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize(("rows", "past"), [(1, 4), (5, 0), (5, 4)])
 def test_values_may_be_narrower_than_keys(monkeypatch, fast, rows, past):
-    """With values of another size the result has theirs."""
+    """The result has the size of the values, where keys are wider."""
     monkeypatch.setattr(attention_module, "fast_bf16", lambda: fast)
     generator = torch.Generator().manual_seed(7)
     query = torch.randn(4, rows, 24, generator=generator).bfloat16()
@@ -80,18 +80,18 @@ def test_values_may_be_narrower_than_keys(monkeypatch, fast, rows, past):
 
 
 def test_a_mask_is_a_window_or_nothing():
-    """transformers' interface gets the window of a sliding layer, nothing for a causal one, and no other mask."""
+    """A sliding layer's mask is its window, a causal layer's is None, and any other mask is refused."""
     assert window_of_mask(batch_size=1, q_length=3) is None
     window = window_of_mask(batch_size=1, local_size=4, allow_is_causal_skip=True)
     assert window is not None
     assert int(window) == 4
-    with pytest.raises(ModelRefused, match="of its own"):
+    with pytest.raises(ModelRefused, match="model's own"):
         window_of_mask(allow_is_causal_skip=False)
 
 
 @pytest.mark.parametrize("eight_bits", [False, True])
 def test_latents_are_attended_to_as_if_every_head_had_its_keys(monkeypatch, eight_bits):
-    """Scores and sums over latents are those over the keys and values that kv_b_proj would make of them."""
+    """Scores and sums over latents equal those over the keys and values that kv_b_proj expands them to."""
     # Two heads' matrices at a time do not fit, so that the weights are taken in slices.
     monkeypatch.setattr(latent_module, "SLICE_BYTES", 4 * 16 * 32)
     generator = torch.Generator().manual_seed(3)
@@ -109,7 +109,7 @@ def test_latents_are_attended_to_as_if_every_head_had_its_keys(monkeypatch, eigh
     plain = query[..., :16].float() @ expanded[:, :16]
     want = plain + query[..., 16:].float() @ cached[..., 32:].float().mT
     assert (scores - want).norm() / want.norm() < 0.02
-    shares = torch.rand(4, 5, 5, generator=generator).bfloat16()
-    got = heads.value(shares @ cached[..., :32]).float()
-    want = shares.float() @ expanded[:, 16:].mT
+    weights = torch.rand(4, 5, 5, generator=generator).bfloat16()
+    got = heads.value(weights @ cached[..., :32]).float()
+    want = weights.float() @ expanded[:, 16:].mT
     assert (got - want).norm() / want.norm() < 0.02

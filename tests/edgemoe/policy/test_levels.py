@@ -1,13 +1,13 @@
-"""Levels per token and expert, and what the engine makes of them."""
+"""Levels per token and expert, and the experts that an engine reads and computes at them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from edgemoe.experts.layer import without_skipped
+from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
-from edgemoe.policy.levels import ExpertUse, LevelPolicy, mean_bits, share_at
+from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
@@ -34,7 +34,7 @@ def test_prefill_gives_an_expert_one_level():
     assert got.tolist() == [[4, 4, 0, 0], [4, 4, 0, 4]]
 
 
-def test_heavy_hitters_decide_where_they_are_asked():
+def test_heavy_hitters_decide_before_gate_weights():
     """Only token 1 is a heavy hitter: its experts 0, 1, 4, 5 come before 2 and 3 (eq. 2)."""
     chosen = policy((4, 2), 0.8, importance="heavy-hitters", heavy_hitters=0.5)
     got = chosen.levels(1, INDEX, WEIGHTS, torch.tensor([0.1, 0.9]), decode=False)
@@ -58,8 +58,8 @@ def test_only_one_layer_may_be_scheduled():
     assert 2 in lowered.levels(2, INDEX, WEIGHTS, None, decode=True)
 
 
-def test_predictions_are_read_as_the_schedule_would_have_them():
-    """The likeliest at the high level, the rest at the low one or not at all; 8 is never guessed beside 4."""
+def test_predicted_experts_have_the_levels_of_the_schedule():
+    """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted beside 4."""
     experts = [5, 2, 7, 0]
     assert policy((4, 2), 0.75).predicted(2, experts) == {5: 4, 2: 4, 7: 2, 0: 2}
     assert policy((4, 0), 0.75).predicted(2, experts) == {5: 4, 2: 4}
@@ -81,14 +81,11 @@ def test_skipped_weights_by_hand():
 def test_use_by_hand():
     """Three pairs at 4 and one skipped: 3.375 bits a weight, three quarters critical."""
     use = ExpertUse()
-    use.scheduled_at(4, 3)
-    use.scheduled_at(0, 1)
-    use.computed_at(8, scheduled=4)
-    use.computed_at(0, scheduled=0)
+    use.add([(4, 8, 3), (0, 0, 1)])
     both = use + use
     assert mean_bits(both.scheduled) == mean_bits(use.scheduled) == 3 * 4.5 / 4
-    assert share_at(both.scheduled, 4) == 0.75
-    assert mean_bits({}) is share_at({}, 4) is None
+    assert fraction_at(both.scheduled, 4) == 0.75
+    assert mean_bits({}) is fraction_at({}, 4) is None
     assert (both.reused, both.experts) == (2, {8: 2, 0: 2})
     assert mean_bits(use.experts) == 8.5 / 2
 
@@ -103,7 +100,7 @@ def run(engine, tokens=PROMPT, *, rest=()):
 
 
 def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
-    """At 4/0, what was skipped is missing from the reads: bytes are those of the experts kept."""
+    """At 4/0 the requests and the resident experts are those computed at level 4 alone."""
     engine = open_engine(tiny_store, levels=(4, 0), retention=0.5)
     run(engine)
     counts, use = engine.take_counts(), engine.take_use()
@@ -116,7 +113,7 @@ def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
 @pytest.mark.parametrize("levels", [(4, 2), (4, 0), (8, 4), (8, 4, 2, 0)])
 @pytest.mark.parametrize("speculate", ["off", "full"])
 def test_scheduled_levels_give_the_same_bits_under_every_limit(open_engine, tiny_store, levels, speculate):
-    """Exactly as scheduled: what is resident, evicted or read ahead decides no bit of the answer."""
+    """An exact engine's bits do not depend on residency, eviction or look-ahead."""
     how = {"levels": levels, "retention": 0.6, "exact": True}
     want = run(open_engine(tiny_store, **how), rest=(5, 9, 5))
     for experts, dram in ((2, 0), (3, 4), (7, 0)):
@@ -135,17 +132,17 @@ def test_retention_one_is_the_high_level(open_engine, tiny_store):
     assert not torch.equal(lower, want)
 
 
-def test_a_window_under_the_decode_policy_is_the_tokens_one_by_one(open_engine, tiny_store):
-    """all_logits(decode=True) chooses levels per token: the same as feeding them singly, up to rounding."""
+def test_tokens_under_the_decode_policy_equal_single_steps(open_engine, tiny_store):
+    """all_logits(decode=True) chooses levels by token: logits equal those of single steps, to rounding."""
     how = {"levels": (4, 0), "retention": 0.75, "exact": True}
     engine = open_engine(tiny_store, **how)
     sequence = engine.new_sequence()
     singly = torch.stack([engine.step(Step((Segment(sequence, (t,)),)))[0] for t in PROMPT])
-    one_by_one = engine.take_use()
+    single_use = engine.take_use()
     sequence.crop(0)
     at_once = engine.all_logits(sequence, PROMPT, decode=True)
     together = engine.take_use()
-    assert together.scheduled == one_by_one.scheduled
+    assert together.scheduled == single_use.scheduled
     assert (at_once - singly).norm() / singly.norm() < 0.02
     sequence.crop(0)
     prefilled = engine.all_logits(sequence, PROMPT, decode=False)
@@ -169,7 +166,7 @@ def test_levels_change_between_steps(open_engine, tiny_store):
 
 
 def test_heavy_hitters_change_what_is_critical(open_engine, tiny_store):
-    """The signals are really looked at: they lead to different answers, attention's among them."""
+    """Every signal leads to an answer of its own."""
     answers = [
         run(open_engine(tiny_store, levels=(4, 0), retention=0.75, importance=signal, heavy_hitters=0.2))
         for signal in ("heavy-hitters", "load", "random")

@@ -1,8 +1,8 @@
-"""A device in RAM that does its work late and out of order, and notices who did not wait for it.
+"""A device in RAM that does its work late and out of order, and notices callers that do not wait for it.
 
-What is copied arrives at some time between the call and somebody's waiting for its event, in any order that the
-contract allows; until then the target holds poison. A kernel computes when it is launched, from what is there then;
-what it read must still be there when it ends, some time later.
+Bytes that are copied arrive at some time between the call and a wait for its event, in any order that the contract
+allows; until then the target holds poison. A kernel computes at its launch, from the bytes that are there then; the
+blocks that it reads must keep their bytes until it ends, some time later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 import torch
-from recorder_double import DoubleRecorder
 
 from cache.device_arena import DeviceArena, OnDevice
 from cache.free_list import FreeList
@@ -21,11 +20,11 @@ from storage.device import Device, Event
 
 POISON = 0xEE
 DRIVER_BYTES = 1000
-"""What the double takes beside what is allocated on it."""
+"""Bytes that the driver of the double takes beside its allocations."""
 
 
 class Work(Event):
-    """Something a device has still to do: `act` on the memory `touches`, once `after` is done."""
+    """Pending work of a device: `act` changes the memory `touches`, once `after` is done."""
 
     def __init__(
         self,
@@ -47,11 +46,11 @@ class Work(Event):
 
 
 class DoubleDevice(Device):
-    """See the module.
+    """A device whose copies and kernels end late, in an order drawn at random.
 
     Args:
-        seed: of all that happens by chance.
-        haste: chance that pending work is done when anybody calls; 0: nothing is until somebody waits for it.
+        seed: of the random order.
+        haste: chance that pending work is done in a call; 0: work is done by a wait alone.
         threaded: a thread does pending work all the time, in an order of its own.
         pinnable: bytes of host memory that may be pinned.
     """
@@ -77,7 +76,7 @@ class DoubleDevice(Device):
 
     @property
     def name(self) -> str:
-        """Not its place's: what lies on the double is told from what lies in RAM."""
+        """Differs from the place's name, so that blocks on the double differ from blocks in RAM."""
         return "double"
 
     def allocate(self, size: int) -> torch.Tensor:
@@ -118,9 +117,6 @@ class DoubleDevice(Device):
     def computed(self) -> Event:
         return self._kernel or self._later(lambda: None, (), None)
 
-    def recorder(self) -> DoubleRecorder:
-        return DoubleRecorder(self)
-
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.waits += 1
         if self._kernel:
@@ -143,7 +139,7 @@ class DoubleDevice(Device):
         return self.allocated + DRIVER_BYTES
 
     def launch(self, blocks: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-        """A kernel that reads blocks: what is in them now, which has to stay until it ends."""
+        """Launches a kernel that reads blocks; returns their bytes, which must stay until it ends."""
         read = {kind: block.numpy().tobytes() for kind, block in blocks.items()}
 
         def end() -> None:
@@ -154,7 +150,7 @@ class DoubleDevice(Device):
         return read
 
     def poison(self, blocks: Iterable[torch.Tensor], after: Event | None) -> None:
-        """Overwrites memory that nobody may read any more, once `after` is done."""
+        """Overwrites memory that no work may read any more, once `after` is done."""
         blocks = list(blocks)
 
         def spoil() -> None:
@@ -166,13 +162,13 @@ class DoubleDevice(Device):
             self.finish(work)
 
     def go_on(self) -> None:
-        """Does some of what is pending, by chance."""
+        """Does some of the pending work, by chance."""
         with self._lock:
             while self._pending and self._random.random() < self._haste:
                 self.finish(self._random.choice(self._pending))
 
     def finish(self, work: Work) -> None:
-        """Does a piece of work, after what has to come before it."""
+        """Does a piece of work, after the work that must come before it."""
         with self._lock:
             if work.finished:
                 return
@@ -187,7 +183,7 @@ class DoubleDevice(Device):
             work.finished = True
 
     def end(self) -> None:
-        """Does all that is pending, and asserts that nobody was ever in anybody's way."""
+        """Does all pending work, and asserts that no rule of the contract was broken."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -225,7 +221,7 @@ class _PoisonedArena(DeviceArena):
 
 
 class Poisoned(OnDevice):
-    """Arenas whose free blocks are poisoned as soon as the kernels launched before have ended."""
+    """Makes arenas whose free blocks are poisoned as soon as the kernels launched before have ended."""
 
     def __init__(self, device: DoubleDevice) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""Engines on a device that works late and out of order, and what they answer."""
+"""Engines on a device that works late and out of order, and their logits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from device_double import DoubleDevice, Poisoned
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from edgemoe.kernels.registry import Compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
@@ -27,33 +28,35 @@ DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
 
 
 class Launched:
-    """A kernel whose blocks have to stay as they are until the double says that it has ended."""
+    """Wraps a kernel whose blocks must keep their bytes until the double ends it."""
 
     def __init__(self, kernel: ExpertKernel, device: DoubleDevice) -> None:
         self._kernel, self._device = kernel, device
         self.refusals = 0
 
-    def forward(self, x: torch.Tensor, parts: Sequence[Part], gate) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
+    ) -> None:
         if self.refusals:
             self.refusals -= 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand more")
         for part in parts:
-            if isinstance(part.blocks["base"], torch.Tensor):  # what lies in RAM is computed there and then
+            if isinstance(part.blocks["base"], torch.Tensor):  # blocks in RAM are computed from at once
                 self._device.launch(part.blocks)
-        return self._kernel.forward(x, parts, gate)
+        self._kernel.forward(x, parts, activation, out)
 
 
 def in_planes(directory: Path, device: DoubleDevice | None) -> StoreModel:
-    """A store as it is computed on a device, by torch's operators on planes."""
+    """Opens a store to be computed by torch's operators on planes, as on a device."""
     store = StoreModel.open(directory)
     layout = LAYOUTS[store.manifest.layout]
-    way = Compute("planes", layout, PlaneForm, PlaneExpertKernel)
+    planes = Compute("planes", layout, PlaneForm, PlaneExpertKernel)
     form = PlaneForm(store.manifest.geometry, layout, layout)
-    return replace(store, form=form, compute=way, device=device)
+    return replace(store, form=form, compute=planes, device=device)
 
 
 def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_experts: int):
-    """A plan with room for so many experts in each tier; None: all."""
+    """A plan with blocks for so many experts in each tier; None: all."""
     each, limit = store.form.bytes_at(settings.levels[0]), None
     if experts is not None:
         least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
@@ -62,7 +65,7 @@ def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_
 
 
 def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
-    """For a fixture: opens engines on a double, or in RAM (None); ends them after the test, and the doubles too."""
+    """Yields a function that opens engines on a double, or in RAM (None); ends engines and doubles after the test."""
     patch.setattr(tiers, "OnDevice", Poisoned)
     doubles = []
     with ExitStack() as stack:
@@ -89,7 +92,7 @@ def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def logits(engine: Engine) -> torch.Tensor:
-    """The prompt's last logits and those of the decoded tokens, [9, vocab]."""
+    """Logits after the prompt and after each decoded token, [9, vocab]."""
     sequence = engine.new_sequence()
     rows = [engine.prefill(sequence, PROMPT)]
     rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]

@@ -1,7 +1,7 @@
 """Notices a host that waits for a device in other ways than storage.device allows, where both are the CPU.
 
-What is computed from a device's tensors is a device's as well. Reading one in Python, or choosing rows of one by a
-tensor that lies in RAM, makes the host wait for all that was launched; only Device.to_host may.
+A tensor computed from a device's tensors is a device's as well. Reading one in Python, or choosing rows of one by a
+tensor that lies in RAM, makes the host wait for all launched work; only Device.to_host may.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Watch(TorchFunctionMode):
         if name in ("__getitem__", "__setitem__") and self._is_far(args[0]):
             for index in _tensors(args[1]):
                 if not self._is_far(index) or index.dtype == torch.bool:
-                    self._broken.append("rows chosen by what has to be brought over, or back")
+                    self._broken.append("rows chosen by indices in other memory, or by a mask")
         result = function(*args, **(kwargs or {}))
-        # In edgemoe only what is meant for the device is sent to, or made on, one that is given as such.
+        # In edgemoe a torch.device is given only where a tensor is sent to, or made on, the device.
         placed = any(isinstance(place, torch.device) for place in (*args[1:2], (kwargs or {}).get("device")))
         if any(far) or placed:
             self.mark(result)
@@ -70,7 +70,7 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def watched(device: DoubleDevice, patch: pytest.MonkeyPatch, there: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Within the block the double notes in `broken` who reads what follows from the tensors `there`."""
+    """Within the context the double notes in `broken` every host read of a tensor that follows from `there`."""
     watch, to_host = _Watch(device), device.to_host
 
     def allowed(tensors):

@@ -100,17 +100,11 @@ def test_aims_are_ratios_of_the_rows():
 
 def test_smallest_limit_comes_first():
     """Limits have any order on the command line; each runs with both DRAM tiers, the aims' cases first."""
-    made = list(bench.cases([24, 12, 16], 100, 4, gpu=False))
+    made = list(bench.cases([24, 12, 16], 100, 4))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
         *[(12, 100, 4), (12, 100, 2), (None, 0, 1), (12, 4, 4)],
         *[(16, 100, 4), (16, 4, 4), (24, 100, 4), (24, 4, 4)],
     ]
-
-
-def test_graphs_are_measured_on_a_gpu():
-    """The fully resident model and the smallest limit run with graphs, too, right after the aims' cases."""
-    made = [(case.vram, case.rows[0].name) for case in bench.cases([12, 24], 100, 4, gpu=True)]
-    assert made[2:5] == [(None, "exact 4"), (None, "exact 4, graphs"), (12, "4/2 + prefetch, graphs")]
 
 
 def test_limit_that_is_no_size_is_refused(capsys):

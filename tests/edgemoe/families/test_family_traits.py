@@ -1,0 +1,176 @@
+"""The traits that families declare, each against transformers' own modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from family_models import SMALL, blocks_of, random_model, router_of
+
+from edgemoe.families.table import FAMILIES
+from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
+from edgemoe.kernels.native import library as native
+from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.router import SoftmaxRouter
+
+FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]
+
+needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+
+
+def hidden(rows: int, seed: int = 1) -> torch.Tensor:
+    """bf16 [rows, 64]."""
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@needs_native
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("model_type", FUSED)
+def test_a_softmax_gate_is_transformers_router(model_type, normalise):
+    """Experts, gate weights and their dtype are those of transformers' router, for either value of norm_topk_prob.
+
+    A random row decides only where its logits are further apart than rounding.
+    """
+    changes = {"norm_topk_prob": normalise} if model_type != "mixtral" else {}
+    model = random_model(model_type, num_experts_per_tok=3, **changes)
+    for block in blocks_of(model):
+        theirs = router_of(block)
+        theirs.weight.data.mul_(20)
+        ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].fused_gqa.gate, model.config)
+        x = hidden(400)
+        logits, gates, experts = ours(x)
+        _, their_gates, their_experts = theirs(x)
+        best = logits.float().topk(4).values
+        decided = ((best[:, :3] - best[:, 1:]) > 0.1).all(dim=1)
+        assert decided.sum() > 100
+        assert gates.dtype == their_gates.dtype
+        assert torch.equal(experts[decided], their_experts[decided])
+        torch.testing.assert_close(gates[decided], their_gates[decided], rtol=0.03, atol=0.003)
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", FUSED)
+def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
+    """On rows whose logits are exact, gate weights are transformers' own, to the last bits of exp in float32."""
+    model = random_model(model_type, num_experts_per_tok=3)
+    theirs = router_of(blocks_of(model)[0])
+    ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].fused_gqa.gate, model.config)
+    x = torch.eye(64).mul(16).bfloat16()  # a logit is a power of two times a weight
+    (logits, gates, experts), (_, their_gates, their_experts) = ours(x), theirs(x)
+    assert torch.equal(logits, (theirs.weight.data.float() * 16).bfloat16().T)
+    distinct = torch.tensor([len(row.unique()) == len(row) for row in logits])
+    assert distinct.sum() > 30
+    assert torch.equal(experts[distinct], their_experts[distinct])
+    exact = 1e-5 if gates.dtype == torch.float32 else 0
+    differing = (gates[distinct].float() - their_gates[distinct].float()).abs() > exact * their_gates[
+        distinct
+    ].float()
+    assert differing.float().mean() < 0.02  # a probability beside a rounding boundary
+
+
+def visible(model: Any, tokens: int) -> list[int]:
+    """The keys that the last of some tokens sees in each layer of transformers' own model, by its masks."""
+    model.set_attn_implementation("eager")
+    seen: list[int] = []
+
+    def look(module: Any, given: Any, named: dict[str, Any]) -> None:
+        seen.append(int((named["attention_mask"][0, 0, -1] == 0).sum()))
+
+    hooks = [
+        layer.self_attn.register_forward_pre_hook(look, with_kwargs=True) for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(torch.arange(3, 3 + tokens)[None])
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+WINDOWS = [
+    ("qwen2_moe", {}),
+    ("qwen2_moe", {"use_sliding_window": False}),
+    ("qwen2_moe", {"max_window_layers": 1}),
+    ("qwen2_moe", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 6}),
+    ("mixtral", {}),
+    ("mixtral", {"sliding_window": None}),
+    ("olmoe", {}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes"), WINDOWS, ids=str)
+def test_windows_are_those_of_transformers_masks(model_type, changes):
+    """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all."""
+    model = random_model(model_type, **changes)
+    windows = FAMILIES[model_type].fused_gqa.windows(model.config)
+    assert [min(window or 12, 12) for window in windows] == visible(model, 12)
+
+
+def test_windows_of_every_fused_family_are_compared():
+    """A family that declares windows is one of those above."""
+    assert {model_type for model_type, _ in WINDOWS} == set(FUSED)
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_block_is_experts_where_the_block_adds_nothing(model_type):
+    """transformers' MoE block returns its experts' result alone exactly where block_is_experts says so."""
+    outputs: list[torch.Tensor] = []
+    for block in blocks_of(random_model(model_type)):
+        handle = block.experts.register_forward_hook(lambda module, given, output: outputs.append(output))
+        with torch.no_grad():
+            found = block(hidden(5)[None])
+        handle.remove()
+        whole = found[0] if isinstance(found, tuple) else found
+        alone = torch.equal(whole.reshape(5, -1), outputs.pop().reshape(5, -1))
+        assert alone == FAMILIES[model_type].fused_gqa.block_is_experts
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", SMALL)
+def test_rms_norm_is_transformers_norm(model_type):
+    """DenseNorm equals every module named *RMSNorm bit for bit, exactly in families whose trait says so.
+
+    Squares are added up in another order, which may change the rounding of single numbers.
+    """
+    generator = torch.Generator().manual_seed(3)
+    norms = [m for m in random_model(model_type).modules() if type(m).__name__.endswith("RMSNorm")]
+    differing, numbers = 0, 0
+    for norm in norms:
+        norm.weight.data.normal_(1, 0.2, generator=generator)
+        dense = DenseNorm.try_from(norm)
+        if dense is None:
+            continue
+        x = (torch.randn(50, norm.weight.numel(), generator=generator) * 5).bfloat16()
+        with torch.no_grad():
+            differing += int((dense(x) != norm(x)).sum())
+        numbers += x.numel()
+    if FAMILIES[model_type].rms_norm:
+        assert numbers
+        assert differing <= numbers // 2000
+    else:
+        assert differing > numbers // 50 or not numbers
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_activation_key_names_transformers_activation(model_type):
+    """The config's value at activation_key names the function that transformers' experts compute, bit for bit."""
+    family, model = FAMILIES[model_type], random_model(model_type)
+    both = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).mul(4).bfloat16()
+    name = fused_name(getattr(model.config, family.activation_key)) if family.activation_key else CUSTOM
+    for block in blocks_of(model):
+        with torch.no_grad():
+            want = block.experts._apply_gate(both)
+        alike = [gated for gated in GATED if torch.equal(Activation.gated(gated).apply(both), want)]
+        assert alike == ([] if name == CUSTOM else [name])
+
+
+@pytest.mark.parametrize("model_type", [name for name in SMALL if FAMILIES[name].activation_key])
+def test_another_activation_follows_the_config(model_type):
+    """With gelu at activation_key, transformers' experts compute gelu."""
+    key = FAMILIES[model_type].activation_key
+    both = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).mul(4).bfloat16()
+    (block, *_) = blocks_of(random_model(model_type, **{key: "gelu"}))
+    with torch.no_grad():
+        assert torch.equal(block.experts._apply_gate(both), Activation.gated("gelu").apply(both))

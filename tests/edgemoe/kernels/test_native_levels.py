@@ -1,0 +1,108 @@
+"""csrc/levels.c against policy.levels, and the structures that both sides share."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import structures
+from edgemoe.kernels.native.structures import LevelRule, check_sizes
+from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.settings import RunSettings
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+
+LAYERS = 5
+SETTINGS = [
+    RunSettings(levels=levels, retention=retention, depth=depth, only_layer=only)
+    for levels in ((8,), (4,), (4, 2), (4, 0), (8, 4), (8, 4, 2), (8, 4, 2, 0))
+    for retention in ((0.75,) if len(levels) == 1 else (0.5, 0.6, 0.75, 0.9, 0.99, 1.0))
+    for depth, only in (("cosine", None), ("equal", None), ("cosine", 2))
+]
+
+
+def random_gates(slots: int, seed: int, tokens: int = 60) -> torch.Tensor:
+    """Gate weights [tokens, slots], falling as a router gives them, of every concentration; some with ties."""
+    generator = torch.Generator().manual_seed(seed)
+    sharpness = torch.rand(tokens, 1, generator=generator) * 8
+    gates = torch.randn(tokens, slots, generator=generator).mul(sharpness).softmax(-1)
+    gates[::7] = gates[::7].bfloat16().float()
+    gates[::11] = 1 / slots
+    return gates.sort(descending=True).values
+
+
+def c_levels(policy: LevelPolicy, layer: int, gates: torch.Tensor) -> list[int]:
+    """The levels of one token, gates float32 [k], by the compiled rule."""
+    rule = policy.decode_rule(layer, len(gates))
+    count = len(rule.levels)
+    structure = LevelRule(rule=rule.kind, count=count, critical=rule.critical)
+    for i in range(count):
+        structure.level[i], structure.error[i], structure.price[i] = (
+            rule.levels[i],
+            rule.error[i],
+            rule.price[i],
+        )
+    found = torch.full((len(gates),), -1)
+    function = native.library().edgemoe_levels
+    function.restype, function.argtypes = None, [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p]
+    function(ctypes.addressof(structure), gates.data_ptr(), len(gates), found.data_ptr())
+    return found.tolist()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name} {s.depth} {s.only_layer}")
+def test_levels_are_those_of_the_policy(settings):
+    """For random gate weights of 1 to 8 experts every layer's compiled levels equal LevelPolicy.levels in decode."""
+    policy = LevelPolicy(settings, LAYERS, experts=16)
+    for slots in range(1, 9):
+        gates, chosen = random_gates(slots, seed=slots), torch.arange(slots)[None]
+        for layer in range(LAYERS):
+            want = policy.levels(layer, chosen.expand(len(gates), -1), gates, None, decode=True).tolist()
+            assert [c_levels(policy, layer, row.contiguous()) for row in gates] == want
+
+
+@pytest.mark.parametrize("slots", range(1, 9))
+def test_renormalised_gates_are_those_of_the_policy(slots):
+    """The weights that are left, scaled by the compiled function, equal without_skipped's bit for bit."""
+    function = native.library().edgemoe_renormalise
+    function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_int64] * 2
+    generator = torch.Generator().manual_seed(slots)
+    for gates in random_gates(slots, seed=slots):
+        levels = torch.randint(0, 2, (slots,), generator=generator) * 4
+        want = without_skipped(gates[None], levels[None], renormalise=True)[0]
+        row, kept = gates.contiguous(), gates[levels > 0].clone()
+        function(row.data_ptr(), slots, kept.data_ptr(), len(kept))
+        assert torch.equal(kept, want[levels > 0])
+
+
+def test_sizes_are_those_of_the_compiled_structures():
+    """The library was built from these sources, so no size differs."""
+    check_sizes(native.library())
+
+
+@pytest.mark.parametrize("at", range(len(structures.SIZES)))
+def test_a_size_that_differs_is_named(monkeypatch, at):
+    """A structure with a field too many fails the check, which names the structure and both sizes."""
+    kind = structures.SIZES[at]
+
+    class Longer(ctypes.Structure):
+        _fields_ = [*kind._fields_, ("more", ctypes.c_int64)]
+
+    sizes = list(structures.SIZES)
+    sizes[at] = Longer
+    monkeypatch.setattr(structures, "SIZES", tuple(sizes))
+    with pytest.raises(AssertionError, match=rf"Longer: expected {ctypes.sizeof(kind)} bytes, got \d+"):
+        check_sizes(native.library())
+
+
+def test_a_slab_of_another_size_is_named(monkeypatch):
+    """The structure of layout cuda is checked too."""
+
+    class Shorter(ctypes.Structure):
+        _fields_ = structures.SlabMatrix._fields_[:-1]
+
+    monkeypatch.setattr(structures, "SlabMatrix", Shorter)
+    with pytest.raises(AssertionError, match="Shorter"):
+        check_sizes(native.library())

@@ -1,0 +1,229 @@
+"""Fused decode against transformers' modules: the same bits under every limit, level rule and look-ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from family_models import VOCABULARY, blocks_of, random_model, router_of, save
+
+from edgemoe.engine.engine import Engine
+from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.use import ExpertUse
+from edgemoe.families.table import FAMILIES
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.decode_layers import NativeDecodeLayers
+from edgemoe.kv.step import Segment, Step
+from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.models.resolve import convert_checkpoint
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+
+MODELS = {
+    "mixtral": {},  # a window in every layer
+    "olmoe": {"clip_qkv": None},
+    "qwen2_moe": {},  # shared experts, a dense layer, windows in some layers
+    "qwen3_moe": {},
+    "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
+    "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
+    "qwen3_moe, 8 bits": {"attention_bias": True},
+}
+"""Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
+
+DECIDED = 24
+"""Factor on router weights: at initialisation's 0.02 all gate weights are about equal, and none is negligible."""
+
+PROMPT = [(7 * i + 5) % VOCABULARY for i in range(9)]
+DECODED = [(11 * i + 3) % VOCABULARY for i in range(10)]
+
+RULES = {
+    "8": {"levels": (8,)},
+    "4/2": {"levels": (4, 2), "retention": 0.6},
+    "4/0": {"levels": (4, 0), "retention": 0.6},
+    "4/0, renormalised": {"levels": (4, 0), "retention": 0.6, "renormalise": True},
+    "8/4/2/0": {"levels": (8, 4, 2, 0), "retention": 0.75},
+    "8/4/2/0, renormalised": {"levels": (8, 4, 2, 0), "retention": 0.5, "renormalise": True},
+}
+
+LIMITS = {
+    "all resident": {},
+    "misses": {"experts": 5},
+    "misses, DRAM, look-ahead": {"experts": 6, "dram_experts": 6, "speculate": "full"},
+    "look-ahead": {"speculate": "full"},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def store(request, tmp_path_factory) -> Path:
+    """A random model of a family with fused_gqa, converted."""
+    place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in request.param else 16
+    model = random_model(
+        request.param.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[request.param]
+    )
+    for block in blocks_of(model):
+        router_of(block).weight.data.mul_(DECIDED)
+    save(model, place / "source", fused=True)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
+    return place / "store"
+
+
+def decoded(engine: Engine, tokens: list[int] = DECODED) -> tuple[torch.Tensor, ExpertUse]:
+    """Logits [tokens, vocabulary] of single steps behind the prompt, and the levels that these steps used."""
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, PROMPT)
+    engine.take_use()
+    engine.take_counts()
+    rows = [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
+    engine.end_sequence(sequence)
+    return torch.stack(rows), engine.take_use()
+
+
+def by_modules(engine: Engine) -> Engine:
+    """Leaves every step of an engine to transformers' modules."""
+    assert engine._runner._fused is not None
+    engine._runner._fused = None
+    return engine
+
+
+@pytest.fixture
+def fused_calls(monkeypatch) -> list[bool]:
+    """Collects an entry for every call of the fused layers: whether it went through all layers."""
+    calls, run = [], NativeDecodeLayers.run
+
+    def counted(self, layers, *rest):
+        done = run(self, layers, *rest)
+        calls.append(done == len(self.trace))
+        return done
+
+    monkeypatch.setattr(NativeDecodeLayers, "run", counted)
+    return calls
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule):
+    """Logits and levels equal those of transformers' modules bit for bit, under every limit and look-ahead."""
+    want, use = decoded(by_modules(open_engine(store, exact=True, **RULES[rule])))
+    assert fused_calls == []
+    assert set(use.scheduled) == set(RULES[rule]["levels"])
+    for name, limit in LIMITS.items():
+        engine = open_engine(store, exact=True, **RULES[rule], **limit)
+        before = len(fused_calls)
+        logits, found = decoded(engine)
+        assert torch.equal(logits, want), name
+        assert (found.experts, found.scheduled) == (use.experts, use.scheduled), name
+        assert len(fused_calls) - before >= len(DECODED)
+        for tier in (engine.vram, engine.dram):
+            if tier is not None:
+                tier.check_integrity()
+
+
+@pytest.mark.parametrize("rule", ["4/0, renormalised", "8/4/2/0, renormalised"])
+def test_renormalised_gate_weights_change_the_logits(store, open_engine, rule):
+    """The rules with renormalisation are not met by ignoring it: the logits without it are others."""
+    scaled, _ = decoded(open_engine(store, exact=True, **RULES[rule]))
+    plain, _ = decoded(open_engine(store, exact=True, **RULES[rule] | {"renormalise": False}))
+    assert not torch.equal(scaled, plain)
+
+
+def test_better_planes_are_used_alike(store, open_engine):
+    """With level 8 resident and level 4 scheduled, an engine that is not exact computes at 8 on either path."""
+    engine = open_engine(store, exact=False)
+    best, _ = decoded(engine)
+    engine.configure(engine.settings.with_(levels=(4,)))
+    logits, use = decoded(engine)
+    assert torch.equal(logits, best)
+    modules, of_modules = decoded(by_modules(engine))
+    assert torch.equal(modules, best)
+    assert use == of_modules
+    assert use.reused == use.experts[8] > 0
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_counts_are_those_of_the_modules(store, open_engine, limit):
+    """The fused path counts as many requests, by level, as the modules do; a resident model has hits alone."""
+    counts = []
+    for leave in (by_modules, lambda engine: engine):
+        engine = leave(open_engine(store, levels=(4, 2), exact=True, **LIMITS[limit]))
+        decoded(engine)
+        sequence = engine.new_sequence()
+        engine.prefill(sequence, PROMPT)
+        engine.take_counts()
+        for token in DECODED:
+            engine.step(Step((Segment(sequence, (token,)),)))
+        counts.append(engine.take_counts())
+    modules, fused = counts
+    assert (fused.requests, fused.levels) == (modules.requests, modules.levels)
+    if limit == "misses, DRAM, look-ahead":
+        assert fused.speculated_used > 0
+    if "experts" not in LIMITS[limit]:
+        assert fused.vram_hits == fused.requests == modules.vram_hits
+        assert fused.ssd_bytes == modules.ssd_bytes == 0
+
+
+def test_watching_sees_the_same_experts(store, open_engine):
+    """Engine.watch is called with every layer's choice on either path."""
+    seen: list[list[tuple[int, list[list[int]]]]] = []
+    for leave in (by_modules, lambda engine: engine):
+        notes: list[tuple[int, list[list[int]]]] = []
+        engine = leave(open_engine(store, experts=6, exact=True))
+        engine.watch(lambda layer, chosen, notes=notes: notes.append((layer, chosen.tolist())))
+        decoded(engine)
+        seen.append(notes)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 2 * len(DECODED)
+
+
+def test_a_resident_model_takes_one_call(tmp_path, open_engine, fused_calls, monkeypatch):
+    """A token of a qwen3_moe model without dense layers, all of it resident, is one call of the fused layers."""
+    save(random_model("qwen3_moe"), tmp_path / "source", fused=True)
+    convert_checkpoint(tmp_path / "source", tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    engine = open_engine(tmp_path / "store")
+    engine.fill()
+    decoded(engine)
+    fused_calls.clear()
+    sequence = engine.new_sequence()
+    monkeypatch.setattr(ExpertLayer, "forward", lambda *_: pytest.fail("a layer's experts were requested"))
+    for token in DECODED:
+        engine.step(Step((Segment(sequence, (token,)),)))
+    assert fused_calls == [True] * len(DECODED)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatch, sequences):
+    """Logits with transformers' own attention and routers differ by the order of additions alone.
+
+    On a processor with bf16 instructions torch's attention rounds more.
+    """
+
+    def together() -> tuple[torch.Tensor, type]:
+        engine = open_engine(store)
+        some = [engine.new_sequence()]
+        if sequences == 2:
+            some.append(type(some[0])(engine.shape.kv, engine.plan.context))
+        for length, sequence in zip((5, 9)[:sequences], some, strict=True):
+            engine.prefill(sequence, [(7 * i + length) % VOCABULARY for i in range(length)])
+        rows = [
+            engine.step(Step(tuple(Segment(one, (token + i,)) for i, one in enumerate(some))))
+            for token in range(12)
+        ]
+        assert (engine._runner._fused is None) == (native_parts is False)
+        return torch.stack(rows), type(engine._model.model.layers[0].self_attn)
+
+    native_parts = True
+    fast, kind = together()
+    assert kind is GroupedQueryAttention
+    native_parts = False
+    monkeypatch.setattr(GroupedQueryAttention, "try_from", lambda module: None)
+    monkeypatch.setattr(SoftmaxRouter, "try_from", lambda *_: None)
+    plain, kind = together()
+    assert kind is not GroupedQueryAttention
+    distance = (fast - plain).norm(dim=-1) / plain.norm(dim=-1)
+    assert distance.median() < 0.025  # a router's near-tie may tip now and then
+
+
+def test_every_family_with_fused_gqa_is_compared():
+    """The models above cover the families that declare fused_gqa."""
+    declared = {name for name, family in FAMILIES.items() if family.fused_gqa}
+    assert {model.partition(",")[0] for model in MODELS} == declared
