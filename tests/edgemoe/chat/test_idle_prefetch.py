@@ -18,7 +18,7 @@ from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.loop import _read_and_prefetch, run_chat
 from edgemoe.console.input import Turn
-from edgemoe.engine.generate import Sampling
+from edgemoe.engine.sampling import Sampling
 
 
 @pytest.fixture
