@@ -218,7 +218,7 @@ class TierMachine(RuleBasedStateMachine):
         start = self.resident.get(key)
         before = start.level if start else 0
         if level <= before or any(i.key == key for i in self.incoming.values()):
-            with pytest.raises(ValueError, match="wanted"):
+            with pytest.raises(ValueError, match="expected a level above"):
                 self.tier.reserve(key, level)
             return multiple()
         needed = self.form.rewritten(before, level)
