@@ -99,7 +99,7 @@ class FusedDecode:
         sequence = kv.spans[0][0]
         hidden = self._native.embed(token)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length]]))
-        source, count, at, predicted = self._runtime.source, len(self._blocks), 0, False
+        source, count, at, predicted = self._runtime.source, len(self._blocks), 0, set[int]()
         while at < count:
             ahead = self._highest_ahead if source.looks_ahead else 0
             end = at + 1 if source.predicting else count
@@ -109,14 +109,12 @@ class FusedDecode:
             if done > at:
                 self._count_hits(range(at, done), trace)
             if ahead:
-                # The kernel predicted the layers behind those it went through; the first, if the last call did.
-                first = at if predicted else at + 1
-                self._count_predictions(range(first, done + (done < end)), trace)
+                predicted.update(self._native.following[layer] for layer in range(at, done))
+                self._count_predictions(predicted & {*range(at, done + (done < end))}, trace)
             if done < end:
-                behind = done + 1
-                known = ahead and behind < count and self._experts[behind]
-                self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if known else None)
-            at, predicted = (done + 1, False) if done < end else (end, bool(ahead))
+                behind = self._native.following[done] if ahead else 0
+                self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if behind else None)
+            at = done + (done < end)
         return self._native.head(hidden)
 
     def _finish(
@@ -150,14 +148,10 @@ class FusedDecode:
         runtime.use.add(computed)
         runtime.source.pinned.count_hits(used)
 
-    def _count_predictions(self, layers: range, trace: list[list[list[int]]]) -> None:
+    def _count_predictions(self, layers: set[int], trace: list[list[list[int]]]) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""
         self._runtime.source.pinned.count_predictions(
-            [
-                (layer, trace[layer][PREDICTED], trace[layer][CHOSEN])
-                for layer in layers
-                if self._experts[layer]
-            ]
+            [(layer, trace[layer][PREDICTED], trace[layer][CHOSEN]) for layer in sorted(layers) if layer]
         )
 
     def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:

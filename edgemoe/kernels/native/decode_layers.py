@@ -97,6 +97,11 @@ class NativeDecodeLayers:
         )
         self._logits = outer.norm[0].new_empty(1, outer.head[0].shape[0])
         hidden = layers[0].input_norm[0].numel()
+        routed = [i for i, layer in enumerate(layers) if layer.router]
+        self.following = [
+            next((j for j in routed if j > i), 0) if i in routed else 0 for i in range(len(layers))
+        ]
+        """Of each layer with a router, the next one; 0 for the last one and for other layers."""
         slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
         self.trace = torch.zeros(len(layers), 4, slots, dtype=torch.int64)
         """int64 [layers, 4, k], of the last token: experts chosen, levels wanted and computed, experts predicted."""
@@ -127,6 +132,7 @@ class NativeDecodeLayers:
         return DecoderLayer(
             dense=ctypes.addressof(self._dense[index]),
             window=layer.window,
+            following=self.following[index] - index if self.following[index] else 0,
             scratch=self._scratch.data_ptr(),
             normed=self.normed.data_ptr(),
             router=router.address if router else None,
@@ -219,13 +225,7 @@ class NativeDecodeLayers:
         )
         done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * size)),
-            *(
-                len(layers),
-                len(self._layers) - first,
-                ctypes.byref(kv),
-                ctypes.byref(self._workspace),
-                look_ahead,
-            ),
+            *(len(layers), ctypes.byref(kv), ctypes.byref(self._workspace), look_ahead),
             *(hidden.data_ptr(), rotation[0].data_ptr(), rotation[1].data_ptr()),
         )
         if done < 0:

@@ -18,7 +18,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 14
+_INTERFACE = 15
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -38,7 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P] * 7),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
-    "edgemoe_decode_layers": (_N, [_P, _P, _N, _N, _P, _P, _N, _P, _P, _P]),
+    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _P, _N, _P, _P, _P]),
     "edgemoe_embed": (None, [_P, _N, _P]),
     "edgemoe_head": (ctypes.c_int, [_P] * 5),
     "edgemoe_levels": (None, [_P, _P, _N, _P]),

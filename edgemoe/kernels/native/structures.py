@@ -86,7 +86,7 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = [
         ("dense", _POINTER),
-        ("window", _INT),
+        *_fields(_INT, "window following"),
         *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
         *_fields(_POINTER, "wanted computed predicted"),
     ]

@@ -24,6 +24,7 @@ typedef struct {
 typedef struct {
     const dense_layer *dense;
     int64_t window;       /* latest tokens that attention sees; 0: all */
+    int64_t following;    /* layers to the next one with a router; 0: there is none */
     uint16_t *scratch;    /* qkv's rows + out's columns */
     uint16_t *normed;     /* [H]: the input of router and experts */
     const router *router; /* NULL: the caller computes the block behind the second norm */
@@ -105,13 +106,13 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_worksp
     return 1;
 }
 
-/* Takes a token through layers[0, end) of `count`, whose keys and values lie one after another from kv on.
+/* Takes a token through layers[0, end), whose keys and values lie one after another from kv on.
  *
  * hidden [H] is changed; cosine and sine are as edgemoe_attention's; kv->first is not read. look_ahead: 0, or the
  * highest level at which the next layer's predicted experts must be resident for the call to go on. Returns the layers done: `end`, or the
  * index of the layer whose block is still to be added to hidden; its attention is done and its router has chosen, if it
  * has one. -1: no memory. */
-AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t end, int64_t count, const attention_kv *kv,
+AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t end, const attention_kv *kv,
                                    const expert_workspace *w, int64_t look_ahead, uint16_t *hidden, const uint16_t *cosine,
                                    const uint16_t *sine) {
     attention_kv own = *kv;
@@ -124,7 +125,7 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         if (topk(p, m, m->normed, m->chosen)) return -1;
         edgemoe_levels(m->levels, m->gates, m->router->k, m->wanted);
         int go_on = 1;
-        if (look_ahead && i + 1 < count && m[1].router) go_on = predicted_resident(p, m, m + 1, look_ahead);
+        if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, look_ahead);
         if (go_on == 1) go_on = add_experts(p, m, w, hidden);
         if (go_on < 1) return go_on ? -1 : i;
         own.keys += shape->kv_heads * kv->context * shape->dim;
