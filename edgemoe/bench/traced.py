@@ -35,10 +35,10 @@ class TimedEngine(Engine):
             plan,
             settings,
             wrap_kernel=partial(TimedKernel, timeline=timeline),
-            wrap_source=self._timed,
+            wrap_source=self._wrap_source,
         )
 
-    def _timed(self, source: ExpertSource) -> ExpertSource:
+    def _wrap_source(self, source: ExpertSource) -> ExpertSource:
         self._timed_source = TimedSource(source, self._timeline)
         return self._timed_source
 

@@ -38,7 +38,7 @@ _CALLS_BESIDE_COPIES = 8
 """Kernel calls that the copies outlast at the speeds measured alone: the end of the last call then adds little."""
 
 _DISTINCT_BYTES = 1 << 28
-"""Most bytes of experts that the kernel reads in turn: more than a processor's caches hold."""
+"""Most bytes of experts that the kernel reads in turn: more than the processor's caches take."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _measure(
             event = device.copy([(source[kind], block) for kind, block in target.items()], None)
         return event
 
-    copy(1).wait()  # the first copy and the first call initialise what later ones reuse
+    copy(1).wait()  # the first copy and the first call include initialisation
     compute(0)
     start = clock()
     copy(_COPIES_ALONE).wait()

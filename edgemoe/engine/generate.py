@@ -171,7 +171,7 @@ def generate(
             reason = "context"
             break
     text = tokenizer.decode(answer, skip_special_tokens=True)
-    # The stream keeps an incomplete character back; the whole text has a replacement character instead.
+    # The stream withholds an incomplete character; the whole text has a replacement character in its place.
     if text != shown and text.startswith(shown):
         on_text(text[len(shown) :])
     return _answer(engine, text, prompt, cached, trace, reason)

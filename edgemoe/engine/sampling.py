@@ -12,7 +12,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogits
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of an answer: how its tokens are chosen, and what ends it.
+    """Settings of an answer: how its tokens are chosen and when it ends.
 
     Args:
         temperature: 0 for greedy decoding.

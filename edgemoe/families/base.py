@@ -106,7 +106,7 @@ class Family:
         if len(set(found.values())) != 1:
             raise ModelRefused(
                 f"one number of experts in config.json, as {' or '.join(self.experts_keys)}",
-                f"{' and '.join(f'{key} {value}' for key, value in found.items()) or 'none of these keys'}",
+                " and ".join(f"{key} {value}" for key, value in found.items()) or "none of these keys",
                 "check that config.json belongs to this checkpoint",
             )
         return int(next(iter(found.values())))
@@ -124,10 +124,10 @@ class Family:
 
     def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
         """Names the tensors of all experts: a pair (gate and up, down) for each naming."""
-        return tuple((one.format(layer=layer), two.format(layer=layer)) for one, two in self.fused_names)
+        return tuple((up.format(layer=layer), down.format(layer=layer)) for up, down in self.fused_names)
 
     def is_expert(self, name: str) -> bool:
-        """Whether a tensor of this name holds expert weights, of any layer and expert."""
+        """Whether a tensor of this name has expert weights, of any layer and expert."""
         templates = (*(self.expert_names or ()), *(name for pair in self.fused_names for name in pair))
         return any(_matches(template, name) for template in templates)
 

@@ -29,9 +29,9 @@ def _every_sparse_step(config: Config) -> tuple[int, ...]:
     return tuple(i for i in _every_layer(config) if (i + 1) % step == 0 and i not in dense)
 
 
-def _after_dense(config: Config, *, otherwise: int) -> tuple[int, ...]:
-    """Every layer from first_k_dense_replace on; from `otherwise` on where the config lacks the key."""
-    first = config.get("first_k_dense_replace", otherwise)
+def _after_dense(config: Config, *, default: int) -> tuple[int, ...]:
+    """Every layer from first_k_dense_replace on; from `default` on where the config lacks the key."""
+    first = config.get("first_k_dense_replace", default)
     if type(first) is not int or first < 0:
         raise ModelRefused(
             "a whole number of dense layers for first_k_dense_replace in config.json",
@@ -132,17 +132,17 @@ FAMILIES = {
             sparse_layers=_every_layer,
             fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=True, windows=_all_tokens),
         ),
-        _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, otherwise=0), kv=latents),
+        _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, default=0), kv=latents),
         _deepseek(
             model_type="deepseek_v3",
-            sparse_layers=partial(_after_dense, otherwise=3),
+            sparse_layers=partial(_after_dense, default=3),
             precise=(_BIAS,),
             predicts_ahead=True,
             kv=latents,
         ),
         _deepseek(
             model_type="glm4_moe",
-            sparse_layers=partial(_after_dense, otherwise=1),
+            sparse_layers=partial(_after_dense, default=1),
             precise=(_BIAS,),
             predicts_ahead=True,
         ),

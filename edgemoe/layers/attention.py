@@ -153,16 +153,16 @@ def attention(
     for sequence, row, rows in kv.spans:
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
-            own, keys, values = _visible(
+            queries, keys, values = _visible(
                 module, sequence, query[0, :, span], key[0, :, span], value[0, :, span]
             )
             if s_aux is None:
-                summed = attend(own, keys, values, scaling, window)
+                summed = attend(queries, keys, values, scaling, window)
             else:
-                summed = attend_with_sinks(own, keys, values, scaling, window, s_aux)
+                summed = attend_with_sinks(queries, keys, values, scaling, window, s_aux)
             out[:, span] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
             if kv.scores is not None and kv.signal:
-                kv.scores[span] = token_scores(own, keys, scaling, window, kv.signal, s_aux)
+                kv.scores[span] = token_scores(queries, keys, scaling, window, kv.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
