@@ -8,7 +8,14 @@ from importlib import import_module
 import pytest
 
 
-@pytest.mark.parametrize("name", ["storage.base", "storage.errors"])
+MODULES = (
+    *("storage.base", "storage.errors", "cache.base", "prefetch.base", "prefetch.counts"),
+    *("edgemoe.kernels.base", "edgemoe.kernels.activation", "edgemoe.policy.levels"),
+    *("edgemoe.experts.assignments", "edgemoe.experts.use"),
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_are_correct(name):
     """Every example of the module prints its expected output, and there is at least one."""
     failed, attempted = doctest.testmod(import_module(name))
