@@ -51,11 +51,6 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def dequantize_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Computes the float32 [N, K] weights of int8 codes [N, K] and bf16 scales [N]."""
-    return codes.float() * scales.float().unsqueeze(1)
-
-
 class DenseWeights:
     """The dense weights of a checkpoint as a store holds them. Thread-safe.
 
