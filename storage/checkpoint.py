@@ -14,12 +14,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
 import xxhash
 
 from storage.errors import MissingTensor, ModelRefused
 from storage.formats import GGUF, open_weights
-from storage.formats.base import FourBit, Weight
+from storage.formats.base import Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, inside, read_json, refuse_remote_code, shortened
 
@@ -148,56 +147,21 @@ class Checkpoint:
         """Names of all tensors."""
         return set(self._weights)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
-        return self._find(name).shape
+    def __getitem__(self, name: str) -> Weight:
+        """Returns a tensor. Like every method that takes a name, raises MissingTensor for an unknown one."""
+        if name not in self._weights:
+            raise MissingTensor(
+                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
+            )
+        return self._weights[name]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor on disk."""
-        return self._find(name).nbytes
+        return self[name].nbytes
 
     def stored(self, names: Iterable[str]) -> set[str]:
         """Names of the stored tensors that these tensors consist of."""
-        return {part for name in names for part in self._find(name).parts}
-
-    def dtype(self, name: str) -> torch.dtype:
-        """dtype of the result of `read`: bfloat16, float16 or float32.
-
-        Raises:
-            ModelRefused: config.json does not explain the stored type.
-        """
-        return self._find(name).dtype
-
-    def group(self, name: str) -> int | None:
-        """Consecutive inputs that share the parameters of the tensor's 4-bit codes; None if it has no such codes."""
-        return self._find(name).group
-
-    def read(self, name: str) -> torch.Tensor:
-        """Reads the whole tensor in floating point.
-
-        Raises:
-            ModelRefused: config.json does not explain the stored type.
-            TruncatedFile: the file has become shorter since `open`.
-            DamagedData: parts of a quantized matrix contradict each other.
-        """
-        return self._find(name).read()
-
-    def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
-
-        Raises:
-            IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile, DamagedData: for the reasons of `read`.
-        """
-        return self._find(name).read_slice(index)
-
-    def codes(self, name: str) -> FourBit:
-        """Reads a matrix's 4-bit codes. Only for tensors whose `group` is not None.
-
-        Raises:
-            TruncatedFile, DamagedData: for the reasons of `read`.
-        """
-        return self._find(name).codes()
+        return {part for name in names for part in self[name].parts}
 
     def companions(self) -> list[Path]:
         """Paths of the COMPANIONS that exist.
@@ -230,13 +194,6 @@ class Checkpoint:
                 file.seek(max(size - _SAMPLE, 0))
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()
-
-    def _find(self, name: str) -> Weight:
-        if name not in self._weights:
-            raise MissingTensor(
-                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
-            )
-        return self._weights[name]
 
 
 class GgufCheckpoint(Checkpoint):

@@ -189,7 +189,7 @@ def expect(tensors: StoredTensors, name: str, shape: tuple[int, ...], types: tup
     Raises:
         MissingTensor: the tensor is missing, or has another shape or type.
     """
-    if name not in tensors or tensors.shape(name) != shape or tensors.type_name(name) not in types:
+    if name not in tensors or tensors[name].shape != shape or tensors[name].dtype not in types:
         raise MissingTensor(
             f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
             described(tensors, name),
@@ -201,7 +201,7 @@ def described(tensors: StoredTensors, name: str) -> str:
     """Type and shape of a stored tensor, for a message."""
     if name not in tensors:
         return f"no tensor {name}"
-    return f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
+    return f"{tensors[name].dtype} of shape {list(tensors[name].shape)}"
 
 
 def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
     Raises:
         MissingTensor: the tensor is missing, empty or not a matrix.
     """
-    shape = tensors.shape(name)
+    shape = tensors[name].shape
     if len(shape) != 2 or 0 in shape:
         raise MissingTensor(
             f"a matrix in {name} of {tensors.directory}", f"shape {list(shape)}", DOWNLOAD_AGAIN

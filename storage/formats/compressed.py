@@ -111,12 +111,12 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
     out: dict[str, Weight] = {}
     for name in names:
         stem, _, last = name.rpartition(".")
-        kind = {"I8": "int", "F8_E4M3": "float"}.get(tensors.type_name(name)) if last == "weight" else None
+        kind = {"I8": "int", "F8_E4M3": "float"}.get(tensors[name].dtype) if last == "weight" else None
         if last == "weight_packed":
             out[f"{stem}.weight"] = PackedWeight(tensors, stem, _only(schemes, "int", name))
         elif kind:
             block, scale = _only(schemes, kind, name).block, f"{name}_scale"
-            out[name] = ScaledWeight(tensors, name, scale, block, (tensors.type_name(name),))
+            out[name] = ScaledWeight(tensors, name, scale, block, (tensors[name].dtype,))
     return with_rest(out, tensors, names)
 
 

@@ -56,7 +56,7 @@ class GroupedWeight(Weight):
     def _made_of(self, parts: Iterable[str]) -> None:
         """Sets `parts` and `nbytes` from the parts that exist."""
         self.parts = tuple(part for part in parts if part in self._tensors)
-        self.nbytes = sum(self._tensors.nbytes(part) for part in self.parts)
+        self.nbytes = sum(self._tensors[part].range.length for part in self.parts)
 
     @abstractmethod
     def _unpack(self) -> Parts:
