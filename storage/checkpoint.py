@@ -16,11 +16,11 @@ from typing import Any
 
 import xxhash
 
-from storage.errors import MissingTensor, ModelRefused
+from storage.errors import ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
-from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, inside, read_json, refuse_remote_code, shortened
+from storage.untrusted import CHECK_ORIGIN, inside, no_tensor, read_json, refuse_remote_code, shortened
 
 Places = tuple[tuple[str, Path, int], ...]
 """(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
@@ -150,9 +150,7 @@ class Checkpoint:
     def __getitem__(self, name: str) -> Weight:
         """Returns a tensor. Like every method that takes a name, raises MissingTensor for an unknown one."""
         if name not in self._weights:
-            raise MissingTensor(
-                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
-            )
+            raise no_tensor(f"{name} in {self.directory}")
         return self._weights[name]
 
     def nbytes(self, name: str) -> int:

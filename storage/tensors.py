@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
+from storage.errors import ModelRefused
 from storage.header import TensorEntry, read_header
 from storage.source_file import read_range
-from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, read_json, shortened
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, no_tensor, read_json, shortened
 
 DTYPES = {
     "F32": torch.float32,
@@ -74,9 +74,7 @@ class StoredTensors:
     def __getitem__(self, name: str) -> TensorEntry:
         """Returns a tensor's entry. Like every method that takes a name, raises MissingTensor for an unknown one."""
         if name not in self._tensors:
-            raise MissingTensor(
-                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
-            )
+            raise no_tensor(f"{name} in {self.directory}")
         return self._tensors[name]
 
     def read(self, name: str) -> torch.Tensor:
@@ -122,11 +120,7 @@ def _indexed(directory: Path) -> dict[str, TensorEntry]:
     headers = {file: read_header(inside(directory, file)) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in headers[file].tensors:
-            raise MissingTensor(
-                f"tensor {name} in {directory / file}, as {INDEX_NAME} says",
-                "no tensor of that name",
-                DOWNLOAD_AGAIN,
-            )
+            raise no_tensor(f"{name} in {directory / file}, as {INDEX_NAME} says")
     return {name: headers[file].tensors[name] for name, file in weight_map.items()}
 
 

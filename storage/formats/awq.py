@@ -47,7 +47,7 @@ class AwqWeight(GroupedWeight):
         read, stem = self._tensors.read, self._stem
         codes = _outputs(read(f"{stem}.qweight")).t().contiguous()
         zeros = _outputs(read(f"{stem}.qzeros")).float().t()
-        return Parts(codes, read(f"{stem}.scales").float().t(), zeros)
+        return codes, read(f"{stem}.scales").float().t(), zeros
 
 
 def _outputs(packed: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
-from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described
+from storage.errors import MissingTensor
+from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described, refused
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import CHECK_ORIGIN, shortened
+from storage.untrusted import CHECK_ORIGIN
 
 SCALES = (*FLOATS, "F8_E8M0")
 """safetensors' names of the types of scales."""
@@ -111,9 +111,7 @@ def block_sides(value: object, key: str) -> Block:
             1 <= min(rows, columns) <= max(rows, columns) <= LARGEST_GROUP
         ):
             return rows, columns
-    raise ModelRefused(
-        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config", shortened(value), CHECK_ORIGIN
-    )
+    raise refused(f"two sides from 1 to {LARGEST_GROUP} as {key}", value, CHECK_ORIGIN)
 
 
 def _scale_name(name: str, names: set[str]) -> str:

@@ -71,7 +71,7 @@ class GptqWeight(GroupedWeight):
         codes = fields(read(f"{stem}.qweight").t().contiguous(), bits)
         stored = fields(read(f"{stem}.qzeros"), bits).to(torch.int16)
         zeros = (stored + self._packing.zero_offset) & ((1 << bits) - 1)
-        return Parts(codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]])
+        return codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]]
 
 
 def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 
@@ -13,13 +12,8 @@ from storage.formats.base import FourBit, Weight, record_group, regroup
 from storage.tensors import StoredTensors
 from storage.untrusted import DOWNLOAD_AGAIN
 
-
-class Parts(NamedTuple):
-    """An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
 
 
 class GroupedWeight(Weight):
