@@ -32,7 +32,7 @@ from storage.formats.base import (
     refused,
 )
 from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
-from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.grouped import GroupedWeight, Packing, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
 from storage.untrusted import DOWNLOAD_AGAIN
@@ -70,9 +70,8 @@ class PackedWeight(GroupedWeight):
         rows, words = matrix_shape(tensors, f"{stem}.weight_packed")
         shape = rows, words * 32 // scheme.bits
         index = f"{stem}.weight_g_idx" if scheme.act_order else None
-        super().__init__(
-            tensors, stem, shape, scheme.block[1], bits=scheme.bits, index=index, ordered=not scheme.act_order
-        )
+        packing = Packing(scheme.bits, scheme.block[1], scheme.act_order)
+        super().__init__(tensors, stem, shape, packing, index)
         self._scheme = scheme
         expect(tensors, f"{stem}.weight_packed", (rows, words), ("I32",))
         expect(tensors, f"{stem}.weight_scale", (rows, self._groups), FLOATS)
