@@ -167,9 +167,6 @@ class Checkpoint:
         Raises:
             ModelRefused: a companion is a link out of the directory.
         """
-        return self._own_companions()
-
-    def _own_companions(self) -> list[Path]:
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
     def fingerprint(self) -> str:
@@ -182,7 +179,8 @@ class Checkpoint:
         for name, path, at in self._places:
             digest.update(f"{name}\0{path.name}\0".encode())
             first[path] = min(first.get(path, at), at)
-        whole = {path: path.stat().st_size for path in self._own_companions()}
+        # A GGUF file is its own directory, and contains its companions.
+        whole = {path: path.stat().st_size for path in Checkpoint.companions(self)}
         for path, head in sorted((whole | first).items()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
@@ -226,9 +224,6 @@ class GgufCheckpoint(Checkpoint):
         (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
         unpack_tokenizer(self._model.path, self._model.header.fields, into)
         return [into / name for name in COMPANIONS if (into / name).exists()]
-
-    def _own_companions(self) -> list[Path]:
-        return []
 
 
 def find_gguf(path: Path) -> Path | None:

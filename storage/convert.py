@@ -102,20 +102,15 @@ def convert(
         ) as writer,
     ):
         job.write(writer, threads or 2 * cores(), arrivals)
-        _require_unchanged(source, job.fingerprint)
+        with _source_errors(source):
+            now = Checkpoint.open(source).fingerprint()
+        if now != job.fingerprint:  # the store would mix two checkpoints
+            raise DamagedData(
+                f"{source} unchanged during its conversion",
+                "changed files",
+                "remove the destination, and convert again while no process writes to the checkpoint",
+            )
         return writer.finish(job.format)
-
-
-def _require_unchanged(source: Path, fingerprint: str) -> None:
-    """Raises DamagedData if a checkpoint has changed: the store would mix two checkpoints."""
-    with _source_errors(source):
-        now = Checkpoint.open(source).fingerprint()
-    if now != fingerprint:
-        raise DamagedData(
-            f"{source} unchanged during its conversion",
-            "changed files",
-            "remove the destination, and convert again while no process writes to the checkpoint",
-        )
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
