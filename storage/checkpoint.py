@@ -14,14 +14,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
 import xxhash
 
-from storage.errors import MissingTensor, ModelRefused
+from storage.errors import ModelRefused
 from storage.formats import GGUF, open_weights
-from storage.formats.base import FourBit, Weight
+from storage.formats.base import Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
-from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, inside, read_json, refuse_remote_code, shortened
+from storage.untrusted import CHECK_ORIGIN, inside, no_tensor, read_json, refuse_remote_code, shortened
 
 Places = tuple[tuple[str, Path, int], ...]
 """(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
@@ -148,56 +147,19 @@ class Checkpoint:
         """Names of all tensors."""
         return set(self._weights)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
-        return self._find(name).shape
+    def __getitem__(self, name: str) -> Weight:
+        """Returns a tensor. Like every method that takes a name, raises MissingTensor for an unknown one."""
+        if name not in self._weights:
+            raise no_tensor(f"{name} in {self.directory}")
+        return self._weights[name]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor on disk."""
-        return self._find(name).nbytes
+        return self[name].nbytes
 
     def stored(self, names: Iterable[str]) -> set[str]:
         """Names of the stored tensors that these tensors consist of."""
-        return {part for name in names for part in self._find(name).parts}
-
-    def dtype(self, name: str) -> torch.dtype:
-        """dtype of the result of `read`: bfloat16, float16 or float32.
-
-        Raises:
-            ModelRefused: config.json does not explain the stored type.
-        """
-        return self._find(name).dtype
-
-    def group(self, name: str) -> int | None:
-        """Consecutive inputs that share the parameters of the tensor's 4-bit codes; None if it has no such codes."""
-        return self._find(name).group
-
-    def read(self, name: str) -> torch.Tensor:
-        """Reads the whole tensor in floating point.
-
-        Raises:
-            ModelRefused: config.json does not explain the stored type.
-            TruncatedFile: the file has become shorter since `open`.
-            DamagedData: parts of a quantized matrix contradict each other.
-        """
-        return self._find(name).read()
-
-    def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
-
-        Raises:
-            IndexError: index is not in 0 .. E - 1.
-            ModelRefused, TruncatedFile, DamagedData: for the reasons of `read`.
-        """
-        return self._find(name).read_slice(index)
-
-    def codes(self, name: str) -> FourBit:
-        """Reads a matrix's 4-bit codes. Only for tensors whose `group` is not None.
-
-        Raises:
-            TruncatedFile, DamagedData: for the reasons of `read`.
-        """
-        return self._find(name).codes()
+        return {part for name in names for part in self[name].parts}
 
     def companions(self) -> list[Path]:
         """Paths of the COMPANIONS that exist.
@@ -205,9 +167,6 @@ class Checkpoint:
         Raises:
             ModelRefused: a companion is a link out of the directory.
         """
-        return self._own_companions()
-
-    def _own_companions(self) -> list[Path]:
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
     def fingerprint(self) -> str:
@@ -220,7 +179,8 @@ class Checkpoint:
         for name, path, at in self._places:
             digest.update(f"{name}\0{path.name}\0".encode())
             first[path] = min(first.get(path, at), at)
-        whole = {path: path.stat().st_size for path in self._own_companions()}
+        # A GGUF file is its own directory, and contains its companions.
+        whole = {path: path.stat().st_size for path in Checkpoint.companions(self)}
         for path, head in sorted((whole | first).items()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
@@ -230,13 +190,6 @@ class Checkpoint:
                 file.seek(max(size - _SAMPLE, 0))
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()
-
-    def _find(self, name: str) -> Weight:
-        if name not in self._weights:
-            raise MissingTensor(
-                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
-            )
-        return self._weights[name]
 
 
 class GgufCheckpoint(Checkpoint):
@@ -271,9 +224,6 @@ class GgufCheckpoint(Checkpoint):
         (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
         unpack_tokenizer(self._model.path, self._model.header.fields, into)
         return [into / name for name in COMPANIONS if (into / name).exists()]
-
-    def _own_companions(self) -> list[Path]:
-        return []
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -102,20 +102,15 @@ def convert(
         ) as writer,
     ):
         job.write(writer, threads or 2 * cores(), arrivals)
-        _require_unchanged(source, job.fingerprint)
+        with _source_errors(source):
+            now = Checkpoint.open(source).fingerprint()
+        if now != job.fingerprint:  # the store would mix two checkpoints
+            raise DamagedData(
+                f"{source} unchanged during its conversion",
+                "changed files",
+                "remove the destination, and convert again while no process writes to the checkpoint",
+            )
         return writer.finish(job.format)
-
-
-def _require_unchanged(source: Path, fingerprint: str) -> None:
-    """Raises DamagedData if a checkpoint has changed: the store would mix two checkpoints."""
-    with _source_errors(source):
-        now = Checkpoint.open(source).fingerprint()
-    if now != fingerprint:
-        raise DamagedData(
-            f"{source} unchanged during its conversion",
-            "changed files",
-            "remove the destination, and convert again while no process writes to the checkpoint",
-        )
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
@@ -193,7 +188,9 @@ class _Conversion:
             self._release(layer, arrivals)
         to_come = len(missing) * experts.count * self.geometry.record_bytes + self._dense.nbytes
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
-        limit = min(2 * threads, max(_MEMORY // self._expert_memory(), 1))
+        # What an expert takes between checkpoint and store: weights, codes and a record.
+        memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
+        limit = min(2 * threads, max(_MEMORY // memory, 1))
         with _one_core_each(threads) as pool:
             # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
             for layers in [[layer] for layer in missing] if arrivals else [missing]:
@@ -204,11 +201,6 @@ class _Conversion:
                         error = SourceError()
                         writer.write_layer(layer, experts.count, self._counted(layer, records, error), error)
                         self._release(layer, arrivals)
-
-    def _expert_memory(self) -> int:
-        """Most bytes that an expert takes between checkpoint and store: weights, codes and a record."""
-        experts = self._experts
-        return experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
 
     def _release(self, layer: int, arrivals: Arrivals | None) -> None:
         if arrivals:

@@ -63,7 +63,9 @@ class CudaDevice(Device):
         cudart = torch.cuda.cudart()
         refused = int(cudart.cudaHostRegister(_address(memory), len(memory), _PORTABLE))
         if refused:
-            _forget_error(self.place)
+            # Clears the thread's last CUDA error, which torch would otherwise raise after its next launch.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self.place)
         return not refused
 
     def unpin(self, memory: memoryview) -> None:
@@ -155,9 +157,3 @@ def _of_cuda(event: Event) -> torch.cuda.Event:
 
 def _address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _forget_error(place: torch.device) -> None:
-    """Clears the calling thread's last CUDA error, which torch would otherwise raise after its next launch."""
-    with suppress(RuntimeError):
-        torch.zeros(1, device=place)

@@ -51,11 +51,6 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def dequantize_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Computes the float32 [N, K] weights of int8 codes [N, K] and bf16 scales [N]."""
-    return codes.float() * scales.float().unsqueeze(1)
-
-
 class DenseWeights:
     """The dense weights of a checkpoint as a store holds them. Thread-safe.
 
@@ -83,12 +78,12 @@ class DenseWeights:
             if bits == 8
             and name.endswith(".weight")
             and name not in self._full
-            and len(checkpoint.shape(name)) == 2
-            and 0 not in checkpoint.shape(name)
+            and len(checkpoint[name].shape) == 2
+            and 0 not in checkpoint[name].shape
             and not family.is_router(name)
         }
         for name in self.names:
-            checkpoint.dtype(name)
+            _ = checkpoint[name].dtype
             if name in self._eight_bit and name + SCALE_SUFFIX in there:
                 raise ModelRefused(
                     f"the name {name}{SCALE_SUFFIX} free for the scales of {name} at 8 bits",
@@ -100,7 +95,7 @@ class DenseWeights:
         """Name -> spec of every tensor to store, in the order of tensors()."""
         out: dict[str, Spec] = {}
         for name in self.names:
-            shape = self._checkpoint.shape(name)
+            shape = self._checkpoint[name].shape
             if name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
@@ -118,11 +113,11 @@ class DenseWeights:
 
         Raises:
             DamagedData: a weight is NaN, infinite, or too large for bf16; with the tensor's name.
-            TruncatedFile: from Checkpoint.read.
+            TruncatedFile: from Weight.read.
         """
         for name in self.names:
             dtype = torch.float32 if name in self._full else torch.bfloat16
-            weight = self._checkpoint.read(name).to(dtype)
+            weight = self._checkpoint[name].read().to(dtype)
             if not all_finite(weight):
                 raise DamagedData(
                     f"finite weights in {name} of {self._checkpoint.directory}",

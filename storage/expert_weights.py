@@ -117,7 +117,7 @@ class ExpertWeights:
 
         Raises:
             DamagedData: a weight is NaN or infinite; with layer, expert and matrix.
-            ModelRefused, TruncatedFile: from Checkpoint.read.
+            ModelRefused, TruncatedFile: from Weight.read.
         """
         matrices = self._read(layer, expert)
         for matrix, weight in zip(("gate_up", "down"), matrices, strict=True):
@@ -133,15 +133,13 @@ class ExpertWeights:
     def _read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
         source = self._checkpoint
         if layer in self._fused:
-            gate_up_name, down_name = self._fused[layer]
-            gate_up, down = source.read_slice(gate_up_name, expert), source.read_slice(down_name, expert)
-            if self._family.transposed:
-                gate_up, down = gate_up.t().contiguous(), down.t().contiguous()
-            return gate_up, down
-        gate, up, down_name = self._separate(layer, expert)
+            fused = (source[name].read_slice(expert) for name in self._fused[layer])
+            first, second = (w.t().contiguous() if self._family.transposed else w for w in fused)
+            return first, second
+        gate, up, down = (source[name] for name in self._separate(layer, expert))
         if self._groups:
-            return source.codes(gate).append(source.codes(up)), source.codes(down_name)
-        return torch.cat((source.read(gate), source.read(up))), source.read(down_name)
+            return gate.codes().append(up.codes()), down.codes()
+        return torch.cat((gate.read(), up.read())), down.read()
 
     def _common_groups(self) -> tuple[int, int] | None:
         """Groups of gate_up and down; None unless every expert has exact 4-bit codes in the same groups."""
@@ -150,7 +148,7 @@ class ExpertWeights:
         groups: set[tuple[int | None, int | None]] = set()
         for layer in self.layers:
             for expert in range(self.count):
-                gate, up, down = map(self._checkpoint.group, self._separate(layer, expert))
+                gate, up, down = (self._checkpoint[name].group for name in self._separate(layer, expert))
                 groups |= {(gate, down), (up, down)}
                 if len(groups) > 1 or gate is None:
                     return None
@@ -183,14 +181,14 @@ class ExpertWeights:
         unclaimed = set(self.names)
         for layer in self.layers:
             for name, shape in self._wanted(layer):
-                found = self._checkpoint.shape(name) if name in self.names else None
+                found = self._checkpoint[name].shape if name in self.names else None
                 if found != shape:
                     raise MissingTensor(
                         f"tensor {name} of shape {shape} in {self._checkpoint.directory}",
                         f"shape {found}" if found else "no such tensor",
                         DOWNLOAD_AGAIN,
                     )
-                self._checkpoint.dtype(name)
+                _ = self._checkpoint[name].dtype
                 unclaimed.discard(name)
         if unclaimed:
             raise ModelRefused(

@@ -44,11 +44,13 @@ class TensorEntry:
         dtype: safetensors' name, a key of DTYPE_BITS.
         shape: elements per dimension.
         range: bytes, counted from the start of the file.
+        path: of the file.
     """
 
     dtype: str
     shape: tuple[int, ...]
     range: ByteRange
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _entry(name: str, value: object, data_start: int, path: Path) -> TensorEntry
     begin, end = offsets
     if prod(shape) * DTYPE_BITS[dtype] != (end - begin) * 8:
         raise _bad(path, f"{label}, {dtype} of shape {shortened(shape)}, in {end - begin} bytes")
-    return TensorEntry(dtype, tuple(shape), ByteRange(data_start + begin, end - begin))
+    return TensorEntry(dtype, tuple(shape), ByteRange(data_start + begin, end - begin), path)
 
 
 def _are_sizes(value: Any) -> bool:

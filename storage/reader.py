@@ -154,7 +154,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         while done < span.length:
             direct = shard.direct
             try:
-                got = self._preadv(shard.fd, _rest(into, done) if done else into, span.offset + done)
+                rest = list(_pieces(into, done, span.length - done)) if done else into
+                got = self._preadv(shard.fd, rest, span.offset + done)
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered(shard)
@@ -164,8 +165,10 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
                     raise ReadFailed(wanted, found, _ACTION) from error
                 got = 0
             else:
-                if done + got < span.length:
-                    self._check_end(shard, span, wanted)
+                # A short read was interrupted, or cut by the end of the file.
+                if done + got < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
+                    found = f"the end of {shard.path} at {size}, before offset {span.end}"
+                    raise TruncatedFile(wanted, found, _ACTION)
             # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
             progress = (done + got) // BLOCK * BLOCK - done
             done += progress
@@ -176,13 +179,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
                 self._sleep(BACK_OFF * 2 ** (failures - 1))
         if not shard.direct:
             forget(shard.fd, span.offset, span.length)
-
-    @staticmethod
-    def _check_end(shard: _Shard, span: ByteRange, wanted: str) -> None:
-        """Raises TruncatedFile if a short read was cut by the end of the file, not by an interruption."""
-        if (size := os.fstat(shard.fd).st_size) < span.end:
-            found = f"the end of {shard.path} at {size}, before offset {span.end}"
-            raise TruncatedFile(wanted, found, _ACTION)
 
     def _verify(
         self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
@@ -231,7 +227,3 @@ def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[me
         if len(piece):
             yield piece
         offset -= len(buffer)
-
-
-def _rest(into: Sequence[memoryview], done: int) -> Sequence[memoryview]:
-    return list(_pieces(into, done, sum(map(len, into)) - done))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from storage.base import BLOCK
@@ -21,7 +20,7 @@ DIRECT_FROM = 1 << 20
 _ACTION = "check the disk, or download the file again"
 
 
-def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], None] = time.sleep) -> Bytes:
+def read_range(path: Path, offset: int, size: int) -> Bytes:
     """Reads uint8 [size] from `offset` on. A transient error is retried RETRIES times.
 
     The bytes have the alignment in memory that they have in the file, up to BLOCK.
@@ -30,7 +29,6 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
         path: of the file, which is opened for this read alone.
         offset: bytes from the file's start.
         size: bytes.
-        sleep: waits a number of seconds before a retry.
 
     Raises:
         TruncatedFile: the file ends before offset + size.
@@ -43,15 +41,13 @@ def read_range(path: Path, offset: int, size: int, *, sleep: Callable[[float], N
     with read_errors(wanted, _ACTION), path.open("rb", buffering=0) as file:
         fd = file.fileno()
         direct = size >= DIRECT_FROM and bypass_cache(fd)
-        got = _fill(fd, offset - before, buffer.data, before + size, direct, sleep)
+        got = _fill(fd, offset - before, buffer.data, before + size, direct)
     if got < before + size:
         raise TruncatedFile(wanted, f"{max(got - before, 0)} bytes before the end of the file", _ACTION)
     return buffer[before : before + size]
 
 
-def _fill(
-    fd: int, start: int, into: memoryview, wanted: int, direct: bool, sleep: Callable[[float], None]
-) -> int:
+def _fill(fd: int, start: int, into: memoryview, wanted: int, direct: bool) -> int:
     """Reads at least `wanted` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
     done = failures = 0
     while done < wanted:
@@ -61,7 +57,7 @@ def _fill(
             if not (direct and error.errno == errno.EINVAL):
                 if error.errno not in TRANSIENT or failures == RETRIES:
                     raise
-                sleep(BACK_OFF * 2**failures)
+                time.sleep(BACK_OFF * 2**failures)
                 failures += 1
                 continue
             got = 0

@@ -6,15 +6,15 @@ Files outside the directory and pickles are never opened. `storage/formats` inte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
+from storage.errors import ModelRefused
 from storage.header import TensorEntry, read_header
 from storage.source_file import read_range
-from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, read_json, shortened
+from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE, inside, no_tensor, read_json, shortened
 
 DTYPES = {
     "F32": torch.float32,
@@ -36,13 +36,6 @@ INDEX_NAME = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
-class _Stored(NamedTuple):
-    """File and entry of a tensor."""
-
-    path: Path
-    entry: TensorEntry
-
-
 class StoredTensors:
     """The tensors of a directory by name; created by `open`. Thread-safe; keeps no file open.
 
@@ -50,7 +43,7 @@ class StoredTensors:
         directory: of the files.
     """
 
-    def __init__(self, directory: Path, tensors: dict[str, _Stored]) -> None:
+    def __init__(self, directory: Path, tensors: dict[str, TensorEntry]) -> None:
         self.directory = directory
         self._tensors = tensors
 
@@ -64,8 +57,7 @@ class StoredTensors:
             BadHeader, TruncatedFile: a header that contradicts its file.
         """
         if (directory / WEIGHTS_NAME).exists():
-            path = inside(directory, WEIGHTS_NAME)
-            tensors = {name: _Stored(path, entry) for name, entry in read_header(path).tensors.items()}
+            tensors = read_header(inside(directory, WEIGHTS_NAME)).tensors
         elif (directory / INDEX_NAME).exists():
             tensors = _indexed(directory)
         else:
@@ -79,21 +71,11 @@ class StoredTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Elements per dimension. Like every method that takes a name, raises MissingTensor for an unknown one."""
-        return tuple(self._find(name).entry.shape)
-
-    def nbytes(self, name: str) -> int:
-        """Bytes of the tensor on disk."""
-        return self._find(name).entry.range.length
-
-    def type_name(self, name: str) -> str:
-        """safetensors' name of the element type."""
-        return self._find(name).entry.dtype
-
-    def place(self, name: str) -> Path:
-        """The file that holds the tensor."""
-        return self._find(name).path
+    def __getitem__(self, name: str) -> TensorEntry:
+        """Returns a tensor's entry. Like every method that takes a name, raises MissingTensor for an unknown one."""
+        if name not in self._tensors:
+            raise no_tensor(f"{name} in {self.directory}")
+        return self._tensors[name]
 
     def read(self, name: str) -> torch.Tensor:
         """Reads the whole tensor, in its own dtype and shape.
@@ -102,8 +84,7 @@ class StoredTensors:
             ModelRefused: its type is not in DTYPES.
             TruncatedFile: the file has become shorter since `open`.
         """
-        stored = self._find(name)
-        return _read(stored.path, stored.entry.range.offset, self._dtype(name), self.shape(name))
+        return _read(name, self[name], 0, self[name].shape)
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
         """Reads tensor[index] alone: one expert of a fused tensor [E, N, K] as [N, K].
@@ -113,34 +94,18 @@ class StoredTensors:
             ModelRefused: its type is not in DTYPES.
             TruncatedFile: the file has become shorter since `open`.
         """
-        stored = self._find(name)
-        count, *rest = self.shape(name)
+        count, *rest = self[name].shape
         if not 0 <= index < count:
             raise IndexError(f"expected an index from 0 to {count - 1} into {name}, got {index}")
-        offset = stored.entry.range.offset + index * (stored.entry.range.length // count)
-        return _read(stored.path, offset, self._dtype(name), tuple(rest))
+        return _read(name, self[name], index * (self[name].range.length // count), tuple(rest))
 
     def places(self) -> Iterator[tuple[str, Path, int]]:
         """Yields (name, file, offset in the file in bytes) of every tensor, sorted by name."""
-        for name, stored in sorted(self._tensors.items()):
-            yield name, stored.path, stored.entry.range.offset
-
-    def _dtype(self, name: str) -> torch.dtype:
-        if (found := self.type_name(name)) not in DTYPES:
-            raise ModelRefused(
-                f"{name} with a type among {', '.join(DTYPES)}", f"{found} in {self.place(name)}", USE_SOURCE
-            )
-        return DTYPES[found]
-
-    def _find(self, name: str) -> _Stored:
-        if name not in self._tensors:
-            raise MissingTensor(
-                f"tensor {name} in {self.directory}", "no tensor of that name", DOWNLOAD_AGAIN
-            )
-        return self._tensors[name]
+        for name, entry in sorted(self._tensors.items()):
+            yield name, entry.path, entry.range.offset
 
 
-def _indexed(directory: Path) -> dict[str, _Stored]:
+def _indexed(directory: Path) -> dict[str, TensorEntry]:
     """The tensors that the index of a sharded checkpoint names."""
     weight_map = read_json(directory, INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -155,12 +120,8 @@ def _indexed(directory: Path) -> dict[str, _Stored]:
     headers = {file: read_header(inside(directory, file)) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in headers[file].tensors:
-            raise MissingTensor(
-                f"tensor {name} in {directory / file}, as {INDEX_NAME} says",
-                "no tensor of that name",
-                DOWNLOAD_AGAIN,
-            )
-    return {name: _Stored(directory / file, headers[file].tensors[name]) for name, file in weight_map.items()}
+            raise no_tensor(f"{name} in {directory / file}, as {INDEX_NAME} says")
+    return {name: headers[file].tensors[name] for name, file in weight_map.items()}
 
 
 def _no_weights(directory: Path) -> ModelRefused:
@@ -178,9 +139,14 @@ def _pickled(directory: Path, name: str) -> ModelRefused:
     )
 
 
-def _read(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    size = torch.Size(shape).numel() * dtype.itemsize
-    raw = read_bytes(path, offset, size)
+def _read(name: str, entry: TensorEntry, skipped: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Reads a tensor of this shape from `skipped` bytes after the start of a stored one."""
+    if entry.dtype not in DTYPES:
+        raise ModelRefused(
+            f"{name} with a type among {', '.join(DTYPES)}", f"{entry.dtype} in {entry.path}", USE_SOURCE
+        )
+    dtype, offset = DTYPES[entry.dtype], entry.range.offset + skipped
+    raw = read_bytes(entry.path, offset, prod(shape) * dtype.itemsize)
     return (raw.clone() if offset % dtype.itemsize else raw).view(dtype).view(shape)
 
 

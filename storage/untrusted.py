@@ -78,6 +78,11 @@ def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
         )
 
 
+def no_tensor(place: str) -> MissingTensor:
+    """The error for a tensor that is missing at a place, such as "lm_head.weight in DIR"."""
+    return MissingTensor(f"tensor {place}", "no tensor of that name", DOWNLOAD_AGAIN)
+
+
 def shortened(value: object) -> str:
     """repr of a value, cut to 60 characters for a message."""
     text = repr(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import xxhash
 
 from storage.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
 from storage.base import BLOCK
-from storage.errors import BadHeader, DamagedData, UserError
+from storage.errors import DamagedData, UserError
 from storage.header import header_bytes, read_header, tensor_bytes
 from storage.layout import Layout, probe
 from storage.lock import StoreLock
@@ -235,35 +236,30 @@ class StoreWriter:
         out = {}
         for path in self._directory.iterdir():
             if match := _SHARD_NAME.fullmatch(path.name):
-                try:
+                with suppress(
+                    DamagedData, ValueError
+                ):  # a file of another origin: the layer is written again
                     out[int(match[1])] = self._read_layer(int(match[1]), path)
-                except DamagedData:
-                    continue  # a file of another origin: the layer is written again
         return out
 
     def _read_layer(self, layer: int, path: Path) -> LayerRecords:
-        """Reads a layer's records from its file, whose header must be the one that write_layer writes."""
+        """Reads a layer's records from its file.
+
+        Raises:
+            DamagedData, ValueError: the header is not one that write_layer writes.
+        """
         header = read_header(path)
         digits = header.metadata.get(CHECKSUMS_KEY, "")
         planes, count = len(self._geometry.planes), len(header.tensors)
         if not re.fullmatch(rf"[0-9a-f]{{{16 * planes * count}}}", digits, re.ASCII):
-            raise BadHeader(
-                f"checksums of {count} records in {path}", "other metadata", "convert the model again"
-            )
-        try:
-            error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
-        except ValueError as found:
-            raise BadHeader(
-                f"the error of layer {layer} in {path}", str(found), "convert the model again"
-            ) from found
+            raise ValueError(f"other metadata than checksums of {count} records in {path}")
+        error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
         numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
         checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
         ours = self._shard_header(layer, checksums, error)
         with path.open("rb") as file:
             if file.read(len(ours)) != ours:
-                raise BadHeader(
-                    f"the records of layer {layer} in {path}", "other records", "convert the model again"
-                )
+                raise ValueError(f"other records than those of layer {layer} in {path}")
         self._errors[layer] = error
         return self._layer_records(layer, len(ours), checksums)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from storage.formats.awq import open_awq
 from storage.formats.base import Settings, Weight, choice, group_size
-from storage.formats.gptq import Packing, packed_weights
+from storage.formats.gptq import packed_weights
+from storage.formats.grouped import Packing
 from storage.tensors import StoredTensors
 
 _ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round:gptqmodel": 0, "auto_round": 0}
@@ -25,4 +26,4 @@ def open_autoround(settings: Settings, tensors: StoredTensors) -> dict[str, Weig
     if packing == _AWQ:
         return open_awq({key: settings.get(key) for key in ("bits", "group_size")}, tensors)
     bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings)
-    return packed_weights(tensors, Packing(bits, group, False, _ZERO_OFFSETS[packing]))
+    return packed_weights(tensors, Packing(bits, group, zero_offset=_ZERO_OFFSETS[packing]))

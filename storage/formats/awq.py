@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
-from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.grouped import GroupedWeight, Packing, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
 
@@ -37,7 +37,7 @@ class AwqWeight(GroupedWeight):
 
     def __init__(self, tensors: StoredTensors, stem: str, group: int | None) -> None:
         columns, words = matrix_shape(tensors, f"{stem}.qweight")
-        super().__init__(tensors, stem, (8 * words, columns), group, bits=4, index=None, ordered=True)
+        super().__init__(tensors, stem, (8 * words, columns), Packing(4, group))
         expect(tensors, f"{stem}.qweight", (columns, words), ("I32",))
         expect(tensors, f"{stem}.qzeros", (self._groups, words), ("I32",))
         expect(tensors, f"{stem}.scales", (self._groups, 8 * words), FLOATS)
@@ -47,7 +47,7 @@ class AwqWeight(GroupedWeight):
         read, stem = self._tensors.read, self._stem
         codes = _outputs(read(f"{stem}.qweight")).t().contiguous()
         zeros = _outputs(read(f"{stem}.qzeros")).float().t()
-        return Parts(codes, read(f"{stem}.scales").float().t(), zeros)
+        return codes, read(f"{stem}.scales").float().t(), zeros
 
 
 def _outputs(packed: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,11 @@ Opener = Callable[[Settings, StoredTensors], dict[str, Weight]]
 """(quantization_config, stored tensors) -> the model's tensors by name, checked against the headers."""
 
 
+def refused(wanted: str, found: object, action: str) -> ModelRefused:
+    """The error about a value in a quantization_config."""
+    return ModelRefused(f"{wanted} in quantization_config", shortened(found), action)
+
+
 def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: object = None) -> Any:
     """Returns settings[key], or the default, after a check against the allowed values, types included: true is not 1.
 
@@ -120,9 +125,7 @@ def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: o
     """
     value = settings.get(key, default)
     if not any(type(value) is type(known) and value == known for known in allowed):
-        raise ModelRefused(
-            f"{key} among {', '.join(map(str, allowed))} in quantization_config", shortened(value), USE_SOURCE
-        )
+        raise refused(f"{key} among {', '.join(map(str, allowed))}", value, USE_SOURCE)
     return value
 
 
@@ -136,11 +139,7 @@ def group_size(settings: Settings, key: str = "group_size", default: object = No
     if value in (-1, None) and not isinstance(value, float):
         return None
     if type(value) is not int or not 1 <= value <= LARGEST_GROUP:
-        raise ModelRefused(
-            f"a group from 1 to {LARGEST_GROUP}, or -1, as {key} in quantization_config",
-            shortened(value),
-            CHECK_ORIGIN,
-        )
+        raise refused(f"a group from 1 to {LARGEST_GROUP}, or -1, as {key}", value, CHECK_ORIGIN)
     return value
 
 
@@ -189,7 +188,7 @@ def expect(tensors: StoredTensors, name: str, shape: tuple[int, ...], types: tup
     Raises:
         MissingTensor: the tensor is missing, or has another shape or type.
     """
-    if name not in tensors or tensors.shape(name) != shape or tensors.type_name(name) not in types:
+    if name not in tensors or tensors[name].shape != shape or tensors[name].dtype not in types:
         raise MissingTensor(
             f"tensor {name}, {' or '.join(types)} of shape {list(shape)}, in {tensors.directory}",
             described(tensors, name),
@@ -201,7 +200,7 @@ def described(tensors: StoredTensors, name: str) -> str:
     """Type and shape of a stored tensor, for a message."""
     if name not in tensors:
         return f"no tensor {name}"
-    return f"{tensors.type_name(name)} of shape {list(tensors.shape(name))}"
+    return f"{tensors[name].dtype} of shape {list(tensors[name].shape)}"
 
 
 def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
@@ -210,7 +209,7 @@ def matrix_shape(tensors: StoredTensors, name: str) -> tuple[int, int]:
     Raises:
         MissingTensor: the tensor is missing, empty or not a matrix.
     """
-    shape = tensors.shape(name)
+    shape = tensors[name].shape
     if len(shape) != 2 or 0 in shape:
         raise MissingTensor(
             f"a matrix in {name} of {tensors.directory}", f"shape {list(shape)}", DOWNLOAD_AGAIN

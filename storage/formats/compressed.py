@@ -29,12 +29,13 @@ from storage.formats.base import (
     fields,
     group_size,
     matrix_shape,
+    refused,
 )
 from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
-from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.grouped import GroupedWeight, Packing, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import DOWNLOAD_AGAIN, shortened
+from storage.untrusted import DOWNLOAD_AGAIN
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")
@@ -69,9 +70,8 @@ class PackedWeight(GroupedWeight):
         rows, words = matrix_shape(tensors, f"{stem}.weight_packed")
         shape = rows, words * 32 // scheme.bits
         index = f"{stem}.weight_g_idx" if scheme.act_order else None
-        super().__init__(
-            tensors, stem, shape, scheme.block[1], bits=scheme.bits, index=index, ordered=not scheme.act_order
-        )
+        packing = Packing(scheme.bits, scheme.block[1], scheme.act_order)
+        super().__init__(tensors, stem, shape, packing, index)
         self._scheme = scheme
         expect(tensors, f"{stem}.weight_packed", (rows, words), ("I32",))
         expect(tensors, f"{stem}.weight_scale", (rows, self._groups), FLOATS)
@@ -94,9 +94,9 @@ class PackedWeight(GroupedWeight):
         codes = fields(read(f"{stem}_packed"), bits)
         scales = read(f"{stem}_scale").float()
         if self._scheme.symmetric:
-            return Parts(codes, scales, torch.full_like(scales, 1 << (bits - 1)))
+            return codes, scales, torch.full_like(scales, 1 << (bits - 1))
         zeros = fields(read(f"{stem}_zero_point").t().contiguous(), bits)
-        return Parts(codes, scales, zeros.float().t()[: self.shape[0]])
+        return codes, scales, zeros.float().t()[: self.shape[0]]
 
 
 def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
@@ -111,12 +111,12 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
     out: dict[str, Weight] = {}
     for name in names:
         stem, _, last = name.rpartition(".")
-        kind = {"I8": "int", "F8_E4M3": "float"}.get(tensors.type_name(name)) if last == "weight" else None
+        kind = {"I8": "int", "F8_E4M3": "float"}.get(tensors[name].dtype) if last == "weight" else None
         if last == "weight_packed":
             out[f"{stem}.weight"] = PackedWeight(tensors, stem, _only(schemes, "int", name))
         elif kind:
             block, scale = _only(schemes, kind, name).block, f"{name}_scale"
-            out[name] = ScaledWeight(tensors, name, scale, block, (tensors.type_name(name),))
+            out[name] = ScaledWeight(tensors, name, scale, block, (tensors[name].dtype,))
     return with_rest(out, tensors, names)
 
 
@@ -124,11 +124,8 @@ def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
     """Returns the config's schemes for weights of type int and of type float."""
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-        raise ModelRefused(
-            "an object of objects as config_groups in quantization_config",
-            shortened(groups),
-            "check that config.json belongs to this checkpoint",
-        )
+        action = "check that config.json belongs to this checkpoint"
+        raise refused("an object of objects as config_groups", groups, action)
     out: dict[str, list[Scheme]] = {"int": [], "float": []}
     for group in groups.values():
         choice({"format": group.get("format") or settings.get("format")}, "format", _FORMATS)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
-from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described
+from storage.errors import MissingTensor
+from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described, refused
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
-from storage.untrusted import CHECK_ORIGIN, shortened
+from storage.untrusted import CHECK_ORIGIN
 
 SCALES = (*FLOATS, "F8_E8M0")
 """safetensors' names of the types of scales."""
@@ -44,13 +44,13 @@ class ScaledWeight(Weight):
         self, tensors: StoredTensors, name: str, scale: str, block: Block, types: tuple[str, ...]
     ) -> None:
         self._tensors, self._name, self._scale, self._block = tensors, name, scale, block
-        self.shape = tensors.shape(name)
+        self.shape = tensors[name].shape
         *outer, rows, columns = (1, 1, *self.shape)[-max(len(self.shape), 2) :]
         per_block = (*outer, -(-rows // block[0]), -(-columns // block[1]))
-        found = tensors.shape(scale) if scale in tensors else None
+        found = tensors[scale].shape if scale in tensors else None
         self._single = found in ((), (1,), (1, 1))
-        right = tensors.type_name(name) in types and len(self.shape) > 1 and found is not None
-        if not right or not (self._single or found == per_block) or tensors.type_name(scale) not in SCALES:
+        right = tensors[name].dtype in types and len(self.shape) > 1 and found is not None
+        if not right or not (self._single or found == per_block) or tensors[scale].dtype not in SCALES:
             raise MissingTensor(
                 f"{name} as {' or '.join(types)} and its scales {scale} of shape {list(per_block)} in "
                 f"{tensors.directory}",
@@ -58,7 +58,7 @@ class ScaledWeight(Weight):
                 OTHER_CONFIG,
             )
         self.parts = (name, scale)
-        self.nbytes = tensors.nbytes(name) + tensors.nbytes(scale)
+        self.nbytes = tensors[name].range.length + tensors[scale].range.length
 
     def read(self) -> torch.Tensor:
         """Reads the tensor in its shape as float32."""
@@ -93,7 +93,7 @@ def open_fp8(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
     choice(settings, "fmt", ("e4m3",), "e4m3")
     block = block_sides(settings.get("weight_block_size") or [128, 128], "weight_block_size")
     names = {name for name in tensors.names() if not name.endswith(ACTIVATION_SCALES)}
-    packed = {name for name in names if tensors.type_name(name) == "F8_E4M3"}
+    packed = {name for name in names if tensors[name].dtype == "F8_E4M3"}
     made = {
         name: ScaledWeight(tensors, name, _scale_name(name, names), block, ("F8_E4M3",)) for name in packed
     }
@@ -111,9 +111,7 @@ def block_sides(value: object, key: str) -> Block:
             1 <= min(rows, columns) <= max(rows, columns) <= LARGEST_GROUP
         ):
             return rows, columns
-    raise ModelRefused(
-        f"two sides from 1 to {LARGEST_GROUP} as {key} in quantization_config", shortened(value), CHECK_ORIGIN
-    )
+    raise refused(f"two sides from 1 to {LARGEST_GROUP} as {key}", value, CHECK_ORIGIN)
 
 
 def _scale_name(name: str, names: set[str]) -> str:

@@ -182,15 +182,12 @@ class _Parser:
         at = self._file.tell()
         if size > HEADER_LIMIT - at:
             raise self._bad(f"{size} bytes at {at}, where {HEADER_LIMIT} are allowed for the header")
+        wanted = f"{size} bytes of header at {at} in {self._path}"
         if size > self._size - at:
-            raise TruncatedFile(
-                f"{size} bytes of header at {at} in {self._path}", f"{self._size} bytes in all", _ACTION
-            )
+            raise TruncatedFile(wanted, f"{self._size} bytes in all", _ACTION)
         raw = self._file.read(size)
         if len(raw) < size:
-            raise TruncatedFile(
-                f"{size} bytes of header at {at} in {self._path}", f"{len(raw)} bytes", _ACTION
-            )
+            raise TruncatedFile(wanted, f"{len(raw)} bytes", _ACTION)
         return raw
 
     def _bad(self, found: str) -> BadHeader:

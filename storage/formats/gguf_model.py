@@ -124,11 +124,8 @@ class GgufModel:
                 "merge them with llama-gguf-split --merge",
             )
         if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
-            raise self._refused(
-                "rotary embeddings without scaling",
-                shortened(scaling),
-                "use the model's checkpoint as safetensors",
-            )
+            action = "use the model's checkpoint as safetensors"
+            raise self._refused("rotary embeddings without scaling", shortened(scaling), action)
         self._name, self._architecture = name, architecture
         self.config = self._config()
 

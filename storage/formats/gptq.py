@@ -13,35 +13,16 @@ dequantized and stored at level 8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from storage.errors import ModelRefused
 from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
-from storage.formats.grouped import GroupedWeight, Parts
+from storage.formats.grouped import GroupedWeight, Packing, Parts
 from storage.formats.plain import FLOATS, with_rest
 from storage.tensors import StoredTensors
 from storage.untrusted import shortened
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
-
-
-@dataclass(frozen=True)
-class Packing:
-    """The packing of a checkpoint's matrices.
-
-    Args:
-        bits: of a code: 2, 4 or 8.
-        group: consecutive inputs that share a scale; None: all inputs.
-        act_order: whether g_idx may assign inputs to groups in any order.
-        zero_offset: offset to add to a stored zero point.
-    """
-
-    bits: int
-    group: int | None
-    act_order: bool
-    zero_offset: int
 
 
 class GptqWeight(GroupedWeight):
@@ -55,10 +36,7 @@ class GptqWeight(GroupedWeight):
         words, rows = matrix_shape(tensors, f"{stem}.qweight")
         shape = rows, words * 32 // packing.bits
         index = f"{stem}.g_idx" if packing.act_order or f"{stem}.g_idx" in tensors else None
-        super().__init__(
-            tensors, stem, shape, packing.group, bits=packing.bits, index=index, ordered=not packing.act_order
-        )
-        self._packing = packing
+        super().__init__(tensors, stem, shape, packing, index)
         expect(tensors, f"{stem}.qweight", (words, rows), ("I32",))
         expect(tensors, f"{stem}.qzeros", (self._groups, -(-rows * packing.bits // 32)), ("I32",))
         expect(tensors, f"{stem}.scales", (self._groups, rows), FLOATS)
@@ -71,7 +49,7 @@ class GptqWeight(GroupedWeight):
         codes = fields(read(f"{stem}.qweight").t().contiguous(), bits)
         stored = fields(read(f"{stem}.qzeros"), bits).to(torch.int16)
         zeros = (stored + self._packing.zero_offset) & ((1 << bits) - 1)
-        return Parts(codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]])
+        return codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]]
 
 
 def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:

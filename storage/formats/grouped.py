@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -13,13 +13,25 @@ from storage.formats.base import FourBit, Weight, record_group, regroup
 from storage.tensors import StoredTensors
 from storage.untrusted import DOWNLOAD_AGAIN
 
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
 
-class Parts(NamedTuple):
-    """An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
+@dataclass(frozen=True)
+class Packing:
+    """The packing of a checkpoint's matrices.
+
+    Args:
+        bits: of a code: 2, 4 or 8.
+        group: consecutive inputs that share a scale; None: all inputs.
+        act_order: whether the inputs of a group may lie anywhere.
+        zero_offset: offset to add to a stored zero point.
+    """
+
+    bits: int
+    group: int | None
+    act_order: bool = False
+    zero_offset: int = 0
 
 
 class GroupedWeight(Weight):
@@ -29,10 +41,8 @@ class GroupedWeight(Weight):
         tensors: of the checkpoint.
         stem: name of the stored parts up to the last dot.
         shape: (N, K).
-        group: consecutive inputs that share a scale; None: all inputs.
-        bits: of a code.
+        packing: of the matrix, by the config.
         index: name of the stored tensor, int32 [K], with every input's group; None: the group is k / group.
-        ordered: whether the inputs of a group are contiguous, by the config.
     """
 
     def __init__(
@@ -40,23 +50,20 @@ class GroupedWeight(Weight):
         tensors: StoredTensors,
         stem: str,
         shape: tuple[int, int],
-        group: int | None,
-        *,
-        bits: int,
-        index: str | None,
-        ordered: bool,
+        packing: Packing,
+        index: str | None = None,
     ) -> None:
         self._tensors, self._stem, self._index = tensors, stem, index
-        self.shape = shape
-        self._group = min(group or shape[1], shape[1])
+        self.shape, self._packing = shape, packing
+        self._group = min(packing.group or shape[1], shape[1])
         self._groups = -(-shape[1] // self._group)
-        if bits == 4 and ordered:
+        if packing.bits == 4 and not packing.act_order:
             self.group = record_group(self._group, shape[1])
 
     def _made_of(self, parts: Iterable[str]) -> None:
         """Sets `parts` and `nbytes` from the parts that exist."""
         self.parts = tuple(part for part in parts if part in self._tensors)
-        self.nbytes = sum(self._tensors.nbytes(part) for part in self.parts)
+        self.nbytes = sum(self._tensors[part].range.length for part in self.parts)
 
     @abstractmethod
     def _unpack(self) -> Parts:

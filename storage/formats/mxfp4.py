@@ -33,7 +33,7 @@ class Mxfp4Weight(Weight):
 
     def __init__(self, tensors: StoredTensors, stem: str) -> None:
         self._tensors, self._blocks, self._scales = tensors, f"{stem}_blocks", f"{stem}_scales"
-        shape = tensors.shape(self._blocks)
+        shape = tensors[self._blocks].shape
         if len(shape) != 4 or 0 in shape:
             raise MissingTensor(
                 f"{self._blocks} of four dimensions in {tensors.directory}",
@@ -45,7 +45,7 @@ class Mxfp4Weight(Weight):
         expect(tensors, self._scales, (experts, rows, groups), ("U8", "F8_E8M0"))
         self.shape = (experts, groups * _GROUP, rows)
         self.parts = (self._blocks, self._scales)
-        self.nbytes = tensors.nbytes(self._blocks) + tensors.nbytes(self._scales)
+        self.nbytes = tensors[self._blocks].range.length + tensors[self._scales].range.length
 
     def read(self) -> torch.Tensor:
         """Reads all experts as float32 [E, K, N]."""

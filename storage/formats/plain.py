@@ -20,7 +20,7 @@ class PlainWeight(Weight):
 
     def __init__(self, tensors: StoredTensors, name: str) -> None:
         self._tensors, self._name = tensors, name
-        self.shape, self.parts, self.nbytes = tensors.shape(name), (name,), tensors.nbytes(name)
+        self.shape, self.parts, self.nbytes = tensors[name].shape, (name,), tensors[name].range.length
 
     @property
     def dtype(self) -> torch.dtype:
@@ -29,11 +29,11 @@ class PlainWeight(Weight):
         Raises:
             ModelRefused: any other type.
         """
-        found = self._tensors.type_name(self._name)
+        found = self._tensors[self._name].dtype
         if found not in FLOATS:
             raise ModelRefused(
                 f"{self._name} in bfloat16, float16 or float32",
-                f"{found} in {self._tensors.place(self._name)}, which config.json does not explain",
+                f"{found} in {self._tensors[self._name].path}, which config.json does not explain",
                 USE_SOURCE,
             )
         return DTYPES[found]

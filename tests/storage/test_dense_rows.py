@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import dense
-from storage.dense import dequantize_rows, quantize_rows
+from storage.dense import quantize_rows
 
 
 def a_matrix(rows: int, cols: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_a_row_of_zeros_stays_zero():
     """A row of zeros has codes and weights of zero."""
     codes, scales = quantize_rows(torch.tensor([[0.0, 0.0], [1.0, 0.5]]))
     assert codes[0].tolist() == [0, 0]
-    assert dequantize_rows(codes, scales)[0].tolist() == [0.0, 0.0]
+    assert (codes[0] * scales[0]).tolist() == [0.0, 0.0]
 
 
 def test_source_is_not_changed_and_slices_change_no_bit(monkeypatch):
@@ -64,5 +64,5 @@ def test_dequantized_rows_agree_with_torchs_kernel(shape):
     codes, scales = quantize_rows(a_matrix(*shape, 2))
     x = torch.randn(3, shape[1], generator=torch.Generator().manual_seed(3)).bfloat16()
     expected = torch.ops.aten._weight_int8pack_mm(x, codes, scales).float()
-    got = x.float() @ dequantize_rows(codes, scales).t()
+    got = x.float() @ (codes.float() * scales.float().unsqueeze(1)).t()
     assert float((got - expected).norm() / expected.norm()) < 0.01

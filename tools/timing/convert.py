@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.destination.exists():
             raise UserError(f"a new directory {given.destination}", "an existing one", "remove it first")
         checkpoint = Checkpoint.open(given.checkpoint)
-        weights = sum(prod(checkpoint.shape(name)) for name in checkpoint.names())
+        weights = sum(prod(checkpoint[name].shape) for name in checkpoint.names())
         disk = measure_disk(given.destination.absolute().parent, PROBE_BYTES)
         machine = {"weights": weights, "cores": cores(), "available_bytes": available_memory()}
         print(json.dumps(machine | {"disk": vars(disk)}), flush=True)

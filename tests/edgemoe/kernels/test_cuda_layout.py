@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from plane_experts import ACTIVATION, SHAPES, an_expert, applied
+from record_codec import decode
 
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import cuda_layout as slabs
 from edgemoe.kernels.native import library as native
-from storage.encode import decode
 from storage.layout import LAYOUTS
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from record_codec import decode, encode
 from records import KEY, MemoryReader, a_store, blocks_for
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
@@ -20,7 +21,6 @@ from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
 from storage.dense import quantize_rows
-from storage.encode import decode, encode
 from storage.forms import PlaneForm
 from storage.layout import detect
 from storage.record import MatrixSpec, RecordGeometry

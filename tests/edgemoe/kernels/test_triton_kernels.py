@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from record_codec import encode
 from records import KEY, MemoryReader, blocks_for
 
 pytest.importorskip("triton")
@@ -18,7 +19,6 @@ from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from edgemoe.kernels.triton.experts import FEW, INTERPRETED, MATVEC_UP_TO, TritonExpertKernel
-from storage.encode import encode
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry

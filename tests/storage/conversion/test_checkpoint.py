@@ -54,20 +54,20 @@ def test_reads_equal_those_of_safetensors(form, request):
             expected |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert opened.names() == set(expected)
     for name, tensor in expected.items():
-        assert (opened.shape(name), opened.dtype(name)) == (tuple(tensor.shape), tensor.dtype)
+        assert (opened[name].shape, opened[name].dtype) == (tuple(tensor.shape), tensor.dtype)
         assert opened.nbytes(name) == tensor.nbytes
-        torch.testing.assert_close(opened.read(name), tensor, rtol=0, atol=0)
+        torch.testing.assert_close(opened[name].read(), tensor, rtol=0, atol=0)
 
 
 def test_a_slice_is_one_expert_of_a_fused_tensor(fused_checkpoint):
-    """read_slice(name, e) equals tensor[e], and raises IndexError for a missing expert."""
+    """read_slice(e) equals tensor[e], and raises IndexError for a missing expert."""
     opened = Checkpoint.open(fused_checkpoint)
-    whole = opened.read(FUSED)
+    whole = opened[FUSED].read()
     for expert in range(8):
-        assert torch.equal(opened.read_slice(FUSED, expert), whole[expert])
+        assert torch.equal(opened[FUSED].read_slice(expert), whole[expert])
     for outside in (-1, 8):
         with pytest.raises(IndexError):
-            opened.read_slice(FUSED, outside)
+            opened[FUSED].read_slice(outside)
 
 
 @pytest.mark.covers("safetensors")
@@ -79,7 +79,7 @@ def test_every_dtype_and_rank_keeps_its_bits(copy, dtype):
     save_file(tensors, copy / "model.safetensors")
     opened = Checkpoint.open(copy)
     for name, tensor in tensors.items():
-        read = opened.read(name)
+        read = opened[name].read()
         assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(read, tensor)
 
@@ -88,13 +88,13 @@ def test_quantized_tensors_are_refused_on_use(copy):
     """A tensor of integers is refused as a weight, with its name and type in the message."""
     save_file({"packed": torch.zeros(4, dtype=torch.int32)}, copy / "model.safetensors")
     with pytest.raises(ModelRefused, match=r"packed.*I32"):
-        Checkpoint.open(copy).read("packed")
+        Checkpoint.open(copy)["packed"].read()
 
 
 def test_unknown_name_is_a_missing_tensor(checkpoint):
     """The error for an unknown name contains the name."""
     with pytest.raises(MissingTensor, match=r"model\.nowhere"):
-        Checkpoint.open(checkpoint).read("model.nowhere")
+        Checkpoint.open(checkpoint)["model.nowhere"].read()
 
 
 @pytest.mark.parametrize("target_kind", ["dots", "absolute", "link"])
@@ -227,7 +227,7 @@ def test_file_cut_after_opening_is_truncated(copy):
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 10)
     with pytest.raises(TruncatedFile, match=r"model\.safetensors"):
-        [opened.read(name) for name in opened.names()]
+        [opened[name].read() for name in opened.names()]
 
 
 def test_no_checkpoint_at_all(copy, tmp_path):

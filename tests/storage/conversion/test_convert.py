@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from record_codec import decode
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_conversion import contents
@@ -20,7 +21,6 @@ from transformers import AutoConfig, AutoTokenizer
 from edgemoe.families.table import family_of
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
-from storage.encode import decode
 from storage.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused, UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest

@@ -96,10 +96,10 @@ def test_tensors_are_what_the_gguf_package_reads(qwen3, tmp_path, kind):
         for expert in range(4):
             name = f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"
             expected = torch.from_numpy(theirs[f"blk.1.ffn_{part}_exps.weight"][expert].copy())
-            assert torch.equal(opened.read(name), expected)
-            assert opened.group(name) == (32 if exact else None)
+            assert torch.equal(opened[name].read(), expected)
+            assert opened[name].group == (32 if exact else None)
             if exact:
-                codes = opened.codes(name)
+                codes = opened[name].codes()
                 assert int(codes.codes.max()) == 15
                 torch.testing.assert_close(codes.weights(), expected, rtol=1e-5, atol=1e-6)
     experts = ExpertWeights(opened, family_of(opened.config))
@@ -135,9 +135,9 @@ def test_a_file_is_the_model_it_was_made_from(family, request, tmp_path):
     saved = Checkpoint.open(tmp_path / "saved")
     assert opened.names() == saved.names()
     for name in saved.names():
-        expected = saved.read(name)
+        expected = saved[name].read()
         torch.testing.assert_close(
-            opened.read(name), expected.half().float() if ".experts." in name else expected
+            opened[name].read(), expected.half().float() if ".experts." in name else expected
         )
 
 

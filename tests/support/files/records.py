@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from record_codec import encode
 
 from storage.base import Blocks, ExpertKey, PlaneReader
-from storage.encode import encode
 from storage.forms import MergedForm
 from storage.layout import Layout
 from storage.record import MatrixSpec, RecordGeometry
