@@ -133,11 +133,8 @@ def _refused(found: str) -> ModelRefused:
 
 
 def _end(process: Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    with process:  # closes its pipes and waits for its end
+        process.kill()
 
 
 def _printable(text: str) -> str:
