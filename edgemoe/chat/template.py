@@ -84,9 +84,7 @@ class TemplateRenderer:
         request = {"template": template, "variables": variables, "most": most, "seconds": self._cpu_seconds}
         with self._lock:
             try:
-                answer = self._exchange(
-                    self.start(), json.dumps(request, default=str).encode() + b"\n", 12 * most
-                )
+                answer = self._exchange(self.start(), request, 12 * most)
             except BaseException:
                 self.close()  # a late answer would be taken for the next rendering's
                 raise
@@ -97,11 +95,11 @@ class TemplateRenderer:
             raise UserError(_WANTED, f"a refusal by the template: {found}", "change the refused message")
         raise _refused(found)
 
-    def _exchange(self, process: Popen[bytes], request: bytes, most: int) -> dict[str, str]:
+    def _exchange(self, process: Popen[bytes], request: Mapping[str, Any], most: int) -> dict[str, str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            write_all(process.stdin.fileno(), request)
+            write_all(process.stdin.fileno(), json.dumps(request, default=str).encode() + b"\n")
         except BrokenPipeError:
             raise self._ended_early(process) from None
         # Counted in slices, so that time in which this program was stopped does not count.
