@@ -30,11 +30,6 @@ class Budget:
         with self._lock:
             return sum(self._reserved.values())
 
-    @property
-    def free(self) -> int:
-        """Bytes not reserved."""
-        return self.limit - self.used
-
     def reserve(self, name: str, nbytes: int) -> None:
         """Reserves `nbytes` more for `name`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour, printable
@@ -84,15 +83,9 @@ class Chat:
         """Prints a line for people on stderr."""
         print(text, file=sys.stderr, flush=True)
 
-    @property
-    def _stream(self) -> Callable[[str], None]:
-        terminal = sys.stdout.isatty()
-
-        def show(piece: str) -> None:
-            if not self._as_json:
-                print(printable(piece) if terminal else piece, end="", flush=True)
-
-        return show
+    def _stream(self, piece: str) -> None:
+        if not self._as_json:
+            print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
     def _show(self, answer: Answer) -> None:
         self.answers.append(answer)

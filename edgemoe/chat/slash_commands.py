@@ -61,6 +61,8 @@ def run_command(chat: Chat, turn: Turn) -> bool:
         )
     if argument and not command.arguments:
         raise UserError(f"/{name} without an argument", repr(argument), f"enter /{name}")
+    if command.arguments == "FILE" and not argument:
+        raise UserError(f"/{name} FILE", "no file", f"enter /{name} conversation.json")
     command.run(chat, argument)
     return True
 
@@ -118,23 +120,17 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _save(chat: Chat, argument: str) -> None:
-    path = _file(argument, "/save")
+    path = Path(argument).expanduser()
     transcript.save(path, chat.conversation.messages)
     chat.say(f"saved {len(chat.conversation.messages)} messages in {path}")
 
 
 def _load(chat: Chat, argument: str) -> None:
-    path = _file(argument, "/load")
+    path = Path(argument).expanduser()
     messages = transcript.load(path)
     tokens = chat.conversation.restore(messages)
     chat.cancelled = None
     chat.say(f"loaded {len(messages)} messages, {tokens} tokens, from {path}")
-
-
-def _file(argument: str, command: str) -> Path:
-    if not argument:
-        raise UserError(f"{command} FILE", "no file", f"enter {command} conversation.json")
-    return Path(argument).expanduser()
 
 
 def _stats(chat: Chat, argument: str) -> None:

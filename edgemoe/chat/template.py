@@ -51,16 +51,17 @@ class TemplateRenderer:
         self._process: Popen[bytes] | None = None
         self._ended: weakref.finalize[Any, Any] | None = None
 
-    def start(self) -> None:
+    def start(self) -> Popen[bytes]:
         """Starts the process if it is not running; does not wait for it."""
         if self._process is not None:
-            return
+            return self._process
         script = Path(__file__).with_name("template_process.py")
         # -P keeps the script's directory, whose modules could hide the standard library's, off the import path.
         # With a process group of its own the process gets no Ctrl-C; the parent handles it.
         command = [sys.executable, "-P", str(script)]
         self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, process_group=0, bufsize=0)
         self._ended = weakref.finalize(self, _end, self._process)
+        return self._process
 
     def close(self) -> None:
         """Ends the process. Idempotent; the next rendering starts a new process."""
@@ -83,8 +84,7 @@ class TemplateRenderer:
         request = {"template": template, "variables": variables, "most": most, "seconds": self._cpu_seconds}
         with self._lock:
             try:
-                self.start()
-                answer = self._exchange(json.dumps(request, default=str).encode() + b"\n", 12 * most)
+                answer = self._exchange(self.start(), request, 12 * most)
             except BaseException:
                 self.close()  # a late answer would be taken for the next rendering's
                 raise
@@ -95,13 +95,11 @@ class TemplateRenderer:
             raise UserError(_WANTED, f"a refusal by the template: {found}", "change the refused message")
         raise _refused(found)
 
-    def _exchange(self, request: bytes, most: int) -> dict[str, str]:
-        process = self._process
-        assert process is not None
+    def _exchange(self, process: Popen[bytes], request: Mapping[str, Any], most: int) -> dict[str, str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            write_all(process.stdin.fileno(), request)
+            write_all(process.stdin.fileno(), json.dumps(request, default=str).encode() + b"\n")
         except BrokenPipeError:
             raise self._ended_early(process) from None
         # Counted in slices, so that time in which this program was stopped does not count.
@@ -133,11 +131,8 @@ def _refused(found: str) -> ModelRefused:
 
 
 def _end(process: Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    with process:  # closes its pipes and waits for its end
+        process.kill()
 
 
 def _printable(text: str) -> str:

@@ -53,15 +53,12 @@ def load(path: Path) -> list[Message]:
             raise UserError(f"a conversation in {path}", "no such file", "load a file that /save wrote")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
+        document: Any = json.loads(data) if len(data) <= MOST_BYTES else None
+        fault = _fault(document) if len(data) <= MOST_BYTES else f"more than {MOST_BYTES} bytes"
     except OSError as error:
         raise _unusable("readable", path, error) from error
-    document: Any = None
-    try:
-        fault = None if len(data) <= MOST_BYTES else f"more than {MOST_BYTES} bytes"
-        document = None if fault else json.loads(data)
     except (ValueError, RecursionError) as error:
         fault = f"no JSON ({str(error)[:80]})"
-    fault = fault or _fault(document)
     if fault is not None:
         raise UserError(f"a conversation in {path}", fault, "load a file that /save wrote")
     return [{"role": m["role"], "content": m["content"]} for m in document["messages"]]

@@ -25,6 +25,8 @@ class ByteProgress:
         clock: seconds.
     """
 
+    _amount: Callable[[int], str] = staticmethod(format_size)
+
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._clock = what, clock
         self._started = self._shown = clock()
@@ -50,9 +52,6 @@ class ByteProgress:
             amount = f"{self._amount(done)} of {self._amount(total)} ({percent:.0f} %)"
             print(f"{self._what}: {amount}, {left}", file=sys.stderr, flush=True)
 
-    def _amount(self, number: int) -> str:
-        return format_size(number)
-
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import DownloadColumn, TransferSpeedColumn
 
@@ -71,8 +70,7 @@ class ByteProgress:
 class CountProgress(ByteProgress):
     """Shows the progress of a job in counted pieces."""
 
-    def _amount(self, number: int) -> str:
-        return str(number)
+    _amount = staticmethod(str)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import MofNCompleteColumn

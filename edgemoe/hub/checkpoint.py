@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
-from edgemoe.hub.repository import HubRepository, RemoteFile
+from edgemoe.hub.repository import HubRepository
 from edgemoe.hub.shards import STATE, StreamedShards
 from storage.atomic import replacing, write_all
 from storage.checkpoint import COMPANIONS, bounded_config
@@ -52,7 +52,9 @@ def open_streamed(
         )
     for name in (*COMPANIONS, *(() if _WEIGHTS in names else (_INDEX,))):
         if name in names and not (directory / name).exists():
-            _fetch(repository, repository.file(name), directory)
+            part = directory / STATE / f"{name}.part"
+            repository.download(repository.file(name), part, lambda size: None)
+            part.replace(directory / name)
             if name == "config.json":
                 require_known(directory)
                 family_of(bounded_config(read_json(directory, name)))
@@ -78,12 +80,6 @@ def _at_commit(model: HubModel, record: Path) -> tuple[HubRepository, set[str]]:
     with replacing(record, len(raw)) as fd:
         write_all(fd, raw)
     return repository, names
-
-
-def _fetch(repository: HubRepository, file: RemoteFile, directory: Path) -> None:
-    part = directory / STATE / f"{file.name}.part"
-    repository.download(file, part, lambda size: None)
-    part.replace(directory / file.name)
 
 
 def _weight_files(model: HubModel, directory: Path, names: set[str]) -> list[str]:

@@ -10,12 +10,11 @@ class ConversionProgress:
 
     def __init__(self, bar: ByteProgress) -> None:
         self._bar = bar
-        self._to_download = self._downloaded = self._converted = 0
-        self._to_convert: int | None = None
+        self._to_download = self._to_convert = self._downloaded = self._converted = 0
 
     def expect(self, to_download: int) -> None:
-        """Sets the total bytes of weights to download."""
-        self._to_download = to_download
+        """Sets the total bytes of weights to download, and to convert until `converted` says how many."""
+        self._to_download = self._to_convert = to_download
 
     def downloaded(self, size: int) -> None:
         """Adds `size` downloaded bytes."""
@@ -32,5 +31,4 @@ class ConversionProgress:
             return  # the headers are still being downloaded
         # A shard that a killed run converted in part is downloaded twice, and counts once.
         done = min(self._downloaded, self._to_download) + self._converted
-        to_convert = self._to_download if self._to_convert is None else self._to_convert
-        self._bar.update(done, self._to_download + to_convert)
+        self._bar.update(done, self._to_download + self._to_convert)

@@ -35,8 +35,6 @@ _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
 """Base of every error of the HTTP library; its name depends on huggingface_hub's version."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PIECE = 1 << 20
-"""Bytes hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +174,8 @@ class _Counting:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -81,10 +81,6 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
 
-    def holds_whole_model(self, form: ResidentForm, experts: int) -> bool:
-        """Whether `experts` experts fit into VRAM at once, all at the plan's highest level."""
-        return all(self.vram_blocks.get(kind.name, 0) >= experts for kind in form.kinds_at(self.levels[0]))
-
     @property
     def vram_experts(self) -> int:
         """Most experts in the VRAM tier, at any level."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.families.table import family_of, require_known
@@ -14,7 +14,6 @@ from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
-from storage.base import PLANES_OF_LEVEL
 from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
 from storage.errors import UserError
@@ -35,45 +34,42 @@ def choose_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def convert_checkpoint(
-    source: Path, destination: Path, *, max_level: int | None, layout: str, dense_bits: int
-) -> Manifest:
+class Options(TypedDict):
+    """The options of a conversion.
+
+    Args:
+        max_level: 8, 4, or None for the highest level that the source's precision justifies.
+        layout: a name, or `auto`.
+        dense_bits: 16 or 8.
+    """
+
+    max_level: int | None
+    layout: str
+    dense_bits: int
+
+
+def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Options]) -> Manifest:
     """Converts a checkpoint on disk, with a progress bar on stderr.
 
     Args:
         source: the checkpoint's directory, or a GGUF file.
         destination: the store's directory.
-        max_level: 8, 4, or None for the highest level that the source's precision justifies.
-        layout: a name, or `auto`.
-        dense_bits: 16 or 8.
+        options: of the conversion.
 
     Raises:
         UserError, DamagedData, DoesNotFit: from storage.convert.convert.
     """
-    _check_options(max_level, dense_bits)
+    checked = _checked(options)
     require_known(source)
-    with ByteProgress(f"converting {source.name}") as progress:
-        manifest = convert(
-            source,
-            destination,
-            family_of(Checkpoint.open(source).config),
-            max_level=max_level,
-            layout=choose_layout(layout),
-            dense_bits=dense_bits,
-            progress=progress.update,
-        )
+    with ByteProgress(f"converting {source.name}") as bar:
+        family = family_of(Checkpoint.open(source).config)
+        manifest = convert(source, destination, family, **checked, progress=bar.update)
     _print_error(manifest)
     return manifest
 
 
 def convert_from_hub(
-    model: HubModel,
-    destination: Path,
-    *,
-    max_level: int | None,
-    layout: str,
-    dense_bits: int,
-    keep_source: bool = False,
+    model: HubModel, destination: Path, *, keep_source: bool = False, **options: Unpack[Options]
 ) -> Manifest:
     """Downloads a model shard by shard and converts each shard before the next, with a bar on stderr.
 
@@ -82,8 +78,8 @@ def convert_from_hub(
     Args:
         model: on the Hub.
         destination: the store's directory.
-        max_level, layout, dense_bits: as for convert_checkpoint.
         keep_source: keeps the whole checkpoint in downloads_directory().
+        options: of the conversion.
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.
@@ -91,9 +87,8 @@ def convert_from_hub(
     """
     from edgemoe.hub.checkpoint import open_streamed
 
-    _check_options(max_level, dense_bits)
-    chosen = choose_layout(layout)
-    source = downloads_directory() / f"{model.slug}-{chosen.name}"
+    checked = _checked(options)
+    source = downloads_directory() / f"{model.slug}-{checked['layout'].name}"
     source.mkdir(parents=True, exist_ok=True)
     kept = source / KEPT
     if keep_source:
@@ -105,15 +100,9 @@ def convert_from_hub(
         checkpoint = Checkpoint.open(source)
         if not (destination / MANIFEST_NAME).exists():
             announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
+        family = family_of(checkpoint.config)
         manifest = convert(
-            source,
-            destination,
-            family_of(checkpoint.config),
-            max_level=max_level,
-            layout=chosen,
-            dense_bits=dense_bits,
-            progress=progress.converted,
-            arrivals=shards,
+            source, destination, family, **checked, progress=progress.converted, arrivals=shards
         )
         if kept.exists():
             shards.complete()
@@ -124,13 +113,7 @@ def convert_from_hub(
 
 
 def convert_named(
-    source: Path,
-    destination: Path,
-    *,
-    max_level: int | None,
-    layout: str,
-    dense_bits: int,
-    keep_source: bool = False,
+    source: Path, destination: Path, *, keep_source: bool = False, **options: Unpack[Options]
 ) -> Manifest:
     """Converts a checkpoint's directory, or a model of the Hub by its name. A directory goes first.
 
@@ -138,9 +121,8 @@ def convert_named(
         UserError: also for keep_source with a directory, which is never removed.
     """
     hub = _hub_model(source, keep_source)
-    options: dict[str, Any] = {"max_level": max_level, "layout": layout, "dense_bits": dense_bits}
     if hub:
-        return convert_from_hub(hub, destination, **options, keep_source=keep_source)
+        return convert_from_hub(hub, destination, keep_source=keep_source, **options)
     return convert_checkpoint(source, destination, **options)
 
 
@@ -158,22 +140,21 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         UserError: no such model, or keep_source without a model of the Hub.
     """
     hub = _hub_model(model, keep_source)
+    options = Options(max_level=None, layout=layout, dense_bits=16)
     if (model / MANIFEST_NAME).exists():
         touch(model)
         return model
     if hub:
         store = _cached(hub.slug, layout)
         if keep_source or not (store / MANIFEST_NAME).exists():
-            convert_from_hub(
-                hub, store, max_level=None, layout=layout, dense_bits=16, keep_source=keep_source
-            )
+            convert_from_hub(hub, store, keep_source=keep_source, **options)
     elif (model / "config.json").exists() or find_gguf(model):
         require_known(model)
         checkpoint, name = Checkpoint.open(model), model.resolve().name
         store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
         if not (store / MANIFEST_NAME).exists():
             announce(checkpoint, name, store.parent, ASSUMED_RATE)
-            convert_checkpoint(model, store, max_level=None, layout=layout, dense_bits=16)
+            convert_checkpoint(model, store, **options)
     else:
         raise UserError(
             f"a model at {model}",
@@ -216,8 +197,11 @@ def _print_error(manifest: Manifest) -> None:
         )
 
 
-def _check_options(max_level: int | None, dense_bits: int) -> None:
-    if max_level is not None and (max_level not in PLANES_OF_LEVEL or max_level < 4):
-        raise UserError("8 or 4 as highest level", str(max_level), "choose --max-level 8 or 4")
-    if dense_bits not in (16, 8):
-        raise UserError("16 or 8 bits for the dense weights", str(dense_bits), "choose --dense-bits 16 or 8")
+def _checked(options: Options) -> dict[str, Any]:
+    """The options as storage.convert.convert takes them; raises UserError for a wrong one."""
+    level, bits = options["max_level"], options["dense_bits"]
+    if level not in (None, 8, 4):
+        raise UserError("8 or 4 as highest level", str(level), "choose --max-level 8 or 4")
+    if bits not in (16, 8):
+        raise UserError("16 or 8 bits for the dense weights", str(bits), "choose --dense-bits 16 or 8")
+    return options | {"layout": choose_layout(options["layout"])}

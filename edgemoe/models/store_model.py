@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class StoreModel:
         manifest = Manifest.load(directory)
         config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config)
+        dense = read_header(directory / "dense.safetensors").tensors.values()
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             experts=sum(len(layer.records) for layer in manifest.layers.values()),
@@ -62,9 +64,9 @@ class StoreModel:
             intermediate=config[family.intermediate_key],
             heads=config["num_attention_heads"],
             kv=family.kv(config),
-            widest=widest_matrix(directory / "dense.safetensors", config["vocab_size"]),
+            widest=_widest((tensor.shape for tensor in dense), config["vocab_size"]),
             vocab=config["vocab_size"],
-            dense_bytes=dense_bytes(directory / "dense.safetensors"),
+            dense_bytes=sum(tensor.range.length for tensor in dense),
         )
         kernel = compute(device.place if device else "cpu")
         if manifest.layout != kernel.layout.name:
@@ -129,12 +131,6 @@ class StoreModel:
         )
 
 
-def dense_bytes(path: Path) -> int:
-    """Bytes of memory for the tensors of dense.safetensors."""
-    return sum(tensor.range.length for tensor in read_header(path).tensors.values())
-
-
-def widest_matrix(path: Path, vocab: int) -> int:
-    """Largest side of a matrix in dense.safetensors, except matrices with a row for each of `vocab` tokens."""
-    shapes = (tensor.shape for tensor in read_header(path).tensors.values())
+def _widest(shapes: Iterable[tuple[int, ...]], vocab: int) -> int:
+    """Largest side of a matrix, except matrices with a row for each of `vocab` tokens."""
     return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)
