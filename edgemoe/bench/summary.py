@@ -24,6 +24,7 @@ from edgemoe.bench.bandwidth import Bandwidth
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
 from edgemoe.engine.engine import StoreModel
+from edgemoe.evaluate.rows import CHOICE_FIELDS
 from edgemoe.experts.use import fraction_at, mean_bits
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import format_levels
@@ -91,10 +92,7 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "levels": format_levels(settings.levels),
         "retention": settings.retention if len(settings.levels) > 1 else None,
         "exact": settings.exact,
-        "importance": settings.importance,
-        "heavy_hitters": settings.heavy_hitters,
-        "depth": settings.depth,
-        "renormalise": settings.renormalise,
+        **{name: getattr(settings, name) for name in CHOICE_FIELDS},
         "cache": settings.cache,
         "prefetch": settings.speculate,
         "cpu_experts": settings.cpu_experts,

@@ -58,7 +58,8 @@ def as_markdown(report: Report) -> str:
     rows, facts = report["rows"], report["environment"]
     parts = [times_and_bytes(rows), _table(_QUALITY, rows)]
     if any(row["prefetch"] != "off" for row in rows):
-        parts += [_table(_LOOKAHEAD, rows), _table(_LAYERS, _layers(rows))]
+        layers = [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]
+        parts += [_table(_LOOKAHEAD, rows), _table(_LAYERS, layers)]
     parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
     shown = {name: value for name, value in facts.items() if name not in ("notes", "bandwidth_probes")}
     parts.append("\n".join(f"- {name}: {json.dumps(value)}" for name, value in shown.items()))
@@ -173,8 +174,3 @@ def _table(columns: list[Column], rows: list[Row]) -> str:
     lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def _layers(rows: list[Row]) -> list[Row]:
-    """Returns a row for each layer of every row's look-ahead in decode."""
-    return [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edgemoe.commands import options
+from edgemoe.commands.option_groups import grouped, option
 from edgemoe.console.output_files import require_folders, require_plot
 from storage.errors import UserError
 
@@ -25,77 +27,58 @@ AblationOption = Annotated[
     bool,
     typer.Option("--ablation", help="Load on demand, cache, prefetch and levels, each added in its row."),
 ]
-PromptFileOption = Annotated[
-    Path | None, typer.Option(help="Text to take prompts from. Default: conversations of the demo's tasks.")
-]
-PromptsOption = Annotated[
-    str, typer.Option(help="text, random (tokens; their routing is not a text's), or both as arms.")
-]
-PromptTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")]
-NewTokensOption = Annotated[int, typer.Option(min=2, help="Tokens decoded after it.")]
-RunsOption = Annotated[int, typer.Option(min=1, help="Runs of each row, cold and warm, rows in turn.")]
-QualityOption = Annotated[
-    Path | None, typer.Option(help="Report of `edgemoe eval --json`, merged by the settings' names.")
-]
-PlotOption = Annotated[Path | None, typer.Option(help="Image file to draw the rows into.")]
-TraceOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options that are fields of a BenchRequest."""
+
+    prompt_file: Path | None = option(
+        "Text to take prompts from. Default: conversations of the demo's tasks."
+    )
+    prompts: str = option("text, random (tokens; their routing is not a text's), or both as arms.", "text")
+    prompt_tokens: int = option("Tokens of each prompt.", 64, min=1)
+    new_tokens: int = option("Tokens decoded after it.", 64, min=2)
+    runs: int = option("Runs of each row, cold and warm, rows in turn.", 3, min=1)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of the report and of what is measured beside it."""
+
+    quality: Path | None = option("Report of `edgemoe eval --json`, merged by the settings' names.")
+    plot: Path | None = option("Image file to draw the rows into.")
+    trace: Path | None = option(
+        "JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
         "computing, waiting, copies, and reads by each reader, a lane each."
-    ),
-]
-FormatOption = Annotated[str | None, typer.Option("--format", help="md, csv, json or jsonl. Default: md.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+    )
+    seed: int = option("Seed of everything random.", 0)
+    output: str | None = option("md, csv, json or jsonl. Default: md.", name="--format")
+    as_json: bool = option("The same as --format json.", False, name="--json")
 
 
+@grouped
 def bench_command(
+    *,
     model: options.ModelOption = options.DEMO,
-    vram_limit: options.VramOption = None,
-    dram_limit: options.DramOption = None,
-    device: options.DeviceOption = "auto",
-    exact: options.ExactOption = None,
-    levels: options.LevelsOption = None,
-    retention: options.RetentionOption = None,
-    importance: options.ImportanceOption = None,
-    heavy_hitters: options.HeavyHittersOption = None,
-    eviction: options.EvictionOption = None,
-    speculate: options.SpeculateOption = None,
-    cpu_experts: options.CpuExpertsOption = None,
+    limits: options.LimitOptions,
+    chosen: options.SettingOptions,
     context: options.ContextOption = None,
     ablation: AblationOption = False,
-    prompt_file: PromptFileOption = None,
-    prompts: PromptsOption = "text",
-    prompt_tokens: PromptTokensOption = 64,
-    new_tokens: NewTokensOption = 64,
-    runs: RunsOption = 3,
-    quality: QualityOption = None,
-    plot: PlotOption = None,
-    trace: TraceOption = None,
-    seed: options.SeedOption = 0,
-    output: FormatOption = None,
-    as_json: AsJsonOption = False,
+    prompts: PromptOptions,
+    wanted: ReportOptions,
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
-    form = _format(output, as_json)
-    chosen: dict[str, Any] = {
-        "exact": exact,
-        "levels": levels,
-        "retention": retention,
-        "importance": importance,
-        "heavy_hitters": heavy_hitters,
-        "eviction": eviction,
-        "speculate": speculate,
-        "cpu_experts": cpu_experts,
-    }
+    form = _format(wanted.output, wanted.as_json)
     if ablation:
         _require_defaults(chosen)
-    require_folders(trace)
-    require_plot(plot)
+    require_folders(wanted.trace)
+    require_plot(wanted.plot)
     from edgemoe.models.open import open_model, parse_limits
 
-    limits = parse_limits(vram_limit, dram_limit)
-    options.run_settings(8, **chosen)  # raises for settings that exclude each other before a long conversion
+    sizes = parse_limits(limits.vram_limit, limits.dram_limit)
+    # Settings that exclude each other are refused before a long conversion.
+    options.run_settings(8, **vars(chosen))
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
@@ -103,19 +86,18 @@ def bench_command(
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
 
-    evaluated = load_quality(quality) if quality else ()
-    store = open_model(model, device)
+    evaluated = load_quality(wanted.quality) if wanted.quality else ()
+    store = open_model(model, limits.device)
     top = store.manifest.max_level
-    rows, notes = ablation_rows(top) if ablation else (single_row(options.run_settings(top, **chosen)), ())
-    request = BenchRequest(
-        rows, *limits, prompts, prompt_file, prompt_tokens, new_tokens, runs, seed, context, notes
-    )
+    settings = options.run_settings(top, **vars(chosen))
+    rows, notes = ablation_rows(top) if ablation else (single_row(settings), ())
+    request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
     report = run_bench(store, request, evaluated, _notify)
     print(FORMATS[form](report), flush=True)
-    if plot:
-        plot_report(report, plot)
-    if trace:
-        trace_rows(store, request, _notify).write(trace)
+    if wanted.plot:
+        plot_report(report, wanted.plot)
+    if wanted.trace:
+        trace_rows(store, request, _notify).write(wanted.trace)
 
 
 def _notify(what: str) -> None:
@@ -132,9 +114,11 @@ def _format(output: str | None, as_json: bool) -> str:
     return chosen
 
 
-def _require_defaults(chosen: dict[str, Any]) -> None:
+def _require_defaults(chosen: options.SettingOptions) -> None:
     """Refuses settings beside an ablation, whose rows have their own."""
-    given = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value not in (None, False)]
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in vars(chosen).items() if value not in (None, False)
+    ]
     if given:
         raise UserError(
             "--ablation without settings: its rows have their own",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgemoe.commands import options
+from edgemoe.commands.option_groups import grouped, option
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,33 +30,28 @@ PromptOption = Annotated[
     str | None, typer.Option(help="Answer this prompt and exit. Default: turns from stdin.")
 ]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
-NewTokensOption = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")]
-TemperatureOption = Annotated[
-    float | None, typer.Option(min=0, help="0 is greedy. Default: the model's own setting.")
-]
-TopPOption = Annotated[float | None, typer.Option(min=0.01, max=1, help="Default: the model's own setting.")]
 
 
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of the sampling. None stands for the model's own setting."""
+
+    max_new_tokens: int = option("Maximum number of tokens of an answer.", 512, min=1)
+    temperature: float | None = option("0 is greedy. Default: the model's own setting.", min=0)
+    top_p: float | None = option("Default: the model's own setting.", min=0.01, max=1)
+    seed: int = option("Seed of everything random.", 0)
+
+
+@grouped
 def chat_command(
+    *,
     model: options.ModelOption = options.DEMO,
     prompt: PromptOption = None,
     system: SystemOption = None,
-    vram_limit: options.VramOption = None,
-    dram_limit: options.DramOption = None,
-    device: options.DeviceOption = "auto",
-    exact: options.ExactOption = None,
-    levels: options.LevelsOption = None,
-    retention: options.RetentionOption = None,
-    importance: options.ImportanceOption = None,
-    heavy_hitters: options.HeavyHittersOption = None,
-    eviction: options.EvictionOption = None,
-    speculate: options.SpeculateOption = None,
-    cpu_experts: options.CpuExpertsOption = None,
+    limits: options.LimitOptions,
+    chosen: options.SettingOptions,
     context: options.ContextOption = None,
-    max_new_tokens: NewTokensOption = 512,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    seed: options.SeedOption = 0,
+    sampling: SamplingOptions,
     keep_source: options.KeepSourceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -66,30 +63,13 @@ def chat_command(
     """
     from edgemoe.models.open import open_store, within_memory
 
-    choose = partial(
-        options.run_settings,
-        exact=exact,
-        levels=levels,
-        retention=retention,
-        importance=importance,
-        heavy_hitters=heavy_hitters,
-        eviction=eviction,
-        speculate=speculate,
-        cpu_experts=cpu_experts,
-    )
+    choose = partial(options.run_settings, **vars(chosen))
     store, plan, settings = open_store(
-        model,
-        choose,
-        vram_limit=vram_limit,
-        dram_limit=dram_limit,
-        device=device,
-        context=context,
-        keep_source=keep_source,
+        model, choose, context=context, keep_source=keep_source, **vars(limits)
     )
     plan = within_memory(store, plan, settings)
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
-    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_new_tokens": max_new_tokens}
     _converse(store, plan, settings, sampling, system, prompt, as_json=as_json)
 
 
@@ -97,17 +77,13 @@ def _converse(
     store: StoreModel,
     plan: MemoryPlan,
     settings: RunSettings,
-    sampling: dict[str, Any],
+    sampling: SamplingOptions,
     system: str | None,
     prompt: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Loads the model and answers. Wrong options are refused before loading.
-
-    Args:
-        sampling: temperature, top_p, seed and max_new_tokens.
-    """
+    """Loads the model and answers. Wrong options are refused before loading."""
     from edgemoe.console.loading import loading, starting
 
     with starting("loading transformers"):
@@ -121,20 +97,15 @@ def _converse(
         refuse_command(prompt)
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
-    chosen = _sampling(store.directory, tokenizer.eos_token_id, **sampling)
+    chosen = _sampling(store.directory, tokenizer.eos_token_id, sampling)
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
         run_chat(engine, Conversation(engine, tokenizer, chosen, system), prompt, as_json=as_json)
 
 
-def _sampling(
-    directory: Path, eos: int | None, *, temperature: float | None, top_p: float | None, **others: int
-) -> Sampling:
+def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:
     """The sampling of the model in a directory, changed by the options given.
-
-    Args:
-        others: seed and max_new_tokens.
 
     Raises:
         UserError: --top-p at temperature 0.
@@ -142,11 +113,10 @@ def _sampling(
     from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.sampling import Sampling
 
-    config = generation_config(directory)
-    sampling = Sampling.of_model(config, eos, temperature=temperature, top_p=top_p, **others)
-    if top_p is not None and sampling.temperature == 0:
+    sampling = Sampling.of_model(generation_config(directory), eos, **vars(given))
+    if given.top_p is not None and sampling.temperature == 0:
         raise UserError(
-            f"a temperature above 0 for --top-p {top_p}",
+            f"a temperature above 0 for --top-p {given.top_p}",
             "temperature 0, where there is no choice",
             "give --temperature 0.7 or another one with it",
         )

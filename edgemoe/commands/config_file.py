@@ -12,13 +12,15 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
+from edgemoe.commands.option_groups import grouped, option
 from storage.errors import UserError
 
 PREFIX = "EDGEMOE_"
@@ -38,10 +40,10 @@ class ConfiguredCommand(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += _own_options()
-        for name, option in options_of(self).items():
+        for name, each in options_of(self).items():
             if name != "print-config":
-                option.envvar = variable(name)
-                option.show_envvar = False  # the epilog of `edgemoe --help` covers all options
+                each.envvar = variable(name)
+                each.show_envvar = False  # the epilog of `edgemoe --help` covers all options
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, or prints its options and exits 0."""
@@ -79,11 +81,11 @@ def effective(ctx: Any) -> Iterator[str]:
     """Yields lines of TOML that --config reads: every option, its value, and the source of the value."""
     origins = {"COMMANDLINE": "command line", "DEFAULT": "default", "DEFAULT_MAP": "file"}
     yield f"[{ctx.info_name}]"
-    for name, option in options_of(ctx.command).items():
+    for name, each in options_of(ctx.command).items():
         if name in _OURS:
             continue
-        value = ctx.params[option.name]
-        source = ctx.get_parameter_source(option.name).name
+        value = ctx.params[each.name]
+        source = ctx.get_parameter_source(each.name).name
         origin = origins.get(source, f"environment, {variable(name)}")
         if origin == "file":
             origin = f"file, {ctx.meta[_FILE]}"
@@ -169,25 +171,25 @@ def _take_print_config(ctx: typer.Context, value: bool) -> None:
     ctx.meta[_PRINT] = value
 
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options: their names as keys, for one command alone in a table of its name.",
-        is_eager=True,
-        expose_value=False,
+_EAGER: dict[str, Any] = {"is_eager": True, "expose_value": False}
+"""Details of options that act before the others are read, and that no command receives."""
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """Options that every command has."""
+
+    config: Path | None = option(
+        "TOML file with options: their names as keys, for one command alone in a table of its name.",
         callback=_take_config,
-    ),
-]
-PrintOption = Annotated[
-    bool,
-    typer.Option(
-        "--print-config",
-        help="Print every option, its value and its source, as TOML; run nothing.",
-        is_eager=True,
-        expose_value=False,
+        **_EAGER,
+    )
+    print_config: bool = option(
+        "Print every option, its value and its source, as TOML; run nothing.",
+        False,
         callback=_take_print_config,
-    ),
-]
+        **_EAGER,
+    )
 
 
 def _own_options() -> list[Any]:
@@ -195,7 +197,8 @@ def _own_options() -> list[Any]:
     app = typer.Typer(add_completion=False)
 
     @app.command()
-    def options(config: ConfigOption = None, print_config: PrintOption = False) -> None:
+    @grouped
+    def options(own: OwnOptions) -> None:
         """Declares the two options."""
 
     return list(options_of(typer.main.get_command(app)).values())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgemoe.commands.inspect import inspect_command
+from edgemoe.commands.option_groups import grouped, option
 from edgemoe.commands.options import JsonOption, KeepSourceOption
 
 EXAMPLES = "Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
@@ -16,25 +18,26 @@ SourceArgument = Annotated[
     Path, typer.Argument(help="Checkpoint directory, or a model of the Hub: org/name or org/name@revision.")
 ]
 DestinationArgument = Annotated[Path, typer.Argument(help="Store directory to write.")]
-MaxLevelOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Highest level stored, 8 or 4 bits. Default: 4 where the experts have 4-bit codes, otherwise 8.",
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Options of the store that is written."""
+
+    max_level: int | None = option(
+        "Highest level stored, 8 or 4 bits. Default: 4 where the experts have 4-bit codes, otherwise 8.",
         show_default=False,
-    ),
-]
-LayoutOption = Annotated[
-    str, typer.Option(help="auto, cpu-avx512, cpu-avx2, cpu-avx2-paired, cpu-generic or cuda.")
-]
-DenseBitsOption = Annotated[int, typer.Option(help="Bits of all weights outside the experts, 16 or 8.")]
+    )
+    layout: str = option("auto, cpu-avx512, cpu-avx2, cpu-avx2-paired, cpu-generic or cuda.", "auto")
+    dense_bits: int = option("Bits of all weights outside the experts, 16 or 8.", 16)
 
 
+@grouped
 def convert_command(
     source: SourceArgument,
     destination: DestinationArgument,
-    max_level: MaxLevelOption = None,
-    layout: LayoutOption = "auto",
-    dense_bits: DenseBitsOption = 16,
+    *,
+    store: StoreOptions,
     keep_source: KeepSourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,12 +47,5 @@ def convert_command(
     """
     from edgemoe.models.resolve import convert_named
 
-    convert_named(
-        source,
-        destination,
-        max_level=max_level,
-        layout=layout,
-        dense_bits=dense_bits,
-        keep_source=keep_source,
-    )
+    convert_named(source, destination, keep_source=keep_source, **vars(store))
     inspect_command(destination, as_json)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgemoe.commands.option_groups import option
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,81 +24,6 @@ ModelOption = Annotated[
         help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
         "(org/name[@revision]), which is converted on first use. Default: the demo model that comes with edgemoe.",
         show_default=False,
-    ),
-]
-VramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--vram-limit",
-        help="Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
-        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
-        "resident, or the machine's free memory.",
-    ),
-]
-DramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dram-limit", help="Hard limit on the second tier of experts, in RAM. Default: no second tier."
-    ),
-]
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
-    ),
-]
-ExactOption = Annotated[
-    int | None, typer.Option("--exact", help="Compute every expert at exactly this many bits: 8, 4 or 2.")
-]
-LevelsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--levels",
-        help="Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
-        "Planes already in memory are used. Default: the store's highest level.",
-    ),
-]
-RetentionOption = Annotated[
-    float | None,
-    typer.Option(
-        "--retention", help="Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75."
-    ),
-]
-ImportanceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--importance",
-        help="What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, "
-        "heavy-hitters-last, mix, gate or random. Default: gate.",
-    ),
-]
-HeavyHittersOption = Annotated[
-    float | None,
-    typer.Option(
-        "--heavy-hitters",
-        help="Fraction of a prompt's tokens that are heavy hitters, for an --importance that counts them. "
-        "Default: 0.5.",
-    ),
-]
-EvictionOption = Annotated[
-    str | None, typer.Option("--eviction", help="What leaves a full tier: lfru, lru-planes or lru-experts.")
-]
-SpeculateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--speculate",
-        help="Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
-        "auto (as long as it pays). Default: auto.",
-    ),
-]
-CpuExpertsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cpu-experts",
-        help="With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
-        "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
-        "--exact. Default: auto.",
     ),
 ]
 ContextOption = Annotated[
@@ -117,52 +44,95 @@ CPU_EXPERTS = "auto"
 """Default of --cpu-experts without --exact. The library's own default, in RunSettings, is off."""
 
 
-def run_settings(
-    max_level: int,
-    *,
-    exact: int | None = None,
-    levels: str | None = None,
-    retention: float | None = None,
-    importance: str | None = None,
-    heavy_hitters: float | None = None,
-    eviction: str | None = None,
-    speculate: str | None = None,
-    cpu_experts: str | None = None,
-) -> RunSettings:
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options of the limits and of the device that they hold for."""
+
+    vram_limit: str | None = option(
+        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
+        "resident, or the machine's free memory."
+    )
+    dram_limit: str | None = option(
+        "Hard limit on the second tier of experts, in RAM. Default: no second tier."
+    )
+    device: str = option(
+        "Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
+        "auto",
+    )
+
+
+@dataclass(frozen=True)
+class LevelOptions:
+    """Options of the levels: those of run_settings that a memory plan depends on."""
+
+    exact: int | None = option("Compute every expert at exactly this many bits: 8, 4 or 2.")
+    levels: str | None = option(
+        "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
+        "Planes already in memory are used. Default: the store's highest level."
+    )
+    retention: float | None = option(
+        "Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75."
+    )
+
+
+@dataclass(frozen=True)
+class SettingOptions(LevelOptions):
+    """Options of run_settings. None stands for an option's default."""
+
+    importance: str | None = option(
+        "What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, "
+        "heavy-hitters-last, mix, gate or random. Default: gate."
+    )
+    heavy_hitters: float | None = option(
+        "Fraction of a prompt's tokens that are heavy hitters, for an --importance that counts them. "
+        "Default: 0.5."
+    )
+    eviction: str | None = option("What leaves a full tier: lfru, lru-planes or lru-experts.")
+    speculate: str | None = option(
+        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
+        "auto (as long as it pays). Default: auto."
+    )
+    cpu_experts: str | None = option(
+        "With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
+        "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
+        "--exact. Default: auto."
+    )
+
+
+def run_settings(max_level: int, **options: Any) -> RunSettings:
     """Makes the settings of a command line.
 
     Args:
         max_level: of the store; the level of every expert where neither `exact` nor `levels` is given.
-        exact ... cpu_experts: values of the options; None stands for an option's default.
+        options: fields of SettingOptions.
 
     Raises:
         UserError: a value out of its range, two options that exclude each other, or an option without effect.
     """
     from edgemoe.policy.settings import RunSettings
 
-    chosen = _given_levels(exact, levels) or (max_level,)
-    if exact is not None and cpu_experts == "auto":
+    given = SettingOptions(**options)
+    levels, exact = _given_levels(given.exact, given.levels) or (max_level,), given.exact is not None
+    if exact and given.cpu_experts == "auto":
         raise UserError(
-            f"results that do not depend on the contents of VRAM, for --exact {exact}",
+            f"results that do not depend on the contents of VRAM, for --exact {given.exact}",
             "--cpu-experts auto",
             "leave one of the two out",
         )
-    ranking = {"retention": retention, "importance": importance, "heavy_hitters": heavy_hitters}
-    for name, value in ranking.items():
-        if value is not None and len(chosen) == 1:
+    others = {name: value for name, value in vars(given).items() if name not in ("exact", "levels")}
+    for name in ("retention", "importance", "heavy_hitters"):
+        if others[name] is not None and len(levels) == 1:
             raise UserError(
-                f"two or more levels for --{name.replace('_', '-')} {value}",
-                f"one level for all, {chosen[0]}",
+                f"two or more levels for --{name.replace('_', '-')} {others[name]}",
+                f"one level for all, {levels[0]}",
                 "give --levels 4/2 or another pair with it",
             )
-    others: dict[str, Any] = ranking | {
-        "eviction": eviction,
-        "speculate": speculate or SPECULATE,
-        "cpu_experts": cpu_experts or ("off" if exact else CPU_EXPERTS),
-    }
-    given = {name: value for name, value in others.items() if value is not None}
-    settings = RunSettings(levels=chosen, exact=exact is not None, **given)
-    if heavy_hitters is not None:
+    others["speculate"] = given.speculate or SPECULATE
+    others["cpu_experts"] = given.cpu_experts or ("off" if exact else CPU_EXPERTS)
+    changed = {name: value for name, value in others.items() if value is not None}
+    settings = RunSettings(levels=levels, exact=exact, **changed)
+    if given.heavy_hitters is not None:
         _require_heavy_hitters(settings)
     return settings
 

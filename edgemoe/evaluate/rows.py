@@ -15,6 +15,9 @@ from edgemoe.policy.settings import format_levels
 BF16 = "bf16"
 """Name of the reference's row."""
 
+CHOICE_FIELDS = ("importance", "heavy_hitters", "depth", "renormalise")
+"""Fields of RunSettings, besides levels and retention, on which quality depends; reports name them the same."""
+
 
 @dataclass(frozen=True)
 class EvalRow:
@@ -85,13 +88,10 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         retention=settings.retention,
         effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),
-        importance=settings.importance,
-        heavy_hitters=settings.heavy_hitters,
-        depth=settings.depth,
-        renormalise=settings.renormalise,
         layer=settings.only_layer,
         exact=settings.exact,
         study=arm.study,
+        **{name: getattr(settings, name) for name in CHOICE_FIELDS},
         **_measures(quality),
     )
 
