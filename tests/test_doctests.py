@@ -7,7 +7,6 @@ from importlib import import_module
 
 import pytest
 
-
 MODULES = (
     *("storage.base", "storage.errors", "cache.base", "prefetch.base", "prefetch.counts"),
     *("edgemoe.kernels.base", "edgemoe.kernels.activation", "edgemoe.policy.levels"),
