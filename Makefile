@@ -15,6 +15,9 @@ PIP := $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 # comes with edgemoe's dependencies, which bring the CUDA libraries.
 TORCH := torch==2.13.0
 
+# Two processes: tests are mostly Python, and what they compute takes two cores at once. ARGS="-n 0" runs one process.
+TESTS := $(PYTHON) -m pytest -n 2
+
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
@@ -25,10 +28,10 @@ chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(PYTHON) -m pytest $(ARGS)
+	$(TESTS) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTHON) -m pytest -m "not e2e and not gpu" $(ARGS)
+	$(TESTS) -m "not e2e and not gpu" $(ARGS)
 
 check: $(VENV)/.installed-dev
 	@tools/check

@@ -87,7 +87,6 @@ def test_device_allocations_stay_within_the_plan(open_on):
     assert device.capped == plan.vram_limit_bytes - DRIVER_BYTES
     assert plan.driver_bytes == DRIVER_BYTES
     assert engine.peak_bytes() == device.allocated + DRIVER_BYTES < plan.vram_limit_bytes
-    assert engine.budget.free == plan.plane_bytes - planes + plan.kv_bytes
     assert plan.staging_bytes == sum(device.pinned.values()) > 0
     first, second = plan.lines()
     assert "driver 1 KB, dense" in first

@@ -24,7 +24,7 @@ SETTINGS = [
 ]
 
 
-def random_gates(slots: int, seed: int, tokens: int = 60) -> torch.Tensor:
+def random_gates(slots: int, seed: int, tokens: int = 30) -> torch.Tensor:
     """Gate weights [tokens, slots], falling as a router gives them, of every concentration; some with ties."""
     generator = torch.Generator().manual_seed(seed)
     sharpness = torch.rand(tokens, 1, generator=generator) * 8

@@ -55,7 +55,14 @@ LIMITS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+FAST = ("mixtral", "qwen2_moe, 8 bits", "qwen3_moe, one dense layer")
+"""The models that `make test-fast` decodes with: between them they have every kind of layer."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in FAST else pytest.param(name, marks=pytest.mark.e2e) for name in MODELS],
+)
 def store(request, tmp_path_factory) -> Path:
     """A random model of a family with fused_gqa, converted."""
     place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in request.param else 16
