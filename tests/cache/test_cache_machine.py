@@ -355,7 +355,6 @@ class BudgetMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         if hasattr(self, "budget"):
             assert self.budget.used == sum(self.model.values())
-            assert self.budget.free == self.budget.limit - self.budget.used
 
 
 TestMergedTier = MergedMachine.TestCase
