@@ -17,6 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists()
 import pytest
 import small_checkpoint
 import torch
+from hypothesis import settings
 from small_conversion import contents
 from small_conversion import run as convert_small
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,6 +29,14 @@ from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.plan import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
+
+# A busy machine takes any time for an example; pytest's timeout ends a test that hangs.
+settings.register_profile("edgemoe", deadline=None)
+settings.load_profile("edgemoe")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each of several test processes has a core. Tests of several threads start pools or programs of their own.
+    torch.set_num_threads(1)
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

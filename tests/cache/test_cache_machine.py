@@ -358,10 +358,10 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestMergedTier = MergedMachine.TestCase
-TestMergedTier.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestMergedTier.settings = settings(max_examples=200, stateful_step_count=40)
 TestSlicedTier = SlicedMachine.TestCase
-TestSlicedTier.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSlicedTier.settings = settings(max_examples=200, stateful_step_count=40)
 TestWholeTier = WholeMachine.TestCase
-TestWholeTier.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestWholeTier.settings = settings(max_examples=200, stateful_step_count=40)
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestBudget.settings = settings(max_examples=50, stateful_step_count=20)

@@ -89,7 +89,7 @@ def act(r: Rig, action: str, levels: Mapping[ExpertKey, int], check: Callable[[]
             r.vram.drop(key, 8 - levels[key])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
     vram=st.integers(1, 6),
@@ -170,7 +170,7 @@ def hits(draw: st.DrawFn, residents: Mapping[ExpertKey, int]) -> list[Layer]:
     return layers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     mode=st.sampled_from(["off", "full", "auto"]),
     rounds=st.lists(st.tuples(LEVELS.filter(bool), LEVELS, st.booleans()), min_size=1, max_size=8),

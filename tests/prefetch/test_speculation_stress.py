@@ -91,7 +91,7 @@ class StressRig(Rig):
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
     vram=st.integers(1, 6),

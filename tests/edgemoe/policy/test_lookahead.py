@@ -31,7 +31,7 @@ def top(row: list[float], k: int) -> list[int]:
     return sorted(range(len(row)), key=lambda e: -row[e])[:k]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 12), st.integers(2, 9), st.data(), st.integers(0, 999))
 def test_prefill_orders_by_frequency(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
     """Exactly the experts in some token's top k, by the number of such tokens (eq. 7), then by mean score."""
@@ -43,7 +43,7 @@ def test_prefill_orders_by_frequency(tokens: int, experts: int, data: st.DataObj
     assert predict(F.linear(hidden, gate), k, decode=False) == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 9), st.data(), st.integers(0, 999))
 def test_decode_orders_by_score(tokens: int, experts: int, data: st.DataObject, seed: int) -> None:
     """The top k experts of every sequence's token, by the best score of any token (eq. 8)."""

@@ -88,7 +88,7 @@ def most_hits(trace: str, places: int) -> int:
     return best(0, frozenset())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=st.text("abcde", min_size=1, max_size=12), places=st.integers(1, 4))
 def test_belady_has_the_most_hits(trace: str, places: int) -> None:
     """Foresight has as many hits as the best choice of victims, and no policy has more."""
