@@ -18,7 +18,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cache.base import Observer, Tier
+from cache.base import Observer
+from cache.plane_tier import PlaneTier
 from prefetch.base import ExpertSource, PinnedExperts, Split
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
@@ -55,8 +56,8 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def __init__(
         self,
-        vram: Tier,
-        dram: Tier | None,
+        vram: PlaneTier,
+        dram: PlaneTier | None,
         form: ResidentForm,
         reader: PlaneReader,
         *,

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from cache.base import Lease, Reservation, Tier
+from cache.base import Lease, Reservation
+from cache.plane_tier import PlaneTier
 from prefetch.counts import TransferCounts
 from prefetch.transfer_path import Load, TransferPath
 from prefetch.workers import Workers
@@ -90,8 +91,8 @@ class Transfers:
 
     def __init__(
         self,
-        vram: Tier,
-        dram: Tier | None,
+        vram: PlaneTier,
+        dram: PlaneTier | None,
         path: TransferPath,
         form: ResidentForm,
         reader: PlaneReader,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cache.base import Tier
+from cache.plane_tier import PlaneTier
 from prefetch.base import ExpertSource
 from storage.base import ExpertKey, ResidentForm
 from storage.errors import DamagedData
@@ -15,7 +15,7 @@ BATCH_BYTES = 1 << 26
 
 def warm(
     source: ExpertSource,
-    tier: Tier,
+    tier: PlaneTier,
     form: ResidentForm,
     keys: Sequence[ExpertKey],
     levels: Sequence[int],

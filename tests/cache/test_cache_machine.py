@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm
 
 from cache.base import EvictionPolicy, Lease, Reservation
@@ -275,7 +276,7 @@ class TierMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "tier"):
             return
-        self.tier.check_integrity()
+        check_integrity(self.tier)
         assert self.tier.resident() == {key: version.level for key, version in self.resident.items()}
         for mirror in self.mirrors:
             assert mirror.keys() == self.resident.keys()
