@@ -170,17 +170,12 @@ class _Upload(Load):
         have = in_dram.blocks if in_dram else {}
         self.dram_bytes = sum(len(block) for kind, block in reservation.into.items() if kind in have)
         self.link_bytes = self.dram_bytes
-        self.dram_alone = not self.missing and in_dram is not None
-        self.instant = not self.missing
-
-    @property
-    def missing(self) -> bool:
-        """Whether something has to be read."""
-        return self.reservation.level > self._held
+        self.instant = reservation.level <= self._held
+        self.dram_alone = self.instant and in_dram is not None
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
         """Reads what is missing in one call, and enqueues the copies as one batch."""
-        if not self.missing:
+        if self.instant:
             self._copy({})
             return 0
         if self._into_dram:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cache.base import Observer
 from cache.plane_tier import PlaneTier
-from prefetch.base import ExpertSource, PinnedExperts, Split
+from prefetch.base import MODES, ExpertSource, PinnedExperts, Split
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
 from prefetch.lookahead_gate import LookaheadGate
@@ -46,12 +46,11 @@ class Fetcher(ExpertSource, PinnedExperts):
         reader: of the store. Not closed by this.
         path: between the tiers; None: both are in RAM (ram_path.RamPath).
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
-        look_ahead: one of base.MODES.
         gate: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 
     Raises:
-        ValueError: workers is below 1, or no such mode.
+        ValueError: workers is below 1.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Fetcher(ExpertSource, PinnedExperts):
         path: TransferPath | None = None,
         workers: int = 4,
         scan_workers: int = 0,
-        look_ahead: str = "off",
         gate: LookaheadGate | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -75,14 +73,12 @@ class Fetcher(ExpertSource, PinnedExperts):
         )
         self._request: LayerRequest | None = None
         self._split: Split | None = None
-        try:
-            self._speculation = Speculation(self._transfers, gate or LookaheadGate(), look_ahead)
-        except ValueError:
-            self._transfers.close()
-            raise
+        self._speculation = Speculation(self._transfers, gate or LookaheadGate())
 
     def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Sets what the requests that follow read ahead and leave in DRAM."""
+        """Sets what the requests that follow read ahead, at first nothing, and leave in DRAM."""
+        if look_ahead not in MODES:
+            raise ValueError(f"expected a look-ahead mode of {', '.join(MODES)}, got {look_ahead!r}")
         self._speculation.mode, self._split = look_ahead, split
 
     @property

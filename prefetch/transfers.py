@@ -48,10 +48,6 @@ class Transfer:
         """Its blocks in the fastest tier."""
         return self.load.reservation
 
-    def run(self, form: ResidentForm, reader: PlaneReader) -> None:
-        """In a worker. Raises as Load.run."""
-        self.read = self.load.run(form, reader)
-
     @property
     def dram_alone(self) -> bool:
         """Whether it is complete, and DRAM had all of it."""
@@ -177,7 +173,7 @@ class Transfers:
         """Runs a transfer: in a worker, or at once where it is instant."""
         transfer.began = self.clock()
         try:
-            transfer.run(self.form, self._reader)
+            transfer.read = transfer.load.run(self.form, self._reader)
         except BaseException as error:  # the engine's thread raises it, or not
             transfer.error = error
         transfer.ended = self.clock()

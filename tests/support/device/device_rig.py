@@ -53,9 +53,8 @@ class DeviceRig:
         self.dram = self._tier("dram", dram, partial(pinned, device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
         self.path = DevicePath(self.vram, self.dram, SLICED, device, self.staging)
-        self.fetcher = Fetcher(
-            self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2, look_ahead="full"
-        )
+        self.fetcher = Fetcher(self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2)
+        self.fetcher.configure("full")
 
     def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:
         capacity = {kind.name: experts for kind in SLICED.kinds}
