@@ -29,8 +29,11 @@ from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfer_path import TransferPath
 from prefetch.transfers import Transfers
-from prefetch.warm import warm
 from storage.base import ExpertKey, PlaneReader, ResidentForm
+from storage.errors import DamagedData
+
+BATCH_BYTES = 1 << 26
+"""Bytes per warm-up batch: keeps all readers busy, bounds the delay of an arriving request."""
 
 
 class Fetcher(ExpertSource, PinnedExperts):
@@ -139,13 +142,29 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._transfers.counts.of_layer(layer).compare(predicted, wanted)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
-        """Reads experts into free blocks, without predictions and without leaving any in DRAM."""
+        """Reads experts into free blocks, without predictions and without leaving any in DRAM.
+
+        A prompt that follows evicts the experts that it does not want, of the last layers first.
+        """
         self.release_pins()
         look_ahead, split = self._speculation.mode, self._split
         self.configure("off")
+        rest = [key for key in keys if not self._vram.level_of(key)]
+        tried: list[ExpertKey] = []
         try:
-            warm(self, self._vram, self._transfers.form, keys, levels, go_on)
+            for level in levels:
+                most = max(BATCH_BYTES // self._transfers.form.bytes_at(level), 1)
+                while go_on() and (now := rest[: min(most, self._vram.free_experts(level))]):
+                    tried += now
+                    del rest[: len(now)]
+                    with self.request(dict.fromkeys(now, level), scan=True) as request:
+                        for _ in request:
+                            if not go_on():
+                                break
+        except DamagedData:
+            pass
         finally:
+            self._vram.mark_evict_first(sorted(tried, reverse=True))
             self.take_counts()
             self.configure(look_ahead, split)
 
