@@ -106,9 +106,6 @@ class ToyReader(PlaneReader):
             raise self.errors[key]
         return sum(size for plane, size in PLANE_BYTES.items() if first <= plane <= last)
 
-    def close(self) -> None:
-        pass
-
 
 def write(block: memoryview | torch.Tensor, content: bytes) -> None:
     """Overwrites a block in RAM or in a double's memory."""
