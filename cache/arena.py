@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from cache.free_list import FreeList
 from cache.page_lock import lock_pages
-from storage.base import BLOCK, BlockKind
+from storage.base import BlockKind
 
 _MADV_POPULATE_WRITE = 23
 """Linux's advice to fault in every page now; Python's mmap module does not define it."""
@@ -27,17 +27,10 @@ class Arena(FreeList):
         locked: whether the operating system may not swap the blocks out, as far as it permits that.
 
     Raises:
-        ValueError: `capacity` or `block_size` is out of its range.
         OSError: the system refuses so much address space.
     """
 
     def __init__(self, capacity: int, block_size: int, *, locked: bool = True) -> None:
-        if capacity < 1 or block_size < 1 or block_size % BLOCK:
-            raise ValueError(
-                f"expected 1 or more blocks of a multiple of {BLOCK} bytes, got {capacity} blocks of {block_size} "
-                "bytes: round the size up"
-            )
-        super().__init__(capacity)
         self.block_size = block_size
         # Private: a shared anonymous mapping counts as a file in shared memory and gets no huge pages.
         self._memory = mmap.mmap(-1, capacity * block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -49,12 +42,8 @@ class Arena(FreeList):
         if locked:
             lock_pages(self._memory)
         whole = memoryview(self._memory)
-        self._views = [whole[i * block_size : (i + 1) * block_size] for i in range(capacity)]
+        super().__init__([whole[i * block_size : (i + 1) * block_size] for i in range(capacity)])
         whole.release()
-
-    def view(self, index: int) -> memoryview:
-        """A block's writable bytes, uint8 [block_size]: always the same object, valid until `close`."""
-        return self._views[index]
 
     def close(self) -> None:
         """Unmaps the memory. Idempotent.
@@ -62,7 +51,7 @@ class Arena(FreeList):
         Raises:
             BufferError: a buffer of a block is still exported; the mapping stays.
         """
-        for view in self._views:
+        for view in self.views:
             view.release()
         self._memory.close()
 

@@ -1,9 +1,9 @@
-"""Contracts of the cache: a tier keeps experts as blocks, hands out leases, and evicts the least useful experts.
+"""Values of the cache, and the contract of eviction: a tier (`plane_tier`) keeps experts as blocks and leases them out.
 
 A tier is the same in any memory: a preallocated arena for each kind of block, a table of resident experts, and eviction
 policies. It knows experts by key and level (8, 4, 2), not by model.
 
-Invariants, verified by `check_integrity`:
+Invariants of a tier:
   - every block is either free or referenced, and an arena never changes its size;
   - a lease sees complete planes only, and its blocks are neither written nor reused until its release;
   - the level of a resident expert is a prefix of planes (there is no 8 without 4).
@@ -15,7 +15,7 @@ no I/O. In the program only the engine's thread changes a tier, except while it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -82,7 +82,7 @@ class Reservation:
 
 
 class Acquired(NamedTuple):
-    """The answer of Tier.acquire_all.
+    """The answer of PlaneTier.acquire_all.
 
     >>> Acquired(hits=[], partial=[], missing=[ExpertKey(0, 1)]).missing
     [ExpertKey(layer=0, expert=1)]
@@ -96,110 +96,6 @@ class Acquired(NamedTuple):
     hits: list[Lease]
     partial: list[ExpertKey]
     missing: list[ExpertKey]
-
-
-class Tier(ABC):
-    """One memory tier. See the module for threads."""
-
-    @abstractmethod
-    def level_of(self, key: ExpertKey) -> int:
-        """Returns the resident level, 0 if none. Does not count as a use."""
-
-    @abstractmethod
-    def acquire(self, key: ExpertKey, level: int) -> Lease | None:
-        """Leases the expert if it is resident at `level` or above; None otherwise.
-
-        A higher resident level is a hit and is used as it is (conservative reuse). Whatever is resident counts as used,
-        on a partial miss too: an expert about to be promoted must not be evicted for others first.
-        """
-
-    @abstractmethod
-    def acquire_all(self, wanted: Mapping[ExpertKey, int]) -> Acquired:
-        """Does what `acquire` does for several experts at once, in the order of their keys."""
-
-    @abstractmethod
-    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Counts resident experts as used, in this order, as leasing them would."""
-
-    @abstractmethod
-    def observe(self, observer: Observer) -> None:
-        """Calls `observer` for every resident expert now, and whenever an expert arrives, changes its level or goes.
-
-        The calls come from the thread that changes the tier, under its lock: the observer must not call the tier. Until
-        the next change of the tier the blocks of an observed expert are neither written nor reused.
-        """
-
-    @abstractmethod
-    def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
-        """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased.
-
-        Only missing blocks are reserved (promotion). The caller owns the reservation and ends it.
-
-        Returns:
-            None, with nothing changed, while too many blocks are leased or reserved.
-
-        Raises:
-            ValueError: the key has a reservation, is resident at the level already, or it is no level.
-        """
-
-    @abstractmethod
-    def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
-        """Makes the filled blocks visible in one step and leases them to the caller. Ends the reservation.
-
-        Args:
-            reservation: of this tier.
-            arriving: behind the device's copies that fill the blocks; leases carry it until it is done.
-
-        Raises:
-            ValueError: the reservation has ended.
-        """
-
-    @abstractmethod
-    def abandon(self, reservation: Reservation) -> None:
-        """Frees the reserved blocks. Ends the reservation; planes resident before stay, victims do not come back.
-
-        Raises:
-            ValueError: the reservation has ended.
-        """
-
-    @abstractmethod
-    def release(self, *leases: Lease) -> None:
-        """Ends leases.
-
-        Raises:
-            ValueError: one has ended.
-        """
-
-    @abstractmethod
-    def drop(self, key: ExpertKey, level: int = 0) -> None:
-        """Demotes the expert to `level`; 0 evicts it. Leased blocks become free on their release.
-
-        Frees whole blocks and changes none, so it stops at ResidentForm.demoted. Without effect on an expert that is
-        not resident above `level`.
-        """
-
-    @abstractmethod
-    def free_experts(self, level: int) -> int:
-        """Returns how many more experts, whole at `level`, fit without an eviction; 0 for what is no level."""
-
-    @abstractmethod
-    def mark_evict_first(self, keys: Sequence[ExpertKey]) -> None:
-        """Marks resident `keys` as the first eviction candidates, most recent call first.
-
-        A mark ends when its expert is used, or with clear_evict_first.
-        """
-
-    @abstractmethod
-    def clear_evict_first(self) -> None:
-        """Ends every mark of mark_evict_first."""
-
-    @abstractmethod
-    def resident(self) -> dict[ExpertKey, int]:
-        """Returns a snapshot of key -> level."""
-
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Raises AssertionError if an invariant of this module does not hold. For tests."""
 
 
 class EvictionPolicy(ABC):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cache.free_list import Arenas
@@ -21,23 +20,14 @@ class SharedBlocks:
         arenas: allocates the memory; may return fewer blocks than `capacity`.
 
     Raises:
-        ValueError: a capacity for an unknown kind, or a negative one.
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
     """
 
     def __init__(self, kinds: Iterable[BlockKind], capacity: Mapping[str, int], arenas: Arenas) -> None:
-        known = {kind.name: kind for kind in kinds}
-        if unknown := capacity.keys() - known.keys():
-            raise ValueError(
-                f"expected capacities of {sorted(known)}, got one of {sorted(unknown)}: name kinds of the form"
-            )
-        made = arenas({kind: capacity[name] for name, kind in known.items() if capacity.get(name)})
+        made = arenas({kind: capacity[kind.name] for kind in kinds if capacity.get(kind.name)})
         self._arenas = {name: arena for name, arena in made.items() if arena.capacity}
         self._references = {name: [0] * arena.capacity for name, arena in self._arenas.items()}
-        self._views = {
-            name: [arena.view(index) for index in range(arena.capacity)]
-            for name, arena in self._arenas.items()
-        }
+        self._views = {name: arena.views for name, arena in self._arenas.items()}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -55,7 +45,6 @@ class SharedBlocks:
     def take(self, kind: str) -> int:
         """Takes a free block, of which there must be one, gives it one reference and returns its index."""
         index = self._arenas[kind].allocate()
-        assert index is not None
         self._references[kind][index] = 1
         return index
 
@@ -79,16 +68,7 @@ class SharedBlocks:
             blocks[kind] = self._views[kind][index]
         return blocks
 
-    def check_integrity(self, expected: Counter[tuple[str, int]]) -> None:
-        """Raises AssertionError unless each (kind, index) has `expected` references and all other blocks are free."""
-        for kind, arena in self._arenas.items():
-            arena.check_integrity()
-            counts = self._references[kind]
-            assert counts == [expected[kind, index] for index in range(arena.capacity)]
-            assert arena.available == counts.count(0)
-
     def close(self) -> None:
         """Returns the memory to the system. Idempotent. Raises BufferError while a block's buffer is exported."""
-        self._views.clear()
         for arena in self._arenas.values():
             arena.close()

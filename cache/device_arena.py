@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import mmap
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from cache.arena import Arena
 from cache.free_list import FreeList
 from storage.base import BlockKind
 from storage.device import Device
-
-if TYPE_CHECKING:
-    import torch
 
 _STEPS = 16
 """Steps in which an arena is pinned: a refusal by the system leaves at most one step too little pinned."""
@@ -22,48 +18,20 @@ _STEPS = 16
 _log = logging.getLogger("edgemoe")
 
 
-class DeviceArena(FreeList):
-    """Blocks of one kind in a device's memory.
+def on_device(device: Device, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
+    """Allocates an arena for each kind, with exactly `counts` blocks, all in one allocation of a device.
 
-    Args:
-        blocks: uint8 tensors of one size.
+    With its device bound, an implementation of Arenas.
+
+    Raises:
+        torch.OutOfMemoryError: the device has too little free memory.
     """
-
-    def __init__(self, blocks: Sequence[torch.Tensor]) -> None:
-        super().__init__(len(blocks))
-        self._blocks = list(blocks)
-
-    def view(self, index: int) -> torch.Tensor:
-        """A block's bytes, uint8 [size]: always the same object, valid until `close`."""
-        return self._blocks[index]
-
-    def close(self) -> None:
-        """Drops the arena's references to the blocks; the allocation is freed with the last reference. Idempotent."""
-        self._blocks.clear()
-
-
-class OnDevice:
-    """Allocates all arenas of a tier in one allocation of a device: an implementation of Arenas.
-
-    Args:
-        device: whose memory is allocated.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-        """Allocates an arena for each kind, with exactly `counts` blocks.
-
-        Raises:
-            torch.OutOfMemoryError: the device has too little free memory.
-        """
-        rest = self._device.allocate(sum(kind.size * count for kind, count in counts.items()))
-        arenas: dict[str, FreeList] = {}
-        for kind, count in counts.items():
-            own, rest = rest[: kind.size * count], rest[kind.size * count :]
-            arenas[kind.name] = DeviceArena(own.view(count, kind.size).unbind())
-        return arenas
+    rest = device.allocate(sum(kind.size * count for kind, count in counts.items()))
+    arenas: dict[str, FreeList] = {}
+    for kind, count in counts.items():
+        own, rest = rest[: kind.size * count], rest[kind.size * count :]
+        arenas[kind.name] = FreeList(own.view(count, kind.size).unbind())
+    return arenas
 
 
 class PinnedArena(Arena):
@@ -101,7 +69,7 @@ class PinnedArena(Arena):
         if self._pinned < self.capacity:
             start = self._pinned * self.block_size
             self._memory.madvise(mmap.MADV_DONTNEED, start, self.capacity * self.block_size - start)
-            FreeList.__init__(self, self._pinned)
+            FreeList.__init__(self, self.views[: self._pinned])
 
     def close(self) -> None:
         """Unpins and unmaps the memory. No copy from it may be under way. Idempotent.
@@ -113,44 +81,39 @@ class PinnedArena(Arena):
         super().close()
 
 
-class Pinned:
-    """Allocates arenas in RAM that a device copies from: an implementation of Arenas.
+def pinned(device: Device, name: str, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
+    """Allocates an arena in RAM for each kind, pinned for copies to a device.
 
-    Logs a warning where the system refuses to pin all blocks.
+    An arena has `counts` blocks, or the largest equal fraction that can be pinned: then a warning is logged. With its
+    first two arguments bound, an implementation of Arenas.
 
     Args:
         device: that copies from the blocks.
         name: of the tier, for the warning.
+        counts: blocks wanted of each kind.
+
+    Raises:
+        OSError: the system refuses so much memory.
     """
+    arenas = {kind.name: PinnedArena(count, kind.size, device) for kind, count in counts.items()}
 
-    def __init__(self, device: Device, name: str) -> None:
-        self._device, self._name = device, name
+    def size() -> int:
+        return sum(arena.capacity * arena.block_size for arena in arenas.values())
 
-    def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-        """Allocates an arena for each kind, with `counts` blocks or the largest equal fraction that can be pinned.
-
-        Raises:
-            OSError: the system refuses so much memory.
-        """
-        arenas = {kind.name: PinnedArena(count, kind.size, self._device) for kind, count in counts.items()}
-
-        def size() -> int:
-            return sum(arena.capacity * arena.block_size for arena in arenas.values())
-
-        if not all(
-            arena.pin_to(arena.capacity * step // _STEPS)
-            for step in range(1, _STEPS + 1)
-            for arena in arenas.values()
-        ):
-            wanted = size()
-            for arena in arenas.values():
-                arena.keep_pinned()
-            _log.warning(
-                "%s: expected to pin %d bytes of memory, the system allows %d, and fewer experts stay there: "
-                "raise the limit of locked memory (ulimit -l) or use a smaller memory limit",
-                *(self._name, wanted, size()),
-            )
-        return dict(arenas)
+    if not all(
+        arena.pin_to(arena.capacity * step // _STEPS)
+        for step in range(1, _STEPS + 1)
+        for arena in arenas.values()
+    ):
+        wanted = size()
+        for arena in arenas.values():
+            arena.keep_pinned()
+        _log.warning(
+            "%s: expected to pin %d bytes of memory, the system allows %d, and fewer experts stay there: "
+            "raise the limit of locked memory (ulimit -l) or use a smaller memory limit",
+            *(name, wanted, size()),
+        )
+    return dict(arenas)
 
 
 def _unpin_all(device: Device, runs: list[memoryview]) -> None:

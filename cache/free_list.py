@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from storage.base import BlockKind
 
 
-class FreeList(ABC):
-    """`capacity` blocks, each either free or taken. Not thread-safe: the tier that owns it locks.
+class FreeList:
+    """Blocks of one size, each either free or taken. Not thread-safe: the tier that owns it locks.
 
     Args:
-        capacity: blocks, 0 or more.
+        views: every block's writable bytes as in storage.base.Blocks.
+
+    Attributes:
+        views: block's index -> its bytes, always the same object, valid until `close`.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, views: Sequence[Any]) -> None:
+        self.views = list(views)
         # Last in, first out: the block freed last is the likeliest to be in a CPU cache and a TLB.
-        self._free = list(range(capacity - 1, -1, -1))
-        self._taken = bytearray(capacity)
+        self._free = list(range(len(views) - 1, -1, -1))
+
+    @property
+    def capacity(self) -> int:
+        """Blocks, free or taken."""
+        return len(self.views)
 
     @property
     def available(self) -> int:
         """Free blocks."""
         return len(self._free)
 
-    def allocate(self) -> int | None:
-        """Takes a free block and returns its index; None if all are taken. The block's bytes are undefined."""
-        if not self._free:
-            return None
-        index = self._free.pop()
-        self._taken[index] = 1
-        return index
+    def allocate(self) -> int:
+        """Takes a free block, of which there must be one, and returns its index. The block's bytes are undefined."""
+        return self._free.pop()
 
     def free(self, index: int) -> None:
-        """Frees a taken block.
-
-        Raises:
-            ValueError: the block is not taken.
-        """
-        if not (0 <= index < self.capacity and self._taken[index]):
-            raise ValueError(
-                f"expected a taken block, got block {index} of {self.capacity}: free each block once"
-            )
-        self._taken[index] = 0
+        """Frees a taken block."""
         self._free.append(index)
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless every block is either taken or exactly once on the free list."""
-        assert sorted(self._free) == [i for i in range(self.capacity) if not self._taken[i]]
-
-    @abstractmethod
-    def view(self, index: int) -> Any:
-        """A block's writable bytes as in storage.base.Blocks: always the same object, valid until `close`."""
-
-    @abstractmethod
     def close(self) -> None:
-        """Returns the memory to the system. Idempotent.
-
-        Raises:
-            BufferError: a buffer of a block is still exported; the memory stays.
-        """
+        """Drops the references to the blocks; their memory is freed with the last reference. Idempotent."""
+        self.views.clear()
 
 
 Arenas = Callable[[Mapping[BlockKind, int]], Mapping[str, FreeList]]

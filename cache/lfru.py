@@ -45,11 +45,8 @@ class LFRU(EvictionPolicy):
 
     def used(self, keys: Iterable[ExpertKey]) -> None:
         """Adds a use to each key's score; KeyError for one that is not resident."""
-        scores, resident, step = (
-            self._scores,
-            self._resident,
-            1 / (self._memory * max(len(self._resident), 1)),
-        )
+        scores, resident = self._scores, self._resident
+        step = 1 / (self._memory * max(len(resident), 1))
         for key in keys:
             if key not in resident:
                 raise KeyError(key)

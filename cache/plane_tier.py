@@ -9,13 +9,12 @@ lease shows the same bytes until its release, through any promotion, demotion or
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from cache.arena import in_ram
-from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Tier, Victim
+from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
 from cache.block_refs import Indices, SharedBlocks
 from cache.free_list import Arenas
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
@@ -43,8 +42,8 @@ class _Pending:
     victims: list[_Version]
 
 
-class PlaneTier(Tier):
-    """Implements Tier with one lock, which every method takes for some microseconds, `reserve` for its search as well.
+class PlaneTier:
+    """One memory tier, with one lock, which every method takes for some microseconds, `reserve` for its search as well.
 
     Eviction is by kind of block, and every kind has a policy of its own, which sees the experts that have such a block.
     Where a reservation needs a block and none is free, the first candidate whose block has no other reference loses it
@@ -59,7 +58,6 @@ class PlaneTier(Tier):
         arenas: allocates the memory.
 
     Raises:
-        ValueError: a capacity for a kind that the form does not have, or a negative one.
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
     """
 
@@ -78,8 +76,13 @@ class PlaneTier(Tier):
         self._form = form
         self._blocks = SharedBlocks(form.kinds, capacity, arenas)
         self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
+        # The highest level below `level` that needs neither `kind` nor a kind above it.
         self._level_without = {
-            (level, kind): _level_without(form, level, kind)
+            (level, kind): next(
+                low
+                for low in LEVELS
+                if low < level and kind not in self._names[low] and form.demoted(level, low) == low
+            )
             for level in LEVELS
             for kind in self._names[level]
         }
@@ -102,13 +105,13 @@ class PlaneTier(Tier):
         self._lock = threading.Lock()
 
     def level_of(self, key: ExpertKey) -> int:
-        """Returns the resident level, 0 if none."""
+        """Returns the resident level, 0 if none. Does not count as a use."""
         with self._lock:
             version = self._resident.get(key)
             return version.level if version else 0
 
     def free_experts(self, level: int) -> int:
-        """Returns how many more experts, whole at `level`, fit without an eviction."""
+        """Returns how many more experts, whole at `level`, fit without an eviction; 0 for what is no level."""
         with self._lock:
             names = self._names.get(level, ())
             if not names or not set(names) <= set(self._blocks.kinds):
@@ -116,7 +119,10 @@ class PlaneTier(Tier):
             return min(map(self._blocks.available, names))
 
     def mark_evict_first(self, keys: Sequence[ExpertKey]) -> None:
-        """Marks resident `keys` as the first eviction candidates."""
+        """Marks resident `keys` as the first eviction candidates, most recent call first.
+
+        A mark ends when its expert is used, or with clear_evict_first.
+        """
         with self._lock:
             for key in reversed(keys):
                 if key in self._resident:
@@ -134,19 +140,27 @@ class PlaneTier(Tier):
             return {key: version.level for key, version in self._resident.items()}
 
     def observe(self, observer: Observer) -> None:
-        """Calls `observer` for every resident expert now, and at every change."""
+        """Calls `observer` for every resident expert now, and whenever an expert arrives, changes its level or goes.
+
+        The calls come from the thread that changes the tier, under its lock: the observer must not call the tier. Until
+        the next change of the tier the blocks of an observed expert are neither written nor reused.
+        """
         with self._lock:
             self._observers.append(observer)
             for version in self._resident.values():
                 observer(version.key, version.level, version.blocks)
 
     def acquire(self, key: ExpertKey, level: int) -> Lease | None:
-        """Leases the expert if it is resident at `level` or above."""
+        """Leases the expert if it is resident at `level` or above; None otherwise.
+
+        A higher resident level is a hit and is used as it is (conservative reuse). Whatever is resident counts as used,
+        on a partial miss too: an expert about to be promoted must not be evicted for others first.
+        """
         leases = self.acquire_all({key: level}).hits
         return leases[0] if leases else None
 
     def acquire_all(self, wanted: Mapping[ExpertKey, int]) -> Acquired:
-        """Leases every expert of `wanted` that is resident at its level or above."""
+        """Does what `acquire` does for several experts at once, in the order of their keys."""
         acquired = Acquired([], [], [])
         with self._lock:
             resident = []
@@ -164,17 +178,30 @@ class PlaneTier(Tier):
         return acquired
 
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Counts resident experts as used."""
+        """Counts resident experts as used, in this order, as leasing them would."""
         with self._lock:
             self._used(keys)
 
     def release(self, *leases: Lease) -> None:
-        """Ends leases."""
+        """Ends leases.
+
+        Raises:
+            ValueError: one has ended.
+        """
         with self._lock:
             self._release(leases)
 
     def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
-        """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased."""
+        """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased.
+
+        Only missing blocks are reserved (promotion). The caller owns the reservation and ends it.
+
+        Returns:
+            None, with nothing changed, while too many blocks are leased or reserved.
+
+        Raises:
+            ValueError: the key has a reservation, is resident at the level already, or it is no level.
+        """
         with self._lock:
             held = self._resident.get(key)
             before = held.level if held else 0
@@ -204,7 +231,15 @@ class PlaneTier(Tier):
             return reservation
 
     def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
-        """Makes the filled blocks visible in one step and leases them to the caller."""
+        """Makes the filled blocks visible in one step and leases them to the caller. Ends the reservation.
+
+        Args:
+            reservation: of this tier.
+            arriving: behind the device's copies that fill the blocks; leases carry it until it is done.
+
+        Raises:
+            ValueError: the reservation has ended.
+        """
         with self._lock:
             pending = self._end(reservation)
             key, level, held = reservation.key, reservation.level, reservation.held
@@ -220,12 +255,20 @@ class PlaneTier(Tier):
             return self._lease(version)
 
     def abandon(self, reservation: Reservation) -> None:
-        """Frees the reserved blocks."""
+        """Frees the reserved blocks. Ends the reservation; planes resident before stay, victims do not come back.
+
+        Raises:
+            ValueError: the reservation has ended.
+        """
         with self._lock:
             self._drop_references(self._end(reservation))
 
     def drop(self, key: ExpertKey, level: int = 0) -> None:
-        """Demotes the expert to `level`; 0 evicts it."""
+        """Demotes the expert to `level`; 0 evicts it. Leased blocks become free on their release.
+
+        Frees whole blocks and changes none, so it stops at ResidentForm.demoted. Without effect on an expert that is
+        not resident above `level`.
+        """
         with self._lock:
             version = self._resident.get(key)
             if version and level < version.level:
@@ -245,23 +288,6 @@ class PlaneTier(Tier):
             for key in list(self._resident):
                 self._replace(key, None)
             self._blocks.close()
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError if an invariant of the tier does not hold."""
-        with self._lock:
-            pins = Counter(self._leases.values())
-            pins.update(version for pending in self._pending.values() for version in pending.victims)
-            alive = pins.keys() | set(self._resident.values())
-            for version in alive:
-                assert version.pins == pins[version]
-                assert tuple(version.indices) == tuple(version.blocks) == self._names[version.level]
-            references = [version.indices for version in alive] + [p.indices for p in self._pending.values()]
-            self._blocks.check_integrity(Counter(block for some in references for block in some.items()))
-            for kind, policy in self._policies.items():
-                holders = [key for key, version in self._resident.items() if kind in version.indices]
-                assert sorted(policy.candidates()) == sorted(holders)
-            assert self._first.keys() <= self._resident.keys()
-            assert all(key == version.key for key, version in self._resident.items())
 
     # The methods below are called with the lock held.
 
@@ -378,15 +404,3 @@ class PlaneTier(Tier):
             self._unpin(version)
         if pending.reservation.held:
             self._release((pending.reservation.held,))
-
-
-def _level_without(form: ResidentForm, level: int, kind: str) -> int:
-    """The highest level below `level` that needs neither `kind` nor a kind above it."""
-    for low in LEVELS:
-        if (
-            low < level
-            and form.demoted(level, low) == low
-            and kind not in (k.name for k in form.kinds_at(low))
-        ):
-            return low
-    raise AssertionError("level 0 has no blocks")

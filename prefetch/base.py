@@ -52,7 +52,7 @@ class PinnedExperts(ABC):
 
     @abstractmethod
     def observe(self, observer: Observer) -> None:
-        """Calls `observer` for every resident expert now, and at every change (cache.base.Tier.observe)."""
+        """Calls `observer` for every resident expert now, and at every change (cache.plane_tier.PlaneTier.observe)."""
 
     @abstractmethod
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass
@@ -113,13 +114,11 @@ class TransferCounts:
         }
         return TransferCounts(
             **numbers,
-            levels={
-                level: self.levels.get(level, 0) + other.levels.get(level, 0)
-                for level in self.levels | other.levels
-            },
-            lookahead={
-                layer: self.lookahead.get(layer, LookaheadCounts())
-                + other.lookahead.get(layer, LookaheadCounts())
-                for layer in self.lookahead | other.lookahead
-            },
+            levels=_added(self.levels, other.levels, 0),
+            lookahead=_added(self.lookahead, other.lookahead, LookaheadCounts()),
         )
+
+
+def _added(one: dict[int, Any], other: dict[int, Any], none: Any) -> dict[int, Any]:
+    """Adds two dicts up by key; a missing key counts as `none`."""
+    return {key: one.get(key, none) + other.get(key, none) for key in one | other}

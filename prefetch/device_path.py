@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from queue import SimpleQueue
 
-from cache.base import Lease, Reservation, Tier
-from cache.device_arena import Pinned
+from cache.base import Lease, Reservation
+from cache.device_arena import pinned
+from cache.plane_tier import PlaneTier
 from prefetch.transfer_path import Load, TransferPath
 from storage.base import BlockKind, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 from storage.device import Device, Event
@@ -48,10 +49,10 @@ class Staging:
     """
 
     def __init__(self, device: Device, kinds: Sequence[BlockKind], count: int) -> None:
-        self._arenas = Pinned(device, "staging")(dict.fromkeys(kinds, count))
+        self._arenas = pinned(device, "staging", dict.fromkeys(kinds, count))
         self._free: SimpleQueue[_Buffer] = SimpleQueue()
         for index in range(min(arena.capacity for arena in self._arenas.values())):
-            self._free.put(_Buffer({name: arena.view(index) for name, arena in self._arenas.items()}))
+            self._free.put(_Buffer({name: arena.views[index] for name, arena in self._arenas.items()}))
         if self._free.empty():
             size = sum(kind.size for kind in kinds)
             raise DoesNotFit(
@@ -98,7 +99,7 @@ class DevicePath(TransferPath):
     asynchronous = True
 
     def __init__(
-        self, vram: Tier, dram: Tier | None, form: ResidentForm, device: Device, staging: Staging
+        self, vram: PlaneTier, dram: PlaneTier | None, form: ResidentForm, device: Device, staging: Staging
     ) -> None:
         levels = [kind.level for kind in form.kinds]
         if any(form.demoted(high, low) != low for high, low in combinations(levels[::-1], 2)):
@@ -169,17 +170,12 @@ class _Upload(Load):
         have = in_dram.blocks if in_dram else {}
         self.dram_bytes = sum(len(block) for kind, block in reservation.into.items() if kind in have)
         self.link_bytes = self.dram_bytes
-        self.dram_alone = not self.missing and in_dram is not None
-        self.instant = not self.missing
-
-    @property
-    def missing(self) -> bool:
-        """Whether something has to be read."""
-        return self.reservation.level > self._held
+        self.instant = reservation.level <= self._held
+        self.dram_alone = self.instant and in_dram is not None
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
         """Reads what is missing in one call, and enqueues the copies as one batch."""
-        if not self.missing:
+        if self.instant:
             self._copy({})
             return 0
         if self._into_dram:
@@ -204,7 +200,7 @@ class _Upload(Load):
             self._end_dram(path.dram)
         return lease, 0
 
-    def _end_dram(self, dram: Tier) -> None:
+    def _end_dram(self, dram: PlaneTier) -> None:
         sources = [self._in_dram] if self._in_dram else []
         if self._into_dram and self._copied:
             sources.append(dram.publish(self._into_dram))

@@ -18,8 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cache.base import Observer, Tier
-from prefetch.base import ExpertSource, PinnedExperts, Split
+from cache.base import Observer
+from cache.plane_tier import PlaneTier
+from prefetch.base import MODES, ExpertSource, PinnedExperts, Split
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
 from prefetch.lookahead_gate import LookaheadGate
@@ -28,8 +29,11 @@ from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfer_path import TransferPath
 from prefetch.transfers import Transfers
-from prefetch.warm import warm
 from storage.base import ExpertKey, PlaneReader, ResidentForm
+from storage.errors import DamagedData
+
+BATCH_BYTES = 1 << 26
+"""Bytes per warm-up batch: keeps all readers busy, bounds the delay of an arriving request."""
 
 
 class Fetcher(ExpertSource, PinnedExperts):
@@ -45,25 +49,23 @@ class Fetcher(ExpertSource, PinnedExperts):
         reader: of the store. Not closed by this.
         path: between the tiers; None: both are in RAM (ram_path.RamPath).
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
-        look_ahead: one of base.MODES.
         gate: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 
     Raises:
-        ValueError: workers is below 1, or no such mode.
+        ValueError: workers is below 1.
     """
 
     def __init__(
         self,
-        vram: Tier,
-        dram: Tier | None,
+        vram: PlaneTier,
+        dram: PlaneTier | None,
         form: ResidentForm,
         reader: PlaneReader,
         *,
         path: TransferPath | None = None,
         workers: int = 4,
         scan_workers: int = 0,
-        look_ahead: str = "off",
         gate: LookaheadGate | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -74,14 +76,12 @@ class Fetcher(ExpertSource, PinnedExperts):
         )
         self._request: LayerRequest | None = None
         self._split: Split | None = None
-        try:
-            self._speculation = Speculation(self._transfers, gate or LookaheadGate(), look_ahead)
-        except ValueError:
-            self._transfers.close()
-            raise
+        self._speculation = Speculation(self._transfers, gate or LookaheadGate())
 
     def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Sets what the requests that follow read ahead and leave in DRAM."""
+        """Sets what the requests that follow read ahead, at first nothing, and leave in DRAM."""
+        if look_ahead not in MODES:
+            raise ValueError(f"expected a look-ahead mode of {', '.join(MODES)}, got {look_ahead!r}")
         self._speculation.mode, self._split = look_ahead, split
 
     @property
@@ -142,13 +142,29 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._transfers.counts.of_layer(layer).compare(predicted, wanted)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
-        """Reads experts into free blocks, without predictions and without leaving any in DRAM."""
+        """Reads experts into free blocks, without predictions and without leaving any in DRAM.
+
+        A prompt that follows evicts the experts that it does not want, of the last layers first.
+        """
         self.release_pins()
         look_ahead, split = self._speculation.mode, self._split
         self.configure("off")
+        rest = [key for key in keys if not self._vram.level_of(key)]
+        tried: list[ExpertKey] = []
         try:
-            warm(self, self._vram, self._transfers.form, keys, levels, go_on)
+            for level in levels:
+                most = max(BATCH_BYTES // self._transfers.form.bytes_at(level), 1)
+                while go_on() and (now := rest[: min(most, self._vram.free_experts(level))]):
+                    tried += now
+                    del rest[: len(now)]
+                    with self.request(dict.fromkeys(now, level), scan=True) as request:
+                        for _ in request:
+                            if not go_on():
+                                break
+        except DamagedData:
+            pass
         finally:
+            self._vram.mark_evict_first(sorted(tried, reverse=True))
             self.take_counts()
             self.configure(look_ahead, split)
 

@@ -29,40 +29,33 @@ class LookaheadGate:
         self._recent: deque[tuple[int, int]] = deque()
         self._hidden = self._wasted = 0
         self._next_rest = rest
-        self._left = 0
+        self.resting = 0
+        """Layers until the next probe; 0 while it is on."""
         self.on = True
         """Whether to read ahead now."""
-
-    @property
-    def resting(self) -> int:
-        """Layers until the next probe; 0 while it is on."""
-        return self._left
 
     def layer(self, hidden: int, wasted: int, layers: int = 1) -> None:
         """Takes what the predictions of a layer came to, in bytes; both 0 where there was nothing to read.
 
         Args:
             hidden, wasted: of each layer.
-            layers: how many had the same.
+            layers: how many had the same; more than one during a rest alone, and at most `resting`.
         """
-        while layers:
-            passed = min(layers, self._left) or 1
-            layers -= passed
-            if self._left:
-                self._left -= passed
-                self.on = not self._left
-                continue
-            self._recent.append((hidden, wasted))
-            self._hidden += hidden
-            self._wasted += wasted
-            if len(self._recent) >= self._window:
-                self._judge()
+        if self.resting:
+            self.resting -= layers
+            self.on = not self.resting
+            return
+        self._recent.append((hidden, wasted))
+        self._hidden += hidden
+        self._wasted += wasted
+        if len(self._recent) >= self._window:
+            self._judge()
 
     def _judge(self) -> None:
         """Drops the oldest layer of a full window, or begins a rest."""
         idle = not self._hidden and not self._wasted
         if idle or self._wasted * self._price > self._hidden:
-            self._left, self.on = self._rest if idle else self._next_rest, False
+            self.resting, self.on = self._rest if idle else self._next_rest, False
             self._next_rest = self._rest if idle else min(2 * self._next_rest, self._longest)
             self._recent.clear()
             self._hidden = self._wasted = 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache.base import Lease, Reservation, Tier, Victim
+from cache.base import Lease, Reservation, Victim
+from cache.plane_tier import PlaneTier
 from prefetch.transfer_path import Load, TransferPath
 from storage.base import LEVELS, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 
@@ -33,7 +34,7 @@ class RamPath(TransferPath):
         form: of both tiers.
     """
 
-    def __init__(self, vram: Tier, dram: Tier | None, form: ResidentForm) -> None:
+    def __init__(self, vram: PlaneTier, dram: PlaneTier | None, form: ResidentForm) -> None:
         self.vram, self.dram, self.form = vram, dram, form
         self.spilling: set[ExpertKey] = set()
 
@@ -63,7 +64,7 @@ class RamPath(TransferPath):
                 spills.append(Spill(victim, into))
         return spills
 
-    def _dram_blocks(self, dram: Tier, victim: Victim) -> Reservation | None:
+    def _dram_blocks(self, dram: PlaneTier, victim: Victim) -> Reservation | None:
         """Reserves as many of a victim's planes as DRAM has blocks for, from the lowest up."""
         for level in LEVELS:
             if 0 < level <= victim.level and self.form.demoted(victim.level, level) == level:
@@ -115,7 +116,7 @@ class _Move(Load):
                 path.dram.drop(self.reservation.key)
         return lease, spilled
 
-    def _end_spill(self, dram: Tier, spill: Spill) -> int:
+    def _end_spill(self, dram: PlaneTier, spill: Spill) -> int:
         """Ends a victim's copy. Returns the bytes that DRAM gained."""
         key = spill.victim.key
         self._path.spilling.remove(key)

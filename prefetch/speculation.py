@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Mapping
 
 from cache.base import Lease
-from prefetch.base import MODES
 from prefetch.lookahead_gate import LookaheadGate
 from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
@@ -32,14 +31,13 @@ class Speculation:
     Args:
         transfers: runs them.
         gate: decides in mode `auto`.
-        mode: one of MODES; may be set at any time.
 
-    Raises:
-        ValueError: no such mode.
+    Attributes:
+        mode: one of base.MODES; may be set at any time.
     """
 
-    def __init__(self, transfers: Transfers, gate: LookaheadGate, mode: str) -> None:
-        self.mode = mode
+    def __init__(self, transfers: Transfers, gate: LookaheadGate) -> None:
+        self.mode = "off"
         self._transfers, self._gate = transfers, gate
         self._limit = PER_WORKER * transfers.workers.count
         self._predicted: dict[ExpertKey, int] = {}
@@ -50,20 +48,9 @@ class Speculation:
         self._hidden = self._wasted = 0
 
     @property
-    def mode(self) -> str:
-        """One of MODES."""
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"expected a look-ahead mode of {', '.join(MODES)}, got {mode!r}")
-        self._mode = mode
-
-    @property
     def on(self) -> bool:
         """Whether predictions are taken."""
-        return self._mode != "off" and (self._mode != "auto" or self._gate.on)
+        return self.mode != "off" and (self.mode != "auto" or self._gate.on)
 
     @property
     def pending(self) -> bool:
@@ -77,7 +64,7 @@ class Speculation:
         for key, level in predicted.items():
             if key in self._predicted:
                 continue
-            level = BASE_LEVEL if self._mode == "base" else level
+            level = BASE_LEVEL if self.mode == "base" else level
             self._predicted[key] = level
             lease = self._transfers.vram.acquire(key, BASE_LEVEL)
             if lease:
@@ -220,14 +207,14 @@ class Speculation:
 
     def pass_layers(self, layers: int) -> None:
         """Counts layers that ran without a prediction, or with one for which there was nothing to read."""
-        while layers and self._mode == "auto":
+        while layers and self.mode == "auto":
             # Within `together` layers the gate turns neither on nor off.
             together = min(layers, self._gate.resting or 1)
             self._judge(together)
             layers -= together
 
     def _judge(self, layers: int = 1) -> None:
-        if self._mode != "auto":
+        if self.mode != "auto":
             return
         counts, was_on = self._transfers.counts, self._gate.on
         counts.auto_resting += 0 if was_on else layers

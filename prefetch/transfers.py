@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from cache.base import Lease, Reservation, Tier
+from cache.base import Lease, Reservation
+from cache.plane_tier import PlaneTier
 from prefetch.counts import TransferCounts
 from prefetch.transfer_path import Load, TransferPath
 from prefetch.workers import Workers
@@ -46,10 +47,6 @@ class Transfer:
     def reservation(self) -> Reservation:
         """Its blocks in the fastest tier."""
         return self.load.reservation
-
-    def run(self, form: ResidentForm, reader: PlaneReader) -> None:
-        """In a worker. Raises as Load.run."""
-        self.read = self.load.run(form, reader)
 
     @property
     def dram_alone(self) -> bool:
@@ -90,8 +87,8 @@ class Transfers:
 
     def __init__(
         self,
-        vram: Tier,
-        dram: Tier | None,
+        vram: PlaneTier,
+        dram: PlaneTier | None,
         path: TransferPath,
         form: ResidentForm,
         reader: PlaneReader,
@@ -176,7 +173,7 @@ class Transfers:
         """Runs a transfer: in a worker, or at once where it is instant."""
         transfer.began = self.clock()
         try:
-            transfer.run(self.form, self._reader)
+            transfer.read = transfer.load.run(self.form, self._reader)
         except BaseException as error:  # the engine's thread raises it, or not
             transfer.error = error
         transfer.ended = self.clock()

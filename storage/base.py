@@ -101,9 +101,8 @@ directly; in a device's memory a tensor, uint8 [size]."""
 class PlaneReader(ABC):
     """Reads planes of records from disk and verifies their checksums.
 
-    Threads: any number of threads call `read` at the same time on one reader. `close` is called once all of them have
-    returned. Ownership: the reader owns its file descriptors until `close`; the caller owns the buffers. A record file
-    that is replaced under its name after opening is still read as it was when it was opened.
+    Threads: any number of threads call `read` at the same time on one reader. The caller owns the buffers. A record
+    file that is replaced under its name after opening is still read as it was when it was opened.
     """
 
     @abstractmethod
@@ -125,10 +124,6 @@ class PlaneReader(ABC):
         Raises:
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes every descriptor. Idempotent. A later `read` raises ValueError."""
 
 
 class ResidentForm(ABC):

@@ -153,10 +153,6 @@ class Checkpoint:
             raise no_tensor(f"{name} in {self.directory}")
         return self._weights[name]
 
-    def nbytes(self, name: str) -> int:
-        """Bytes of the tensor on disk."""
-        return self[name].nbytes
-
     def stored(self, names: Iterable[str]) -> set[str]:
         """Names of the stored tensors that these tensors consist of."""
         return {part for name in names for part in self[name].parts}
@@ -185,8 +181,7 @@ class Checkpoint:
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:
-                for start in range(0, min(head + _SAMPLE, size), _SAMPLE):
-                    digest.update(file.read(min(_SAMPLE, head + _SAMPLE - start)))
+                digest.update(file.read(head + _SAMPLE))
                 file.seek(max(size - _SAMPLE, 0))
                 digest.update(file.read(_SAMPLE))
         return digest.hexdigest()

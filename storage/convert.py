@@ -162,7 +162,7 @@ class _Conversion:
         self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
         self.geometry = self._experts.geometry(max_level)
         self.fingerprint, self.format = checkpoint.fingerprint(), checkpoint.format
-        self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names())
+        self._total = sum(checkpoint[name].nbytes for name in checkpoint.names())
         self._done, self._progress = 0, progress
 
     def made(self, store: Manifest) -> bool:
@@ -250,7 +250,7 @@ class _Conversion:
         for name, tensor in self._dense.tensors():
             yield name, tensor
             if name in sources:
-                self._add(self._checkpoint.nbytes(name))
+                self._add(self._checkpoint[name].nbytes)
 
     def _add(self, nbytes: int) -> None:
         self._done += nbytes

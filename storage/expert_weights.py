@@ -110,7 +110,7 @@ class ExpertWeights:
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's expert weights on disk."""
-        return sum(self._checkpoint.nbytes(name) for name, _ in self._wanted(layer))
+        return sum(self._checkpoint[name].nbytes for name, _ in self._wanted(layer))
 
     def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
         """Reads gate_up [2I, H], gate first, and down [H, I]: 4-bit codes if all experts have them, otherwise floats.

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -26,9 +26,6 @@ from storage.record import RecordGeometry
 from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
 from storage.unbuffered import bypass_cache, forget, use_cache
 
-Preadv = Callable[[int, Sequence[memoryview], int], int]
-"""os.preadv: (descriptor, buffers, offset in the file) -> bytes read."""
-
 _ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
 
 _log = logging.getLogger("edgemoe")
@@ -37,7 +34,7 @@ _log = logging.getLogger("edgemoe")
 class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`."""
 
-    def __init__(self, geometry: RecordGeometry, preadv: Preadv, sleep: Callable[[float], None]) -> None:
+    def __init__(self, geometry: RecordGeometry) -> None:
         self._geometry = geometry
         planes = list(Plane)[: len(geometry.planes)]
         pairs = [(first, last) for first in planes for last in planes if first <= last]
@@ -46,7 +43,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
             for first, last in pairs
         }
-        self._preadv, self._sleep = preadv, sleep
         self._shards: dict[int, _Shard] = {}
         self._resources = ExitStack()
         self._lock = threading.Lock()
@@ -54,21 +50,12 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         self._closed = self._buffered = False
 
     @classmethod
-    def open(
-        cls,
-        directory: Path,
-        manifest: Manifest,
-        *,
-        preadv: Preadv | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> RecordReader:
+    def open(cls, directory: Path, manifest: Manifest) -> RecordReader:
         """Opens every layer's file, and locks the store against writers until `close`.
 
         Args:
             directory: of the store.
             manifest: of the store.
-            preadv: replaces os.preadv.
-            sleep: waits a number of seconds before a retry.
 
         Raises:
             MissingTensor, TruncatedFile: a file is missing, or shorter than the manifest says.
@@ -76,13 +63,13 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             StoreBusy: another process is writing the store.
             UserError: the platform has no preadv or no flock.
         """
-        if preadv is None and not hasattr(os, "preadv"):
+        if not hasattr(os, "preadv"):
             raise UserError(
                 f"os.preadv to read {directory}",
                 f"Python on {sys.platform}, which has no preadv",
                 "use Linux or macOS; WSL 2 works on Windows",
             )
-        reader = cls(manifest.geometry, preadv or os.preadv, sleep)
+        reader = cls(manifest.geometry)
         try:
             reader._resources.enter_context(StoreLock(directory, exclusive=False))
             for layer, records in manifest.layers.items():
@@ -155,7 +142,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             direct = shard.direct
             try:
                 rest = list(_pieces(into, done, span.length - done)) if done else into
-                got = self._preadv(shard.fd, rest, span.offset + done)
+                got = os.preadv(shard.fd, rest, span.offset + done)
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered(shard)
@@ -176,7 +163,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             if failures > RETRIES:
                 raise ReadFailed(wanted, f"no bytes from {shard.path} at {span.offset + done}", _ACTION)
             if failures:
-                self._sleep(BACK_OFF * 2 ** (failures - 1))
+                time.sleep(BACK_OFF * 2 ** (failures - 1))
         if not shard.direct:
             forget(shard.fd, span.offset, span.length)
 

@@ -128,19 +128,14 @@ class StoreWriter:
             # Past the cache, records are written as they arrive instead of all at once by the file's fsync.
             bypass_cache(fd)
             write_all(fd, header.data)
-            for record in records:
-                if record.nbytes != size or len(checksums) == count:
-                    raise ValueError(
-                        f"expected {count} records of {size} bytes for layer {layer}, "
-                        f"got {record.nbytes} bytes after {len(checksums)} records"
-                    )
+            for _, record in zip(range(count), records, strict=True):
+                if record.nbytes != size:
+                    raise ValueError(f"expected a record of {size} bytes, got {record.nbytes}")
                 data = record.data
                 checksums.append(
                     tuple(xxhash.xxh3_64_intdigest(data[p.offset : p.end]) for p in self._geometry.planes)
                 )
                 write_all(fd, data)
-            if len(checksums) < count:
-                raise ValueError(f"expected {count} records for layer {layer}, got {len(checksums)}")
             os.lseek(fd, 0, os.SEEK_SET)
             write_all(fd, _aligned(self._shard_header(layer, checksums, error)).data)
         self._errors[layer] = error
@@ -163,20 +158,17 @@ class StoreWriter:
         expected = [
             (name, tensor_bytes(dtype, shape), tuple(shape)) for name, (dtype, shape) in specs.items()
         ]
-        announced = iter(expected)
         digest = xxhash.xxh3_64(header)
         total = len(header) + sum(nbytes for _, nbytes, _ in expected)
         with replacing(self._directory / DENSE_NAME, total) as fd:
             write_all(fd, header)
-            for name, tensor in tensors:
+            for wanted, (name, tensor) in zip(expected, tensors, strict=True):
                 raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
                 got = (name, raw.nbytes, tuple(tensor.shape))
-                if got != (wanted := next(announced, None)):
+                if got != wanted:
                     raise ValueError(f"expected the tensor {wanted} (name, bytes, shape), got {got}")
                 digest.update(raw)
                 write_all(fd, raw)
-            if missing := next(announced, None):
-                raise ValueError(f"expected the tensor {missing} (name, bytes, shape), got no more tensors")
         self._files[DENSE_NAME] = FileEntry(total, digest.intdigest())
 
     def copy(self, path: Path) -> None:

@@ -54,6 +54,25 @@ REQUIRED = {
 }
 """Rows that a table must have, with yes, or with no and a reason."""
 
+_CODES = "its 4-bit codes exactly, at level 4; anything else at level 8"
+_FLOATS = "level 8"
+
+FORMAT_REMARKS = {
+    "safetensors": ("bf16, fp16, fp32; one file or shards with an index", _FLOATS),
+    "FP8": ("E4M3 with a scale per block, or per matrix", _FLOATS),
+    "GPTQ": ("4, 8 and 2 bits, v1 and v2, any group; with act-order at level 8", _CODES),
+    "AutoRound": ("packed as GPTQ (auto_round, auto_gptq, gptqmodel) or AWQ", _CODES),
+    "AWQ": ("4 bits, version gemm, any group", _CODES),
+    "compressed-tensors": ("int4 and int8 packed, int8 and FP8 by row, group, block or matrix", _CODES),
+    "MXFP4": ("gpt-oss's blocks and scales", f"{_FLOATS}: its values are not evenly spaced"),
+    "GGUF": (
+        "one file of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4, with its "
+        "tokenizer and chat template; architectures qwen3moe and llama with experts (Mixtral)",
+        "the 4-bit codes of Q4_0, Q4_1 and Q4_K exactly, at level 4, if all experts have them; otherwise level 8",
+    ),
+}
+"""Name of a format -> (its supported variants, the stored form of its experts)."""
+
 _SECTION = re.compile(r"<!-- (families|formats) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
 
@@ -75,7 +94,7 @@ class Row:
 def rows_of(section: str) -> list[Row]:
     """The rows of a section: formats in their registry's order, families by name, refused families last."""
     if section == "formats":
-        return [Row(entry.name, f"{entry.variants}; stored: {entry.stored}") for entry in FORMATS]
+        return [Row(name, "; stored: ".join(FORMAT_REMARKS[name])) for name in FORMATS]
     known = [Row(family.model_type, _remark(family)) for family in FAMILIES.values()]
     return sorted(known, key=lambda row: row.name) + [Row(name, "", why) for name, why in REFUSED.items()]
 

@@ -143,10 +143,6 @@ class TimedReader(PlaneReader):
         """Adds the time since the last read to the copy lane."""
         self._timeline.add(COPY, self._name, self._since)
 
-    def close(self) -> None:
-        """Closes the wrapped reader."""
-        self._reader.close()
-
 
 class TimedForm(ResidentForm):
     """Wraps the form of a StoreModel: its fills are spans."""

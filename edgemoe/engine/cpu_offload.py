@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cache.base import Tier
+from cache.plane_tier import PlaneTier
 from edgemoe.kernels import threads
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
@@ -108,8 +108,8 @@ class Bench:
     """
 
     device: Device
-    vram: Tier
-    dram: Tier
+    vram: PlaneTier
+    dram: PlaneTier
     form: ResidentForm
     kernel: ExpertKernel
     clock: Callable[[], float] = time.perf_counter
@@ -187,7 +187,7 @@ def measure_pace(bench: Bench, level: int, hidden: int, top_k: int) -> Pace | No
         return _measure(bench, level, x, top_k, sources, target)
 
 
-def _reserve(reservations: ExitStack, tier: Tier, number: int, level: int) -> Blocks | None:
+def _reserve(reservations: ExitStack, tier: PlaneTier, number: int, level: int) -> Blocks | None:
     """Reserves blocks of a tier until the stack ends; None where none are free."""
     reservation = tier.reserve(ExpertKey(-1, number), level)
     if reservation is None:

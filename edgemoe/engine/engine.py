@@ -99,10 +99,10 @@ class Engine:
                 path=tiers.path,
                 workers=settings.readers,
                 scan_workers=0 if self.device else SCAN_WORKERS,
-                look_ahead=settings.speculate,
             )
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
+            self._source.configure(settings.speculate)
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(settings), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 dense = store.directory / "dense.safetensors"
@@ -166,13 +166,13 @@ class Engine:
             with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
                 return SequenceKV(self.shape.kv, self.plan.context, self._place)
         except BaseException:
-            self.budget.release("kv", self.plan.kv_bytes)
+            self.budget.release(self.plan.kv_bytes)
             raise
 
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Frees a sequence's KV. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
-        self.budget.release("kv", self.plan.kv_bytes)
+        self.budget.release(self.plan.kv_bytes)
 
     def step(self, step: Step) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.

@@ -49,8 +49,8 @@ def measure_device(device: Device, tried: int, clock: Callable[[], float] = time
 
 def _copy_speed(device: Device, arena: PinnedArena, pieces: int, clock: Callable[[], float]) -> float:
     target = device.allocate(PIECE)
-    device.copy([(arena.view(0), target)], None).wait()  # warm-up: the first copy initializes the device
+    device.copy([(arena.views[0], target)], None).wait()  # warm-up: the first copy initializes the device
     start = clock()
-    for copy in [device.copy([(arena.view(i % pieces), target)], None) for i in range(_COPIES)]:
+    for copy in [device.copy([(arena.views[i % pieces], target)], None) for i in range(_COPIES)]:
         copy.wait()
     return _COPIES * PIECE / (clock() - start)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cache.arena import in_ram
-from cache.device_arena import OnDevice, Pinned
+from cache.device_arena import on_device, pinned
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
 from edgemoe.machine.out_of_memory import taking
@@ -52,7 +52,7 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
         dram = make_dram(arenas=in_ram) if plan.dram_blocks else None
         return Tiers(vram, dram, RamPath(vram, dram, form))
     with taking(device, "experts", plan.minimum_vram_bytes):
-        vram = make_tier(plan.vram_blocks, name="vram", device=device.name, arenas=OnDevice(device))
-    dram = make_dram(arenas=Pinned(device, "dram")) if plan.dram_blocks else None
+        vram = make_tier(plan.vram_blocks, name="vram", device=device.name, arenas=partial(on_device, device))
+    dram = make_dram(arenas=partial(pinned, device, "dram")) if plan.dram_blocks else None
     staging = Staging(device, form.kinds_at(plan.levels[0]), staging_buffers(settings))
     return Tiers(vram, dram, DevicePath(vram, dram, form, device, staging))

@@ -53,4 +53,4 @@ def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) 
 
 def source_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of a checkpoint's weights."""
-    return sum(checkpoint.nbytes(tensor) for tensor in checkpoint.names())
+    return sum(checkpoint[tensor].nbytes for tensor in checkpoint.names())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from storage.errors import ModelRefused
-from storage.formats.base import Settings, Weight
+from storage.formats.base import Weight
 from storage.tensors import DTYPES, StoredTensors
 from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
 
@@ -49,7 +49,7 @@ class PlainWeight(Weight):
         return self._tensors.read_slice(self._name, index)
 
 
-def open_plain(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+def open_plain(tensors: StoredTensors) -> dict[str, Weight]:
     """Returns every stored tensor by its own name."""
     return with_rest({}, tensors, tensors.names())
 

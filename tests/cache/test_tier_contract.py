@@ -1,4 +1,4 @@
-"""cache.base.Tier, for every form, policy, memory and number of blocks."""
+"""cache.plane_tier.PlaneTier, for every form, policy, memory and number of blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from threading import Event, Thread
 
 import pytest
 from device_double import DoubleDevice
+from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.arena import in_ram
-from cache.base import Tier
-from cache.device_arena import OnDevice, Pinned
+from cache.device_arena import on_device, pinned
 from cache.free_list import Arenas
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
@@ -30,7 +30,7 @@ class Case:
     policy: str = "lru-planes"
     arenas: Callable[[], Arenas] = lambda: in_ram
 
-    def tier(self) -> Tier:
+    def tier(self) -> PlaneTier:
         policy, arenas = partial(make_policy, self.policy), self.arenas()
         return PlaneTier(
             self.form, self.capacity, policy, device=self.device, name=self.device, arenas=arenas
@@ -46,10 +46,14 @@ CASES = {
     "sliced, whole experts": Case(SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-experts"),
     "sliced, by frequency": Case(SLICED, {"base": 4, "d4": 3, "d8": 2}, "cpu", "lfru"),
     "on a device": Case(
-        SLICED, {"base": 5, "d4": 3, "d8": 2}, "cuda:0", "lfru", lambda: OnDevice(DoubleDevice())
+        SLICED, {"base": 5, "d4": 3, "d8": 2}, "cuda:0", "lfru", lambda: partial(on_device, DoubleDevice())
     ),
     "pinned": Case(
-        SLICED, {"base": 3, "d4": 3, "d8": 3}, "cpu", "lru-planes", lambda: Pinned(DoubleDevice(), "dram")
+        SLICED,
+        {"base": 3, "d4": 3, "d8": 3},
+        "cpu",
+        "lru-planes",
+        lambda: partial(pinned, DoubleDevice(), "dram"),
     ),
 }
 """Every case has blocks for two experts at level 8, and for a promotion beside them."""
@@ -66,14 +70,14 @@ def form(case: Case) -> ToyForm:
 
 
 @pytest.fixture
-def tier(case: Case) -> Iterator[Tier]:
+def tier(case: Case) -> Iterator[PlaneTier]:
     tier = case.tier()
     yield tier
-    tier.check_integrity()
+    check_integrity(tier)
 
 
 @pytest.mark.parametrize("level", [2, 4, 8])
-def test_a_published_expert_is_a_hit(tier: Tier, form: ToyForm, level: int) -> None:
+def test_a_published_expert_is_a_hit(tier: PlaneTier, form: ToyForm, level: int) -> None:
     """An expert is resident from publish on, at its level and with its bytes, and no other expert is."""
     assert tier.acquire(A, 2) is None
     put(tier, form, A, level)
@@ -81,7 +85,7 @@ def test_a_published_expert_is_a_hit(tier: Tier, form: ToyForm, level: int) -> N
     assert (tier.level_of(A), tier.level_of(B)) == (level, 0)
 
 
-def test_a_reserved_expert_is_a_miss(tier: Tier, form: ToyForm) -> None:
+def test_a_reserved_expert_is_a_miss(tier: PlaneTier, form: ToyForm) -> None:
     """Before publish an expert is not resident and cannot be leased."""
     reservation = tier.reserve(A, 4)
     assert reservation is not None
@@ -91,7 +95,7 @@ def test_a_reserved_expert_is_a_miss(tier: Tier, form: ToyForm) -> None:
 
 
 @pytest.mark.parametrize(("level", "hit"), [(2, True), (4, True), (8, False)])
-def test_a_higher_level_serves_a_lower(tier: Tier, form: ToyForm, level: int, hit: bool) -> None:
+def test_a_higher_level_serves_a_lower(tier: PlaneTier, form: ToyForm, level: int, hit: bool) -> None:
     """An expert at level 4 is a hit, at 4, for levels up to 4, and a miss above."""
     put(tier, form, A, 4)
     lease = tier.acquire(A, level)
@@ -101,7 +105,7 @@ def test_a_higher_level_serves_a_lower(tier: Tier, form: ToyForm, level: int, hi
         tier.release(lease)
 
 
-def test_a_lease_names_its_device(tier: Tier, form: ToyForm, case: Case) -> None:
+def test_a_lease_names_its_device(tier: PlaneTier, form: ToyForm, case: Case) -> None:
     """A lease names the memory that its blocks lie in."""
     put(tier, form, A, 2)
     lease = tier.acquire(A, 2)
@@ -111,7 +115,7 @@ def test_a_lease_names_its_device(tier: Tier, form: ToyForm, case: Case) -> None
 
 
 @pytest.mark.parametrize(("low", "high"), [(2, 4), (2, 8), (4, 8)])
-def test_promotion_reserves_only_what_is_missing(tier: Tier, form: ToyForm, low: int, high: int) -> None:
+def test_promotion_reserves_only_what_is_missing(tier: PlaneTier, form: ToyForm, low: int, high: int) -> None:
     """A promotion reserves exactly the kinds that ResidentForm.rewritten names."""
     put(tier, form, A, low)
     reservation = tier.reserve(A, high)
@@ -125,7 +129,7 @@ def test_promotion_reserves_only_what_is_missing(tier: Tier, form: ToyForm, low:
     check(tier, form, {A: high})
 
 
-def test_an_abandoned_promotion_changes_nothing(tier: Tier, form: ToyForm) -> None:
+def test_an_abandoned_promotion_changes_nothing(tier: PlaneTier, form: ToyForm) -> None:
     """An expert resident before a reservation stays after abandon, with any bytes in the new blocks."""
     put(tier, form, A, 2)
     reservation = tier.reserve(A, 8)
@@ -136,7 +140,7 @@ def test_an_abandoned_promotion_changes_nothing(tier: Tier, form: ToyForm) -> No
     check(tier, form, {A: 2})
 
 
-def test_leased_bytes_never_change(tier: Tier, form: ToyForm) -> None:
+def test_leased_bytes_never_change(tier: PlaneTier, form: ToyForm) -> None:
     """Promotion, demotion, eviction and refilling of a tier do not change the bytes under a lease."""
     put(tier, form, A, 2)
     lease = tier.acquire(A, 2)
@@ -149,11 +153,11 @@ def test_leased_bytes_never_change(tier: Tier, form: ToyForm) -> None:
     for expert in range(20):
         put(tier, form, ExpertKey(5, expert), (2, 4, 8)[expert % 3])
         assert contents(lease.blocks) == before == expected(form, A, 2)
-        tier.check_integrity()
+        check_integrity(tier)
     tier.release(lease)
 
 
-def test_drop_evicts(tier: Tier, form: ToyForm) -> None:
+def test_drop_evicts(tier: PlaneTier, form: ToyForm) -> None:
     """A dropped expert is a miss; a second drop has no effect."""
     put(tier, form, A, 8)
     put(tier, form, B, 2)
@@ -163,7 +167,7 @@ def test_drop_evicts(tier: Tier, form: ToyForm) -> None:
 
 
 @pytest.mark.parametrize(("before", "level"), [(8, 4), (8, 2), (4, 2), (2, 4), (4, 4)])
-def test_drop_demotes_by_whole_blocks(tier: Tier, form: ToyForm, before: int, level: int) -> None:
+def test_drop_demotes_by_whole_blocks(tier: PlaneTier, form: ToyForm, before: int, level: int) -> None:
     """A merged p4 has other bytes at level 2 than at 4, so that a drop of its expert stops at 4."""
     put(tier, form, A, before)
     tier.drop(A, level)
@@ -171,7 +175,7 @@ def test_drop_demotes_by_whole_blocks(tier: Tier, form: ToyForm, before: int, le
     check(tier, form, {A: min(before, lowest)})
 
 
-def test_a_promotion_survives_a_drop(tier: Tier, form: ToyForm) -> None:
+def test_a_promotion_survives_a_drop(tier: PlaneTier, form: ToyForm) -> None:
     """An expert that is dropped during its promotion is whole after publish."""
     put(tier, form, A, 4)
     reservation = tier.reserve(A, 8)
@@ -184,7 +188,7 @@ def test_a_promotion_survives_a_drop(tier: Tier, form: ToyForm) -> None:
     check(tier, form, {A: 8})
 
 
-def test_a_tier_of_leased_experts_refuses_a_reservation(tier: Tier, form: ToyForm, case: Case) -> None:
+def test_a_tier_of_leased_experts_refuses_a_reservation(tier: PlaneTier, form: ToyForm, case: Case) -> None:
     """While every expert is leased reserve returns None and changes nothing."""
     lowest = form.kinds[0].name
     keys = [ExpertKey(0, e) for e in range(case.capacity[lowest])]
@@ -205,7 +209,7 @@ def test_a_tier_of_leased_experts_refuses_a_reservation(tier: Tier, form: ToyFor
         tier.release(lease)
 
 
-def test_a_victim_keeps_its_bytes_until_its_blocks_are_written(tier: Tier, form: ToyForm) -> None:
+def test_a_victim_keeps_its_bytes_until_its_blocks_are_written(tier: PlaneTier, form: ToyForm) -> None:
     """A reservation lists every victim at the level and with the bytes that it had before."""
     levels = {}
     victims = []
@@ -226,7 +230,7 @@ def test_a_victim_keeps_its_bytes_until_its_blocks_are_written(tier: Tier, form:
     assert victims
 
 
-def test_leases_and_reservations_end_once(tier: Tier, form: ToyForm) -> None:
+def test_leases_and_reservations_end_once(tier: PlaneTier, form: ToyForm) -> None:
     """A second release, publish or abandon is an error that changes nothing."""
     reservation = tier.reserve(A, 2)
     assert reservation is not None
@@ -241,7 +245,7 @@ def test_leases_and_reservations_end_once(tier: Tier, form: ToyForm) -> None:
     check(tier, form, {A: 2})
 
 
-def test_another_tiers_reservation_is_refused(tier: Tier, case: Case) -> None:
+def test_another_tiers_reservation_is_refused(tier: PlaneTier, case: Case) -> None:
     """A tier ends only its own reservations, though both tiers have one of the same key."""
     other = case.tier()
     mine, theirs = tier.reserve(A, 2), other.reserve(A, 2)
@@ -254,7 +258,7 @@ def test_another_tiers_reservation_is_refused(tier: Tier, case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 2, 3, 4, 16])
-def test_a_reservation_raises_the_level(tier: Tier, form: ToyForm, level: int) -> None:
+def test_a_reservation_raises_the_level(tier: PlaneTier, form: ToyForm, level: int) -> None:
     """A level that is resident already, or is no level, is an error."""
     put(tier, form, A, 4)
     with pytest.raises(ValueError, match="expected a level above"):
@@ -262,7 +266,7 @@ def test_a_reservation_raises_the_level(tier: Tier, form: ToyForm, level: int) -
     check(tier, form, {A: 4})
 
 
-def test_an_expert_is_reserved_once_at_a_time(tier: Tier) -> None:
+def test_an_expert_is_reserved_once_at_a_time(tier: PlaneTier) -> None:
     """A second reservation of an expert is an error while the first has not ended."""
     reservation = tier.reserve(A, 2)
     assert reservation is not None
@@ -271,7 +275,7 @@ def test_an_expert_is_reserved_once_at_a_time(tier: Tier) -> None:
     tier.abandon(reservation)
 
 
-def test_threads_share_a_tier(tier: Tier, form: ToyForm) -> None:
+def test_threads_share_a_tier(tier: PlaneTier, form: ToyForm) -> None:
     """Readers lease the bytes of their expert alone, while a writer replaces every expert."""
     keys = [ExpertKey(0, e) for e in range(8)]
     stop, seen, wrong = Event(), Event(), []
@@ -305,7 +309,7 @@ def test_threads_share_a_tier(tier: Tier, form: ToyForm) -> None:
     assert not wrong
 
 
-def test_several_experts_are_acquired_at_once(tier: Tier, form: ToyForm) -> None:
+def test_several_experts_are_acquired_at_once(tier: PlaneTier, form: ToyForm) -> None:
     """A hit is leased at its resident level, in the order of keys; partial and missing experts are listed."""
     put(tier, form, B, 4)
     put(tier, form, A, 2)
@@ -320,7 +324,7 @@ def test_several_experts_are_acquired_at_once(tier: Tier, form: ToyForm) -> None
     check(tier, form, {A: 2, B: 4})
 
 
-def test_observers_mirror_the_tier(tier: Tier, form: ToyForm) -> None:
+def test_observers_mirror_the_tier(tier: PlaneTier, form: ToyForm) -> None:
     """Arrivals, promotions, demotions, evictions and drops reach both observers, the later one from its start on."""
 
     def observed() -> dict[ExpertKey, tuple[int, Blocks]]:

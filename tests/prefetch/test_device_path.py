@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from device_double import DoubleDevice, Poisoned
+from device_double import DoubleDevice, poisoned
 from device_rig import DeviceRig, turmoil
 from fetch_rig import broken
 from toys import MERGED, SLICED, disk_bytes, expected
 
-from cache.device_arena import Pinned
+from cache.device_arena import pinned
 from cache.plane_tier import PlaneTier
 from prefetch import device_path
 from prefetch.device_path import DevicePath, Staging
@@ -288,15 +288,16 @@ def test_memory_that_cannot_be_pinned_makes_a_smaller_tier(caplog):
     wanted = dict.fromkeys(SLICED.kinds, 32)
     whole = sum(kind.size * count for kind, count in wanted.items())
     device = DoubleDevice(pinnable=whole // 2)
-    arenas = Pinned(device, "dram")(wanted)
+    arenas = pinned(device, "dram", wanted)
     capacities = [arena.capacity for arena in arenas.values()]
     assert all(14 <= capacity <= 16 for capacity in capacities)
-    pinned = sum(kind.size * capacity for kind, capacity in zip(SLICED.kinds, capacities, strict=True))
-    assert sum(device.pinned.values()) == pinned
+    kept = sum(kind.size * capacity for kind, capacity in zip(SLICED.kinds, capacities, strict=True))
+    assert sum(device.pinned.values()) == kept
     assert f"{whole} bytes" in caplog.text
-    assert f"allows {pinned}" in caplog.text
+    assert f"allows {kept}" in caplog.text
     for arena in arenas.values():
-        assert [arena.allocate() for _ in range(arena.capacity + 1)].count(None) == 1
+        assert len({arena.allocate() for _ in range(arena.capacity)}) == arena.capacity
+        assert arena.available == 0
         arena.close()
     assert device.pinned == {}
 
@@ -304,7 +305,7 @@ def test_memory_that_cannot_be_pinned_makes_a_smaller_tier(caplog):
 def test_memory_of_dropped_arenas_is_unpinned():
     """Memory that is returned to the system is not registered with a device."""
     device = DoubleDevice()
-    arenas = Pinned(device, "dram")(dict.fromkeys(SLICED.kinds, 2))
+    arenas = pinned(device, "dram", dict.fromkeys(SLICED.kinds, 2))
     assert device.pinned
     del arenas
     assert device.pinned == {}
@@ -333,8 +334,8 @@ def test_a_tier_lies_in_one_allocation():
             return super().allocate(size)
 
     counts = {kind: n for n, kind in enumerate(SLICED.kinds, 2)}
-    arenas = Poisoned(Counting())(counts)
+    arenas = poisoned(Counting(), counts)
     assert sizes == [sum(kind.size * count for kind, count in counts.items())]
-    views = [arenas[kind.name].view(i) for kind, count in counts.items() for i in range(count)]
+    views = [arenas[kind.name].views[i] for kind, count in counts.items() for i in range(count)]
     starts = sorted((view.data_ptr(), len(view)) for view in views)
     assert all(start + size == following for (start, size), (following, _) in pairwise(starts))

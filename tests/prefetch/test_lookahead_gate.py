@@ -118,13 +118,17 @@ def test_it_is_on_exactly_when_the_last_window_paid(layers: list[tuple[int, int]
 def test_several_layers_at_once_are_layers_in_a_row(
     calls: list[tuple[int, int, int]], window: int, rest: int
 ) -> None:
-    """One call for layers without a prediction leaves the gate as one call a layer does."""
+    """One call for layers of a rest leaves the gate as one call a layer does."""
     together, apart = (LookaheadGate(window=window, rest=rest, longest_rest=4 * rest) for _ in range(2))
     for hidden, wasted, layers in calls:
-        together.layer(0, 0, layers)
+        left = layers
+        while left:
+            at_once = min(left, together.resting or 1)
+            together.layer(0, 0, at_once)
+            left -= at_once
         for _ in range(layers):
             apart.layer(0, 0)
         for gate in (together, apart):
             gate.layer(hidden, wasted)
         assert together.on == apart.on
-        assert (together._left, together._next_rest) == (apart._left, apart._next_rest)
+        assert (together.resting, together._next_rest) == (apart.resting, apart._next_rest)

@@ -185,7 +185,8 @@ def test_a_waiting_demand_keeps_its_blocks(rig: type[Rig]) -> None:
     r = rig(MERGED, 1)
     r.fetcher.close()
     r.vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
-    r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1, look_ahead="full")
+    r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1)
+    r.fetcher.configure("full")
     put(r.vram, MERGED, A, 8)
     with r.fetcher.request({A: 8, B: 8}) as request:
         r.fetcher.read_ahead({X: 4})
@@ -330,9 +331,7 @@ def test_when_nothing_is_read_ahead(rig: type[Rig]) -> None:
 
 
 def test_an_unknown_mode_is_refused(rig: type[Rig]) -> None:
-    """The constructor refuses it and leaves no threads; configure refuses it."""
-    with pytest.raises(ValueError, match="'some'"):
-        Rig(MERGED, 1, look_ahead="some")
+    """configure refuses it."""
     with pytest.raises(ValueError, match="'most'"):
         rig(MERGED, 1).fetcher.configure("most")
 
@@ -377,14 +376,14 @@ def test_a_part_from_dram_is_no_hit(rig: type[Rig], monkeypatch: pytest.MonkeyPa
     r.fetch({A: 4})
     assert r.dram.resident() == {X: 2}
     r.fetcher.take_counts()
-    begun, go, run = threading.Event(), threading.Event(), Transfer.run
+    begun, go, fill = threading.Event(), threading.Event(), ToyForm.fill
 
-    def delayed(transfer: Transfer, *arguments: object) -> None:
+    def delayed(form: ToyForm, *arguments: object) -> int:
         begun.set()
         assert go.wait(WAIT)
-        run(transfer, *arguments)
+        return fill(form, *arguments)
 
-    monkeypatch.setattr(Transfer, "run", delayed)
+    monkeypatch.setattr(ToyForm, "fill", delayed)
     r.predict({X: 2})
     assert begun.wait(WAIT)
     with r.fetcher.request({X: 4}) as request:

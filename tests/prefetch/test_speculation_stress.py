@@ -10,6 +10,7 @@ import pytest
 from fetch_rig import WAIT, CountingReader, Rig, broken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, contents, expected
 
 from prefetch.lookahead_gate import LookaheadGate
@@ -87,7 +88,7 @@ class StressRig(Rig):
         if end in ("all", "release"):
             assert sorted(got) == sorted(wanted)
         for tier in (self.vram, self.dram) if self.dram else (self.vram,):
-            tier.check_integrity()
+            check_integrity(tier)
 
 
 @pytest.mark.timeout(120)

@@ -1,4 +1,4 @@
-"""prefetch.warm: experts read into free blocks before their first request, and scans that evict their own experts."""
+"""Fetcher.fill: experts read into free blocks before their first request, and scans that evict their own experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_rig import DECODED, PROMPT, engines_on, logits
 from fetch_rig import WAIT, Rig, broken, rigs
 from toys import MERGED, SLICED, disk_bytes
 
-from prefetch import warm
+from prefetch import fetcher
 from prefetch.lookahead_gate import LookaheadGate
 from storage.base import ExpertKey
 
@@ -25,7 +25,7 @@ rig = pytest.fixture(rigs)
 @pytest.fixture(autouse=True)
 def batches_of_two(monkeypatch) -> None:
     """Has a batch read two toy experts at level 4."""
-    monkeypatch.setattr(warm, "BATCH_BYTES", 2 * SLICED.bytes_at(4))
+    monkeypatch.setattr(fetcher, "BATCH_BYTES", 2 * SLICED.bytes_at(4))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_scan_marks_its_predicted_experts_too(rig: type[Rig]) -> None:
 def test_go_on_ends_it_within_a_batch(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     """A read under way arrives, and no other begins."""
     r = rig(SLICED, 6, workers=1)
-    monkeypatch.setattr(warm, "BATCH_BYTES", 6 * SLICED.bytes_at(4))
+    monkeypatch.setattr(fetcher, "BATCH_BYTES", 6 * SLICED.bytes_at(4))
     begun, gate = r.reader.delay(KEYS[1])
     calls = []
 

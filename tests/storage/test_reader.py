@@ -6,12 +6,15 @@ import errno
 import logging
 import os
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 
 import pytest
-from faults import FaultyPreadv, error, short
+from faults import REAL, FaultyPreadv, error, short
 from small_store import EXPERTS, LAYERS, buffer, convert, flip, geometry, record, writer
 
 from storage import reader as reader_module
@@ -47,8 +50,17 @@ def store(tmp_path) -> Path:
     return tmp_path / "store"
 
 
-def opened(directory: Path, **options) -> RecordReader:
-    return RecordReader.open(directory, Manifest.load(directory), **options)
+def opened(directory: Path) -> RecordReader:
+    return RecordReader.open(directory, Manifest.load(directory))
+
+
+@contextmanager
+def faulty(directory: Path, *, preadv=REAL, sleep=time.sleep) -> Iterator[RecordReader]:
+    """Opens a reader; reads and waits go to doubles until it is closed."""
+    with pytest.MonkeyPatch.context() as patch, opened(directory) as reader:
+        patch.setattr(os, "preadv", preadv)
+        patch.setattr(time, "sleep", sleep)
+        yield reader
 
 
 def shard(directory: Path) -> tuple[Path, int]:
@@ -71,7 +83,7 @@ def test_any_run_of_planes_is_read_into_any_buffers(good, first, last):
     """One system call reads planes first..last in order, for any borders of the buffers."""
     (start, _), (_, end) = BOUNDS[first], BOUNDS[last]
     preadv = FaultyPreadv()
-    with opened(good, preadv=preadv) as reader:
+    with faulty(good, preadv=preadv) as reader:
         cuts = range(4096, end - start, 4096)
         assert read(reader, first, last) == read(reader, first, last, cuts) == EXPECTED[start:end]
         assert reader.bytes_read == 2 * (end - start)
@@ -99,9 +111,9 @@ def test_direct_reads_are_really_direct(good, caplog):
 
     def noting(fd, buffers, offset):
         flags.append(unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL))
-        return os.preadv(fd, buffers, offset)
+        return REAL(fd, buffers, offset)
 
-    with opened(good, preadv=noting) as reader:
+    with faulty(good, preadv=noting) as reader:
         assert read(reader) == EXPECTED
         assert reader.direct
     assert flags
@@ -114,7 +126,7 @@ def test_direct_reads_are_really_direct(good, caplog):
 def test_a_short_read_is_continued(good, count, cuts):
     """After a short read the rest is read from a whole block on, into the right places."""
     preadv = FaultyPreadv(short(count))
-    with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+    with faulty(good, preadv=preadv, sleep=lambda seconds: None) as reader:
         assert read(reader, cuts=cuts) == EXPECTED
         assert reader.bytes_read == SIZE
     start = shard(good)[1]
@@ -123,7 +135,7 @@ def test_a_short_read_is_continued(good, count, cuts):
 
 def test_many_short_reads_are_not_a_failure(good):
     """Retries count consecutive reads without progress, not all short reads."""
-    with opened(good, preadv=FaultyPreadv(*[short(4096)] * 4)) as reader:
+    with faulty(good, preadv=FaultyPreadv(*[short(4096)] * 4)) as reader:
         assert read(reader) == EXPECTED
 
 
@@ -131,7 +143,7 @@ def test_many_short_reads_are_not_a_failure(good):
 def test_a_transient_error_is_retried(good, number):
     """Up to RETRIES consecutive errors are survived, with growing delays."""
     waits: list[float] = []
-    with opened(good, preadv=FaultyPreadv(*[error(number)] * RETRIES), sleep=waits.append) as reader:
+    with faulty(good, preadv=FaultyPreadv(*[error(number)] * RETRIES), sleep=waits.append) as reader:
         assert read(reader) == EXPECTED
     assert len(waits) == RETRIES
     assert waits == sorted(set(waits))
@@ -143,7 +155,7 @@ def test_a_permanent_error_is_reported_with_its_place(good, fault):
     """After RETRIES retries the error contains expert, planes, file and offset; the next read works."""
     preadv = FaultyPreadv(*[fault] * (RETRIES + 1))
     path, offset = shard(good)
-    with opened(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+    with faulty(good, preadv=preadv, sleep=lambda seconds: None) as reader:
         with pytest.raises(ReadFailed) as caught:
             read(reader, Plane.D4, Plane.D8)
         for part in ("layer 4, expert 1", "d4 to d8", str(path), str(offset + 8192)):
@@ -156,7 +168,7 @@ def test_a_permanent_error_is_reported_with_its_place(good, fault):
 def test_an_error_that_is_not_transient_is_not_retried(good):
     """The error of a missing device is raised at once."""
     preadv = FaultyPreadv(error(errno.ENODEV))
-    with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="No such device"):
+    with faulty(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="No such device"):
         read(reader)
     assert len(preadv.offsets) == 1
 
@@ -167,9 +179,9 @@ def test_o_direct_refused_at_the_first_read_falls_back_with_one_warning(good, ca
     def without_direct(fd, buffers, offset):
         if unbuffered.fcntl.fcntl(fd, unbuffered.fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return os.preadv(fd, buffers, offset)
+        return REAL(fd, buffers, offset)
 
-    with caplog.at_level(logging.WARNING, "edgemoe"), opened(good, preadv=without_direct) as reader:
+    with caplog.at_level(logging.WARNING, "edgemoe"), faulty(good, preadv=without_direct) as reader:
         for layer in LAYERS:
             reader.read(ExpertKey(layer, 0), Plane.BASE, Plane.D8, [buffer(SIZE)])
         assert read(reader) == EXPECTED
@@ -194,7 +206,7 @@ def test_o_direct_refused_at_open_falls_back_with_one_warning(good, caplog, monk
 def test_einval_from_a_buffered_read_is_a_failure(good):
     """With O_DIRECT off, EINVAL is not retried and ends the read."""
     preadv = FaultyPreadv(error(errno.EINVAL), error(errno.EINVAL))
-    with opened(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="Invalid argument"):
+    with faulty(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="Invalid argument"):
         read(reader)
 
 
@@ -206,7 +218,7 @@ def test_threads_that_meet_the_refusal_together_all_fall_back(good):
         both.wait(timeout=10)
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    with opened(good, preadv=FaultyPreadv(refused, refused)) as reader, ThreadPoolExecutor(2) as pool:
+    with faulty(good, preadv=FaultyPreadv(refused, refused)) as reader, ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda _: read(reader), range(2))) == [EXPECTED] * 2
 
 
@@ -249,7 +261,7 @@ def test_a_truncated_file_is_refused_at_open(store):
 def test_a_file_truncated_while_open_is_named(store, kept):
     """A file that becomes shorter raises an error, not a signal; records before the cut are still read."""
     path, offset = shard(store)
-    with opened(store, sleep=lambda seconds: None) as reader:
+    with faulty(store, sleep=lambda seconds: None) as reader:
         os.truncate(path, offset + kept)
         with pytest.raises(TruncatedFile, match=f"expert 1.*{path} at {offset + kept}"):
             read(reader)

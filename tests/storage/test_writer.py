@@ -229,7 +229,7 @@ def test_two_converters_conflict(store):
 @pytest.mark.parametrize("records", [0, 2, 4])
 def test_a_wrong_number_of_records_writes_nothing(store, records):
     """Too few or too many records raise ValueError and leave no file."""
-    with writer(store) as out, pytest.raises(ValueError, match="3 records"):
+    with writer(store) as out, pytest.raises(ValueError, match=r"shorter|longer"):
         out.write_layer(0, 3, (record(0, e, SIZE) for e in range(records)))
     assert set(files(store)) == {MARKER_NAME}
 
@@ -251,7 +251,7 @@ def test_dense_tensors_other_than_the_specs_write_nothing(store, change):
         "shape": [(name, tensor.reshape(-1)) for name, tensor in tensors],
         "extra": [*tensors, ("more", torch.zeros(1))],
     }[change]
-    with writer(store) as out, pytest.raises(ValueError, match="expected the tensor"):
+    with writer(store) as out, pytest.raises(ValueError, match=r"expected the tensor|shorter|longer"):
         out.write_dense(DENSE, changed)
     assert set(files(store)) == {MARKER_NAME}
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+REAL = os.preadv
+"""os.preadv itself, for doubles that stand in its place."""
+
 Fault = Callable[[int, Sequence[memoryview], int], int]
 """Replaces one call of os.preadv."""
 
@@ -18,7 +21,7 @@ class FaultyPreadv:
 
     def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         self.offsets.append(offset)
-        read = self.faults.pop(0) if self.faults else os.preadv
+        read = self.faults.pop(0) if self.faults else REAL
         return read(fd, buffers, offset)
 
 
@@ -35,7 +38,7 @@ def short(count: int) -> Fault:
     """Returns a fault that reads `count` bytes only, and overwrites the rest of the buffers."""
 
     def read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        os.preadv(fd, buffers, offset)
+        REAL(fd, buffers, offset)
         kept = count
         for buffer in buffers:
             have = min(kept, len(buffer))

@@ -87,7 +87,8 @@ class Rig:
         form: of both tiers.
         vram: experts that the fast tier has blocks for.
         dram: experts that the slow tier has blocks for; None: there is no slow tier.
-        workers, look_ahead, gate: as Fetcher.
+        workers, gate: as Fetcher.
+        look_ahead: as Fetcher.configure.
     """
 
     def __init__(
@@ -108,10 +109,10 @@ class Rig:
             form,
             self.reader,
             workers=workers,
-            look_ahead=look_ahead,
             gate=gate,
             clock=self.clock,
         )
+        self.fetcher.configure(look_ahead)
 
     def _tier(self, name: str, experts: int) -> PlaneTier:
         capacity = {kind.name: experts for kind in self.form.kinds}

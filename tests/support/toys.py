@@ -7,8 +7,9 @@ from threading import Event
 
 import numpy as np
 import torch
+from integrity import check_integrity
 
-from cache.base import Tier
+from cache.plane_tier import PlaneTier
 from storage.base import (
     PLANES_OF_LEVEL,
     BlockKind,
@@ -105,9 +106,6 @@ class ToyReader(PlaneReader):
             raise self.errors[key]
         return sum(size for plane, size in PLANE_BYTES.items() if first <= plane <= last)
 
-    def close(self) -> None:
-        pass
-
 
 def write(block: memoryview | torch.Tensor, content: bytes) -> None:
     """Overwrites a block in RAM or in a double's memory."""
@@ -124,7 +122,7 @@ def expected(form: ToyForm, key: ExpertKey, level: int) -> dict[str, bytes]:
     return {kind.name: form.content(key, kind.name, level) for kind in form.kinds_at(level)}
 
 
-def put(tier: Tier, form: ToyForm, key: ExpertKey, level: int) -> None:
+def put(tier: PlaneTier, form: ToyForm, key: ExpertKey, level: int) -> None:
     """Makes an expert resident at `level`, as the most recently used one."""
     reservation = tier.reserve(key, level)
     assert reservation is not None
@@ -133,9 +131,9 @@ def put(tier: Tier, form: ToyForm, key: ExpertKey, level: int) -> None:
     tier.release(tier.publish(reservation))
 
 
-def check(tier: Tier, form: ToyForm, residents: Mapping[ExpertKey, int]) -> None:
+def check(tier: PlaneTier, form: ToyForm, residents: Mapping[ExpertKey, int]) -> None:
     """Asserts that the tier has exactly `residents`, each at its level and with its own bytes."""
-    tier.check_integrity()
+    check_integrity(tier)
     assert tier.resident() == residents
     for key, level in residents.items():
         lease = tier.acquire(key, level)

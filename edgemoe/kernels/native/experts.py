@@ -143,7 +143,7 @@ class NativeExpertKernel:
 class ResidentTable:
     """One layer's resident experts as C reads them: an array of `expert`, level 0 where an expert is not resident.
 
-    Called by the tier whenever an expert arrives, changes its level or goes (cache.base.Tier.observe).
+    Called by the tier whenever an expert arrives, changes its level or goes (cache.plane_tier.PlaneTier.observe).
 
     Args:
         kernel: prepares experts.

@@ -99,9 +99,6 @@ class Reader(PlaneReader):
             raise self.error
         return sum(map(len, into))
 
-    def close(self):
-        pass
-
 
 def test_a_fill_is_reads_with_copies_between():
     """Reads are on the SSD lane with their bytes; the time before, between and after them is on the copy lane."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from engine_rig import PROMPT, engines_on
+from integrity import check_integrity
 from terminals import Terminal
 
 from edgemoe.chat.conversation import Conversation
@@ -54,7 +55,7 @@ def test_leaving_does_not_wait_for_all_experts(engine, monkeypatch) -> None:
         assert begun.wait(60)
         raise ZeroDivisionError
     assert len(engine.vram.resident()) < engine.shape.experts
-    engine.vram.check_integrity()
+    check_integrity(engine.vram)
 
 
 def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
@@ -82,7 +83,7 @@ def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
         wait_and_leave()
     assert gate.is_set()
     engine._source.release_pins()  # raises if a request is open
-    engine.vram.check_integrity()
+    check_integrity(engine.vram)
 
 
 def test_ctrl_c_after_a_turn_drops_it(engine, monkeypatch, capsys) -> None:

@@ -11,6 +11,7 @@ from device_double import DoubleDevice
 from device_rig import crowd
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 from host_reads import watched
+from integrity import check_integrity
 from toys import SLICED
 
 from cache.lru import LRU
@@ -92,7 +93,7 @@ def test_both_speeds_are_measured_while_both_work():
     given = bench(machine)
     assert measure_pace(given, 4, 64, top_k=8) == Pace(4.0, 1.5, 1.0)
     for tier in (given.vram, given.dram):
-        tier.check_integrity()
+        check_integrity(tier)
         assert tier.resident() == {}
         tier.close()
 
@@ -256,7 +257,7 @@ def test_every_level_is_measured(open_on, monkeypatch):
     assert [found[:3] for found in measured] == [(4, 64, 2), (2, 64, 2)]
     assert all(min(vars(pace).values()) > 0 for *_, pace in measured)
     for tier in (engine.vram, engine.dram):
-        tier.check_integrity()
+        check_integrity(tier)
         assert tier.resident() == {}
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from device_rig import DeviceRig, turmoil
+from integrity import check_integrity
 
-from cache.device_arena import OnDevice, PinnedArena
+from cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MINIMUM_EXPERTS
@@ -52,14 +53,14 @@ def arena(device) -> Iterator[PinnedArena]:
     with closing(PinnedArena(4, 256 * BLOCK, device)) as arena:
         assert arena.pin_to(4)
         for index in range(4):
-            np.frombuffer(arena.view(index), np.uint8)[:] = index + 1
+            np.frombuffer(arena.views[index], np.uint8)[:] = index + 1
         yield arena
 
 
 def test_a_copy_arrives_by_its_event(device, arena):
     """Once the event is done, every byte of the batch is there."""
     targets = device.allocate(4 << 20).view(4, -1)
-    event = device.copy([(arena.view(i), targets[i]) for i in range(4)], None)
+    event = device.copy([(arena.views[i], targets[i]) for i in range(4)], None)
     event.wait()
     assert event.done()
     assert targets.cpu().equal(torch.arange(1, 5, dtype=torch.uint8)[:, None].expand(4, 1 << 20))
@@ -72,7 +73,7 @@ def test_kernels_wait_for_awaited_copies(device, arena):
     with torch.cuda.stream(other):
         torch.cuda._sleep(LONG)
         late = device.computed()
-    event = device.copy([(arena.view(2), target)], late)
+    event = device.copy([(arena.views[2], target)], late)
     device.await_copies([event])
     seen.copy_(target)
     assert not event.done()
@@ -85,7 +86,7 @@ def test_a_copy_waits_for_the_kernels_before_it(device, arena):
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     seen.copy_(block)
-    event = device.copy([(arena.view(0), block)], device.computed())
+    event = device.copy([(arena.views[0], block)], device.computed())
     assert not event.done()
     event.wait()
     assert seen.cpu().eq(9).all()
@@ -106,7 +107,7 @@ def test_a_refused_pin_leaves_no_error_behind(device):
     """Memory that is pinned already is refused, and the next kernel runs without an error."""
     with closing(PinnedArena(1, BLOCK, device)) as arena:
         assert arena.pin_to(1)
-        assert not device.pin(arena.view(0))
+        assert not device.pin(arena.views[0])
         assert torch.ones(3, device=device.place).sum().item() == 3
 
 
@@ -131,12 +132,12 @@ def test_experts_arrive_whole(device, monkeypatch, vram, dram):
 
     monkeypatch.setattr(device, "launch", launch, raising=False)
     for seed in range(3):
-        rig = DeviceRig(device, vram, dram, arenas=OnDevice)
+        rig = DeviceRig(device, vram, dram, arenas=on_device)
         turmoil(rig, seed)
         rig.fetcher.close()
         for tier in (rig.vram, rig.dram):
             if tier:
-                tier.check_integrity()
+                check_integrity(tier)
                 tier.close()
 
 

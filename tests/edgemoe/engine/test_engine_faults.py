@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from integrity import check_integrity
 from safetensors.torch import load_file, save_file
 from small_store import flip
 
@@ -56,7 +57,7 @@ def assert_unharmed(engine: Engine, sequence: SequenceKV, before: torch.Tensor) 
     assert torch.equal(valid(sequence), before)
     for tier in (engine.vram, engine.dram):
         if tier is not None:
-            tier.check_integrity()
+            check_integrity(tier)
 
 
 @pytest.fixture

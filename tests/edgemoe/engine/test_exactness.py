@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from integrity import check_integrity
 
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
@@ -42,7 +43,7 @@ def logits(open_engine, store):
         assert sequence.length == len(PROMPT) + len(DECODED)
         for tier in (engine.vram, engine.dram):
             if tier is not None:
-                tier.check_integrity()
+                check_integrity(tier)
         return torch.stack(rows), engine.take_counts()
 
     return run

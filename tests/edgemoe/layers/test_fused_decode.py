@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
+from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
@@ -123,7 +124,7 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule):
         assert len(fused_calls) - before >= len(DECODED)
         for tier in (engine.vram, engine.dram):
             if tier is not None:
-                tier.check_integrity()
+                check_integrity(tier)
 
 
 @pytest.mark.parametrize("rule", ["4/0, renormalised", "8/4/2/0, renormalised"])

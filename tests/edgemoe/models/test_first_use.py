@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import a_tokenizer
@@ -100,8 +101,7 @@ def test_the_announced_figures(monkeypatch, checkpoint, tmp_path, rate, minutes)
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
     opened = Checkpoint.open(checkpoint)
-    monkeypatch.setattr(opened, "names", lambda: ["all"])
-    monkeypatch.setattr(opened, "nbytes", lambda name: 57_000_000_000)
+    monkeypatch.setattr(opened, "_weights", {"all": SimpleNamespace(nbytes=57_000_000_000)})
     monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
     first, second = first_use.announcement(opened, "big", tmp_path / "a" / "b", rate)
     assert "57 GB of weights" in first

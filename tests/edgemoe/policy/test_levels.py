@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from integrity import check_integrity
 
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
@@ -121,7 +122,7 @@ def test_scheduled_levels_give_the_same_bits_under_every_limit(open_engine, tiny
         assert torch.equal(run(engine, rest=(5, 9, 5)), want)
         for tier in (engine.vram, engine.dram):
             if tier is not None:
-                tier.check_integrity()
+                check_integrity(tier)
 
 
 def test_retention_one_is_the_high_level(open_engine, tiny_store):

@@ -55,7 +55,7 @@ def test_reads_equal_those_of_safetensors(form, request):
     assert opened.names() == set(expected)
     for name, tensor in expected.items():
         assert (opened[name].shape, opened[name].dtype) == (tuple(tensor.shape), tensor.dtype)
-        assert opened.nbytes(name) == tensor.nbytes
+        assert opened[name].nbytes == tensor.nbytes
         torch.testing.assert_close(opened[name].read(), tensor, rtol=0, atol=0)
 
 

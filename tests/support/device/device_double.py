@@ -13,7 +13,7 @@ from random import Random
 
 import torch
 
-from cache.device_arena import DeviceArena, OnDevice
+from cache.device_arena import on_device
 from cache.free_list import FreeList
 from storage.base import BlockKind
 from storage.device import Device, Event
@@ -210,25 +210,16 @@ class DoubleDevice(Device):
                     self.finish(self._random.choice(self._pending))
 
 
-class _PoisonedArena(DeviceArena):
+class _PoisonedArena(FreeList):
     def __init__(self, blocks: Sequence[torch.Tensor], device: DoubleDevice) -> None:
         super().__init__(blocks)
         self._device = device
 
     def free(self, index: int) -> None:
         super().free(index)
-        self._device.poison([self.view(index)], self._device.computed())
+        self._device.poison([self.views[index]], self._device.computed())
 
 
-class Poisoned(OnDevice):
+def poisoned(device: DoubleDevice, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
     """Makes arenas whose free blocks are poisoned as soon as the kernels launched before have ended."""
-
-    def __init__(self, device: DoubleDevice) -> None:
-        super().__init__(device)
-        self._double = device
-
-    def __call__(self, counts: Mapping[BlockKind, int]) -> dict[str, FreeList]:
-        return {
-            name: _PoisonedArena([arena.view(i) for i in range(arena.capacity)], self._double)
-            for name, arena in super().__call__(counts).items()
-        }
+    return {name: _PoisonedArena(arena.views, device) for name, arena in on_device(device, counts).items()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
-from device_double import Poisoned
+from device_double import poisoned
+from integrity import check_integrity
 from toys import SLICED, ToyReader, contents, expected
 
-from cache.base import Tier
-from cache.device_arena import OnDevice, Pinned
+from cache.device_arena import pinned
+from cache.free_list import FreeList
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from prefetch.device_path import DevicePath, Staging
@@ -43,16 +46,15 @@ class DeviceRig:
         vram: int,
         dram: int | None = None,
         *,
-        arenas: type[OnDevice] = Poisoned,
+        arenas: Callable[..., dict[str, FreeList]] = poisoned,
     ) -> None:
         self.device, self.reader = device, EndlessReader()
-        self.vram = self._tier("vram", vram, arenas(device), device.name)
-        self.dram = self._tier("dram", dram, Pinned(device, "dram"), "cpu") if dram else None
+        self.vram = self._tier("vram", vram, partial(arenas, device), device.name)
+        self.dram = self._tier("dram", dram, partial(pinned, device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
         self.path = DevicePath(self.vram, self.dram, SLICED, device, self.staging)
-        self.fetcher = Fetcher(
-            self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2, look_ahead="full"
-        )
+        self.fetcher = Fetcher(self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2)
+        self.fetcher.configure("full")
 
     def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:
         capacity = {kind.name: experts for kind in SLICED.kinds}
@@ -77,7 +79,7 @@ class DeviceRig:
         self.device.end()
         for tier in (self.vram, self.dram):
             if tier:
-                tier.check_integrity()
+                check_integrity(tier)
                 assert not tier._leases
                 assert not tier._pending
                 tier.close()
@@ -102,7 +104,7 @@ def turmoil(rig: DeviceRig, seed: int, requests: int = 40) -> None:
                     tier.drop(key)
 
 
-def crowd(tier: Tier, level: int) -> int:
+def crowd(tier: PlaneTier, level: int) -> int:
     """Overwrites every block of a tier in RAM that can be had, and frees it; returns the number of experts."""
     taken = []
     while reservation := tier.reserve(ExpertKey(9, len(taken)), level):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_double import DoubleDevice, Poisoned
+from device_double import DoubleDevice, poisoned
+from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.activation import Activation
@@ -66,7 +67,7 @@ def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_
 
 def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
     """Yields a function that opens engines on a double, or in RAM (None); ends engines and doubles after the test."""
-    patch.setattr(tiers, "OnDevice", Poisoned)
+    patch.setattr(tiers, "on_device", poisoned)
     doubles = []
     with ExitStack() as stack:
 
@@ -98,5 +99,5 @@ def logits(engine: Engine) -> torch.Tensor:
     rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
     for tier in (engine.vram, engine.dram):
         if tier is not None:
-            tier.check_integrity()
+            check_integrity(tier)
     return torch.stack(rows)

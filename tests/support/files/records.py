@@ -30,9 +30,6 @@ class MemoryReader(PlaneReader):
             at += len(buffer)
         return span.length
 
-    def close(self):
-        pass
-
 
 def geometry_of(gate_up: tuple[int, int], down: tuple[int, int], max_level: int = 8) -> RecordGeometry:
     return RecordGeometry((MatrixSpec.of("gate_up", *gate_up), MatrixSpec.of("down", *down)), max_level)

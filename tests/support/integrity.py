@@ -1,0 +1,29 @@
+"""The invariants of a tier (cache.base), checked against its private state."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cache.plane_tier import PlaneTier
+
+
+def check_integrity(tier: PlaneTier) -> None:
+    """Raises AssertionError unless references, free blocks, policies and residents of a tier agree."""
+    with tier._lock:
+        pins = Counter(tier._leases.values())
+        pins.update(version for pending in tier._pending.values() for version in pending.victims)
+        alive = pins.keys() | set(tier._resident.values())
+        for version in alive:
+            assert version.pins == pins[version]
+            assert tuple(version.indices) == tuple(version.blocks) == tier._names[version.level]
+        states = [*alive, *tier._pending.values()]
+        references = Counter(block for state in states for block in state.indices.items())
+        for kind, counts in tier._blocks._references.items():
+            assert counts == [references[kind, index] for index in range(len(counts))]
+            free = tier._blocks._arenas[kind]._free
+            assert sorted(free) == [index for index, count in enumerate(counts) if not count]
+        for kind, policy in tier._policies.items():
+            holders = [key for key, version in tier._resident.items() if kind in version.indices]
+            assert sorted(policy.candidates()) == sorted(holders)
+        assert tier._first.keys() <= tier._resident.keys()
+        assert all(key == version.key for key, version in tier._resident.items())
