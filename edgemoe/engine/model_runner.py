@@ -113,13 +113,9 @@ class ModelRunner:
         finally:
             for hook in hooks:
                 hook.remove()
-        where = (
-            f"NaN or infinity, first in layer {bad[0]}'s output"
-            if bad
-            else "NaN or infinity, first in the head's output"
-        )
+        where = f"layer {bad[0]}" if bad else "the head"
         return NotFinite(
             "finite logits",
-            where,
+            f"NaN or infinity, first in {where}'s output",
             "run `edgemoe verify` on the store; if it is whole, the checkpoint is damaged",
         )
