@@ -26,9 +26,6 @@ from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from storage.base import ExpertKey
 
-HIGHEST_AHEAD = 4
-"""Highest level that is read ahead where a policy has more than two levels (policy.levels.LevelPolicy.predicted)."""
-
 
 class FusedDecode:
     """Runs steps of one token through a model whose layers are all of a family with fused_gqa.
@@ -87,8 +84,7 @@ class FusedDecode:
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
         self._native.configure(rules, exact=settings.exact, renormalise=settings.renormalise)
-        levels = settings.levels
-        self._highest_ahead = levels[0] if len(levels) <= 2 else min(levels[0], HIGHEST_AHEAD)
+        self._highest_ahead = policy.ahead[0]
 
     def __call__(self, token: int, kv: StepKV) -> torch.Tensor:
         """Appends a token to the one sequence of a step.
