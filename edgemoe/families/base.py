@@ -126,15 +126,15 @@ class Family:
     def is_expert(self, name: str) -> bool:
         """Whether a tensor of this name has expert weights, of any layer and expert."""
         templates = (*(self.expert_names or ()), *(name for pair in self.fused_names for name in pair))
-        return any(_matches(template, name) for template in templates)
+        return any(_pattern(template).fullmatch(name) for template in templates)
 
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight."""
-        return any(_matches(template, name) for template in self.router_names)
+        return any(_pattern(template).fullmatch(name) for template in self.router_names)
 
     def keeps_precision(self, name: str) -> bool:
         """Whether a dense tensor of this name stays float32, because transformers computes with it in float32."""
-        return any(_matches(template, name) for template in self.precise)
+        return any(_pattern(template).fullmatch(name) for template in self.precise)
 
     def is_unused(self, name: str, config: Config) -> bool:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
@@ -151,10 +151,6 @@ class Family:
         for part, renamed in self.renames:
             name = name.replace(part, renamed)
         return name
-
-
-def _matches(template: str, name: str) -> bool:
-    return _pattern(template).fullmatch(name) is not None
 
 
 @cache
