@@ -17,7 +17,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, token_scores, visible_keys
+from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, hidden_keys, token_scores
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -61,7 +61,8 @@ def attend(
         if past == 0 and not (window and window < tokens):
             out = F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scaling)
         else:
-            mask = visible_keys(range(past, tokens), range(tokens), window, query.device)
+            hidden = hidden_keys(range(past, tokens), range(tokens), window, query.device)
+            mask = hidden.logical_not_()
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return out.reshape(heads, rows, dim)[..., :value_dim].to(dtype)
 
@@ -90,10 +91,8 @@ def attend_with_sinks(
         end = min(start + QUERY_BLOCK, rows)
         first = max(past + start + 1 - window, 0) if window else 0
         seen = slice(first, past + end)
-        visible = visible_keys(
-            range(past + start, past + end), range(first, past + end), window, query.device
-        )
-        weights = attention_weights(query[:, start:end], keys[:, seen].float().mT, visible, scaling, sinks)
+        hidden = hidden_keys(range(past + start, past + end), range(first, past + end), window, query.device)
+        weights = attention_weights(query[:, start:end], keys[:, seen].float().mT, hidden, scaling, sinks)
         summed = weights.reshape(kv_heads, -1, weights.shape[-1]) @ values[:, seen].float()
         out.append(summed.view(heads, end - start, -1))
     return torch.cat(out, dim=1).to(query.dtype)

@@ -134,10 +134,8 @@ class FusedDecode:
         runtime, used, computed = self._runtime, [], list[tuple[int, int, int]]()
         for layer in layers:
             chosen, wanted, at, _ = trace[layer]
-            keys = self._keys[layer]
-            used.append(
-                [(keys[expert], level) for expert, level in zip(chosen, wanted, strict=True) if level]
-            )
+            keys, levels = self._keys[layer], zip(chosen, wanted, strict=True)
+            used.append([(keys[expert], level) for expert, level in levels if level])
             computed += zip(wanted, at, (1,) * len(at), strict=True)
             if runtime.watch:
                 runtime.watch(layer, torch.tensor([chosen]))

@@ -41,8 +41,8 @@ def token_scores(
     received = torch.zeros(tokens, device=query.device)
     for start in range(first, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
-        visible = visible_keys(range(past + start, past + end), range(tokens), window, query.device)
-        received += attention_weights(query[:, start:end], transposed, visible, scaling, sinks).sum((0, 1))
+        hidden = hidden_keys(range(past + start, past + end), range(tokens), window, query.device)
+        received += attention_weights(query[:, start:end], transposed, hidden, scaling, sinks).sum((0, 1))
     own = received[past:] / heads
     if signal != "heavy-hitters-mean":
         return own / (rows - first)
@@ -51,20 +51,26 @@ def token_scores(
     return own / (seen_until - row)
 
 
-def visible_keys(rows: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
-    """Whether each row attends to each key, by their positions: bool [rows, keys]; `window` as in token_scores."""
+def hidden_keys(rows: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
+    """The mask of causal attention by positions: bool [rows, keys], true where a row does not see a key.
+
+    Args:
+        rows, keys: their positions.
+        window: as in token_scores.
+        device: of the mask.
+    """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)
-    visible = key <= row
+    hidden = key > row
     if window:
-        visible &= key > row - window
-    return visible
+        hidden |= key <= row - window
+    return hidden
 
 
 def attention_weights(
     query: torch.Tensor,
     transposed: torch.Tensor,
-    visible: torch.Tensor,
+    hidden: torch.Tensor,
     scaling: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -73,7 +79,7 @@ def attention_weights(
     Args:
         query: [heads, R, D].
         transposed: float32 keys [kv_heads, D, N].
-        visible: bool [R, N].
+        hidden: bool [R, N], of hidden_keys.
         scaling, sinks: as in token_scores.
 
     Returns:
@@ -83,7 +89,7 @@ def attention_weights(
     kv_heads, _, tokens = transposed.shape
     # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
     grouped = query.reshape(kv_heads, -1, dim).float() * scaling
-    scores = (grouped @ transposed).view(heads, rows, tokens).masked_fill_(~visible, -torch.inf)
+    scores = (grouped @ transposed).view(heads, rows, tokens).masked_fill_(hidden, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, rows, 1)), dim=-1)
     return scores.softmax(-1)[..., :tokens]
