@@ -9,7 +9,6 @@ import torch
 
 from edgemoe.engine.cpu_offload import CpuOffload
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.device_layer import DeviceExpertLayer, DramExperts
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.machine.out_of_memory import taking
@@ -30,16 +29,13 @@ class DeviceModelRunner(ModelRunner):
         self, model: Any, runtime: ExpertRuntime, plan: MemoryPlan, offload: CpuOffload | None
     ) -> None:
         super().__init__(model, runtime)
-        self._plan, self._offload, self._dram = plan, offload, DramExperts()
-        for module in model.modules():
-            if isinstance(layer := getattr(module, "edgemoe", None), DeviceExpertLayer):
-                layer.dram = self._dram
+        self._plan, self._offload = plan, offload
 
     def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
         """Runs a step, as ModelRunner.run; an exact step, or one of several tokens, computes no expert on the CPU."""
         settings = self._runtime.policy.settings
         offload = None if step.rows > 1 or settings.exact or settings.cpu_experts == "off" else self._offload
-        self._dram.kernel = offload.kernel if offload else None
+        self._runtime.dram_kernel = offload.kernel if offload else None
         self._runtime.source.configure(settings.speculate, offload.split if offload else None)
         return super().run(step, decode=decode, all_rows=all_rows)
 

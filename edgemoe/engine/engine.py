@@ -118,13 +118,10 @@ class Engine:
         """Reserves everything that the plan has, except sequences."""
         plan = self.plan
         planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
-        for name, size in (
-            ("driver", plan.driver_bytes),
-            ("dense", plan.dense_bytes),
-            ("workspace", plan.workspace_bytes),
-            ("planes", planes),
-        ):
-            self.budget.reserve(name, size)
+        self.budget.reserve("driver", plan.driver_bytes)
+        self.budget.reserve("dense", plan.dense_bytes)
+        self.budget.reserve("workspace", plan.workspace_bytes)
+        self.budget.reserve("planes", planes)
 
     @property
     def settings(self) -> RunSettings:

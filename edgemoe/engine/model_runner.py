@@ -6,6 +6,7 @@ other step goes through transformers' modules, whose attention and experts are t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,16 +97,13 @@ class ModelRunner:
         """Runs the step once more through transformers' modules, to name the first layer that went wrong."""
         bad: list[int] = []
 
-        def look(layer: int) -> Any:
-            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-                hidden = output[0] if isinstance(output, tuple) else output
-                if not bad and not bool(torch.isfinite(hidden).all()):
-                    bad.append(layer)
-
-            return hook
+        def look(layer: int, module: nn.Module, inputs: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if not bad and not bool(torch.isfinite(hidden).all()):
+                bad.append(layer)
 
         layers: Any = self._model.get_submodule("model.layers")
-        hooks = [layer.register_forward_hook(look(i)) for i, layer in enumerate(layers)]
+        hooks = [layer.register_forward_hook(partial(look, i)) for i, layer in enumerate(layers)]
         again = self._runtime.step = StepKV(step, decode=kv.decode, signal=kv.signal)
         try:
             with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
@@ -113,13 +111,9 @@ class ModelRunner:
         finally:
             for hook in hooks:
                 hook.remove()
-        where = (
-            f"NaN or infinity, first in layer {bad[0]}'s output"
-            if bad
-            else "NaN or infinity, first in the head's output"
-        )
+        where = f"layer {bad[0]}" if bad else "the head"
         return NotFinite(
             "finite logits",
-            where,
+            f"NaN or infinity, first in {where}'s output",
             "run `edgemoe verify` on the store; if it is whole, the checkpoint is damaged",
         )

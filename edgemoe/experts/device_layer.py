@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from cache.base import Lease
 from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.layer import ExpertLayer
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import Part
 from edgemoe.kv.step import StepKV
-
-
-@dataclass
-class DramExperts:
-    """The CPU kernel for experts that the source leaves in DRAM; None: in this step it leaves none."""
-
-    kernel: ExpertKernel | None = None
 
 
 class DeviceExpertLayer(ExpertLayer):
     """An ExpertLayer whose tensors lie on a device.
 
     The host waits for the device once a layer, for the router's choice and all else that it needs of the layer.
-
-    Attributes:
-        dram: the CPU kernel, shared by all layers; set before the first step.
     """
 
-    dram: DramExperts = DramExperts()
     _logits: torch.Tensor | None = None
     _host_hidden: torch.Tensor | None = None
 
@@ -43,7 +31,7 @@ class DeviceExpertLayer(ExpertLayer):
         optional = {
             "scores": step.scores,
             "logits": super()._next_logits(hidden) if ahead else None,
-            "hidden": hidden if self.dram.kernel else None,
+            "hidden": hidden if self.runtime.dram_kernel else None,
         }
         wanted = {name: tensor for name, tensor in optional.items() if tensor is not None}
         chosen, gates, *others = device.to_host([chosen, gates, *wanted.values()])
@@ -70,18 +58,18 @@ class DeviceExpertLayer(ExpertLayer):
         In DRAM an expert is computed at its scheduled level though more planes may be there: that is the work which was
         weighed against moving it.
         """
-        device = self.runtime.device
+        device, kernel = self.runtime.device, self.runtime.dram_kernel
         assert device
         if leases[0].device == device.name:
             return super()._compute(leases, hidden, assignments, rows, row, places)
         (lease,) = leases
         (one,) = assignments.by_expert[lease.key.expert]
-        assert self.dram.kernel
+        assert kernel
         assert self._host_hidden is not None
         self.runtime.use.add([(one.level, one.level, 1)])
         out = torch.empty_like(self._host_hidden)
         part = Part(lease.blocks, lease.level, one.level, 1)
-        self.dram.kernel.forward(self._host_hidden, [part], self._activation, out)
+        kernel.forward(self._host_hidden, [part], self._activation, out)
         rows[row].copy_(out[0], non_blocking=True)
         places.append(one.places)
         return row + 1

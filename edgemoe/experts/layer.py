@@ -42,18 +42,20 @@ class ExpertRuntime:
         kernel: computes them.
         policy: chooses their levels.
         device: that the model is computed on; None: the CPU.
-        step: the state of the step that runs; set by the model runner.
         use: counts the experts that were computed.
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
+        dram_kernel: computes experts that the source leaves in DRAM, on the CPU; None: in this step it leaves none.
+        step: the state of the step that runs; set by the model runner.
     """
 
     source: ExpertSource
     kernel: ExpertKernel
     policy: LevelPolicy
     device: Device | None = None
-    step: StepKV | None = None
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
+    dram_kernel: ExpertKernel | None = None
+    step: StepKV = field(init=False)
 
 
 class ExpertLayer:
@@ -98,7 +100,6 @@ class ExpertLayer:
             bf16 [T, H].
         """
         runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
-        assert step is not None
         if runtime.watch:
             runtime.watch(self.layer, chosen)
         chosen, gates, scores = self._on_host(hidden, chosen, gates, step)
@@ -128,15 +129,14 @@ class ExpertLayer:
         Returns:
             bf16 [T, H], or `add_to`.
         """
-        runtime, decode = self.runtime, self.runtime.step is None or self.runtime.step.decode
+        runtime = self.runtime
         if assignments.skipped:
             runtime.use.add([(0, 0, pairs) for pairs in assignments.skipped])
-        rows = hidden.new_empty(
-            assignments.rows + 1, hidden.shape[1]
-        )  # the last is the zero row of skipped pairs
+        # The last row is the zero row of skipped pairs.
+        rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
         places: list[torch.Tensor] = []
         wanted = assignments.wanted(self.layer)
-        scan = not decode and is_scan(len(wanted), runtime.policy.experts)
+        scan = not runtime.step.decode and is_scan(len(wanted), runtime.policy.experts)
         with runtime.source.request(wanted, scan=scan) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted)
             row = 0
@@ -157,8 +157,7 @@ class ExpertLayer:
             return
         layer = self.next_router[0]
         if predicted is None:
-            decode = runtime.step is None or runtime.step.decode
-            predicted = predict(self._next_logits(hidden), slots, decode=decode)
+            predicted = predict(self._next_logits(hidden), slots, decode=runtime.step.decode)
         levels = runtime.policy.predicted(layer, predicted)
         runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
@@ -178,10 +177,8 @@ class ExpertLayer:
     ) -> int:
         """Computes leased experts into rows from `row` on, and adds the places of these rows. Returns the next row."""
         tokens, slots = assignments.gates.shape
-        exact, most = (
-            self.runtime.policy.settings.exact,
-            BATCH_ROWS if hidden.device.type == "cpu" else len(rows),
-        )
+        exact = self.runtime.policy.settings.exact
+        most = BATCH_ROWS if hidden.device.type == "cpu" else len(rows)
         for batch in assignments.batches(leases, most):
             parts = [
                 Part(lease.blocks, lease.level, one.level if exact else lease.level, one.rows)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from edgemoe.kv.shape import KVShape, keys_and_values
@@ -25,8 +26,8 @@ class SoftmaxGate:
         rounded: whether gate weights are rounded to bf16.
     """
 
-    normalise: Callable[[Any], bool]
-    rounded: bool
+    normalise: Callable[[Any], bool] = attrgetter("norm_topk_prob")
+    rounded: bool = True
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class FusedGQA:
     computes the attention.
 
     Args:
+        windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
         gate: the router of its MoE blocks.
         block_is_experts: whether a MoE block has a router and experts only.
-        windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
     """
 
-    gate: SoftmaxGate
-    block_is_experts: bool
     windows: Callable[[Any], list[int]]
+    gate: SoftmaxGate = SoftmaxGate()
+    block_is_experts: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Family:
         model_type: as in config.json.
         experts_keys: config keys for the number of experts of a layer, of which a config has one or more.
         intermediate_key: config key for an expert's inner size I.
-        sparse_layers: config -> the layers that have experts, ascending.
+        moe_layers: config -> the layers that have experts, ascending.
         expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
         fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
         router_names: templates of a layer's router weight [E, H].
@@ -77,7 +78,7 @@ class Family:
     model_type: str
     experts_keys: tuple[str, ...]
     intermediate_key: str
-    sparse_layers: Callable[[Config], tuple[int, ...]]
+    moe_layers: Callable[[Config], tuple[int, ...]]
     expert_names: tuple[str, str, str] | None
     fused_names: tuple[tuple[str, str], ...]
     router_names: tuple[str, ...]
@@ -91,10 +92,6 @@ class Family:
     activation_key: str | None = "hidden_act"
     rms_norm: bool = True
     fused_gqa: FusedGQA | None = None
-
-    def moe_layers(self, config: Config) -> tuple[int, ...]:
-        """Returns the layers that have experts, ascending."""
-        return self.sparse_layers(config)
 
     def experts(self, config: Config) -> int:
         """Returns the number of experts of each layer in moe_layers.
@@ -129,15 +126,15 @@ class Family:
     def is_expert(self, name: str) -> bool:
         """Whether a tensor of this name has expert weights, of any layer and expert."""
         templates = (*(self.expert_names or ()), *(name for pair in self.fused_names for name in pair))
-        return any(_matches(template, name) for template in templates)
+        return any(_pattern(template).fullmatch(name) for template in templates)
 
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight."""
-        return any(_matches(template, name) for template in self.router_names)
+        return any(_pattern(template).fullmatch(name) for template in self.router_names)
 
     def keeps_precision(self, name: str) -> bool:
         """Whether a dense tensor of this name stays float32, because transformers computes with it in float32."""
-        return any(_matches(template, name) for template in self.precise)
+        return any(_pattern(template).fullmatch(name) for template in self.precise)
 
     def is_unused(self, name: str, config: Config) -> bool:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
@@ -154,10 +151,6 @@ class Family:
         for part, renamed in self.renames:
             name = name.replace(part, renamed)
         return name
-
-
-def _matches(template: str, name: str) -> bool:
-    return _pattern(template).fullmatch(name) is not None
 
 
 @cache

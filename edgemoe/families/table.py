@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +73,15 @@ def _always(config: Any) -> bool:
     return True
 
 
-_AS_CONFIGURED = SoftmaxGate(attrgetter("norm_topk_prob"), rounded=True)
-
 _MLP = "model.layers.{layer}.mlp."
 _SPARSE = "model.layers.{layer}.block_sparse_moe."
 _FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
-_BIAS = _MLP + "gate.e_score_correction_bias"
 
 _qwen = partial(
     Family,
     experts_keys=("num_experts", "num_local_experts"),
     intermediate_key="moe_intermediate_size",
-    sparse_layers=_every_sparse_step,
+    moe_layers=_every_sparse_step,
     expert_names=(
         _MLP + "experts.{expert}.gate_proj.weight",
         _MLP + "experts.{expert}.up_proj.weight",
@@ -96,16 +92,16 @@ _qwen = partial(
 )
 """The names that most families share."""
 
-_deepseek = partial(
-    _qwen,
-    experts_keys=("n_routed_experts", "num_experts", "num_local_experts"),
-)
+_deepseek = partial(_qwen, experts_keys=("n_routed_experts", "num_experts", "num_local_experts"))
+
+_deepseek_v3 = partial(_deepseek, precise=(_MLP + "gate.e_score_correction_bias",), predicts_ahead=True)
+"""Routers with a correction bias, and layers for multi-token prediction."""
 
 _mixtral = partial(
     Family,
     experts_keys=("num_local_experts", "num_experts"),
     intermediate_key="intermediate_size",
-    sparse_layers=_every_layer,
+    moe_layers=_every_layer,
     expert_names=(
         _SPARSE + "experts.{expert}.w1.weight",
         _SPARSE + "experts.{expert}.w3.weight",
@@ -117,40 +113,23 @@ _mixtral = partial(
 FAMILIES = {
     family.model_type: family
     for family in (
-        _qwen(
-            model_type="qwen2_moe",
-            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=False, windows=_window_by_layer),
-        ),
-        _qwen(
-            model_type="qwen3_moe",
-            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=True, windows=_one_window),
-        ),
+        _qwen(model_type="qwen2_moe", fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False)),
+        _qwen(model_type="qwen3_moe", fused_gqa=FusedGQA(_one_window)),
         _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid, rms_norm=False),
         _qwen(
             model_type="olmoe",
             intermediate_key="intermediate_size",
-            sparse_layers=_every_layer,
-            fused_gqa=FusedGQA(_AS_CONFIGURED, block_is_experts=True, windows=_all_tokens),
+            moe_layers=_every_layer,
+            fused_gqa=FusedGQA(_all_tokens),
         ),
-        _deepseek(model_type="deepseek_v2", sparse_layers=partial(_after_dense, default=0), kv=latents),
-        _deepseek(
-            model_type="deepseek_v3",
-            sparse_layers=partial(_after_dense, default=3),
-            precise=(_BIAS,),
-            predicts_ahead=True,
-            kv=latents,
-        ),
-        _deepseek(
-            model_type="glm4_moe",
-            sparse_layers=partial(_after_dense, default=1),
-            precise=(_BIAS,),
-            predicts_ahead=True,
-        ),
+        _deepseek(model_type="deepseek_v2", moe_layers=partial(_after_dense, default=0), kv=latents),
+        _deepseek_v3(model_type="deepseek_v3", moe_layers=partial(_after_dense, default=3), kv=latents),
+        _deepseek_v3(model_type="glm4_moe", moe_layers=partial(_after_dense, default=1)),
         _qwen(
             model_type="ernie4_5_moe",
             experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
             top_k_key="moe_k",
-            sparse_layers=_from_start_to_end,
+            moe_layers=_from_start_to_end,
             renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
             precise=(
                 _MLP + "gate.weight",
@@ -161,9 +140,7 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="mixtral",
-            fused_gqa=FusedGQA(
-                SoftmaxGate(_always, rounded=False), block_is_experts=True, windows=_one_window
-            ),
+            fused_gqa=FusedGQA(_one_window, SoftmaxGate(_always, rounded=False)),
             router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
             renames=((".block_sparse_moe.", ".mlp."),),
         ),

@@ -59,7 +59,6 @@ class StreamedShards:
     ) -> None:
         self._directory, self._repository, self._progress = directory, repository, progress
         self._keep = keep
-        (directory / STATE).mkdir(exist_ok=True)
         self._shards = [_Shard(directory, file) for file in files]
         for shard in self._shards:
             shard.prepare(repository)
@@ -142,7 +141,7 @@ class _Shard:
         if not (self._path.exists() and self._path.stat().st_size == self.file.size):
             head = _head(repository, self.file)
             tail = max(self.file.size - ENDS, len(head))
-            ends = [(0, head), (tail, repository.read(self.file, tail, self.file.size))]
+            ends = [(0, [head]), (tail, [repository.read(self.file, tail, self.file.size)])]
             self._record.unlink(missing_ok=True)
             self._replace(ends)
         self.header = read_header(self._path)
@@ -168,12 +167,12 @@ class _Shard:
         with self._path.open("rb") as source:
             self._replace((span.offset, _pieces(source.fileno(), span)) for span in (head, *kept, tail))
 
-    def _replace(self, spans: Iterable[tuple[int, bytes | Iterable[bytes]]]) -> None:
-        """Replaces the file by a sparse one with the data of `spans` (offset, bytes) and holes between them."""
+    def _replace(self, spans: Iterable[tuple[int, Iterable[bytes]]]) -> None:
+        """Replaces the file by a sparse one with the data of `spans` (offset, pieces) and holes between them."""
         with replacing(self._path, 0) as fd:
-            for offset, data in spans:
+            for offset, pieces in spans:
                 os.lseek(fd, offset, os.SEEK_SET)
-                for piece in (data,) if isinstance(data, bytes) else data:
+                for piece in pieces:
                     write_all(fd, piece)
             os.ftruncate(fd, self.file.size)
 

@@ -75,9 +75,17 @@ class CpuExpertKernel:
         if level == 2 and part.resident > 2:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
             codes = self._nibbles.data
-        low = part.blocks[P0] if level == 8 else None
-        offsets = self._geometry.matrix_offsets()[matrix]
-        return self._product(x, _Matrix.at(offsets, level, parameters, codes, low))
+        spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
+
+        def nibbles(block: memoryview) -> torch.Tensor:
+            flat = torch.frombuffer(block, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at)
+            return flat.view(spec.padded_rows, spec.padded_cols // 2)
+
+        pair = torch.frombuffer(
+            parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
+        ).view(-1, spec.padded_rows, 2)
+        low = nibbles(part.blocks[P0]) if level == 8 else None
+        return self._product(x, _Matrix(spec, level, pair, nibbles(codes), low))
 
     def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         """Multiplies bf16 [T, K] with a quantized matrix to bf16 [T, N]."""
@@ -142,24 +150,3 @@ class _Matrix:
     pair: torch.Tensor
     high: torch.Tensor
     low: torch.Tensor | None
-
-    @classmethod
-    def at(
-        cls,
-        offsets: tuple[MatrixSpec, int, int],
-        level: int,
-        parameters: memoryview,
-        high: memoryview,
-        low: memoryview | None,
-    ) -> _Matrix:
-        """Makes views of the matrix at `offsets`: (spec, byte offset of its parameters, byte offset of its codes)."""
-        spec, parameters_at, codes_at = offsets
-
-        def nibbles(codes: memoryview) -> torch.Tensor:
-            flat = torch.frombuffer(codes, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at)
-            return flat.view(spec.padded_rows, spec.padded_cols // 2)
-
-        pair = torch.frombuffer(
-            parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
-        ).view(-1, spec.padded_rows, 2)
-        return cls(spec, level, pair, nibbles(high), None if low is None else nibbles(low))

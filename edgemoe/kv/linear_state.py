@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,24 +23,24 @@ class LinearStates:
     def __init__(self, shape: LinearState, place: torch.device | str = "cpu") -> None:
         layers = len(shape.layers)
         self._slots = {layer: slot for slot, layer in enumerate(shape.layers)}
-        self._conv = torch.zeros(
-            2, layers, 1, shape.channels, shape.kernel, dtype=torch.bfloat16, device=place
-        )
-        size = 2, layers, 1, shape.heads, shape.key_dim, shape.value_dim
-        self._recurrent = torch.zeros(size, device=place)
+        conv = 2, layers, 1, shape.channels, shape.kernel
+        recurrent = 2, layers, 1, shape.heads, shape.key_dim, shape.value_dim
+        self._conv = torch.zeros(conv, dtype=torch.bfloat16, device=place)
+        self._recurrent = torch.zeros(recurrent, device=place)
         self._valid = 0
 
     def of(self, layer: int, *, fresh: bool) -> LayerState:
         """Returns a layer's state for the current step; `fresh` where the sequence has no token before the step."""
         slot, old = self._slots[layer], self._valid
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
-        return LayerState((conv[old], conv[1 - old]), (recurrent[old], recurrent[1 - old]), fresh=fresh)
+        return LayerState((conv[old], conv[1 - old]), (recurrent[old], recurrent[1 - old]), fresh)
 
     def commit(self) -> None:
         """Makes the copy that the step wrote the valid one."""
         self._valid = 1 - self._valid
 
 
+@dataclass(frozen=True)
 class LayerState:
     """One layer's state of one sequence, behind the cache interface of transformers' linear-attention modules.
 
@@ -49,25 +50,20 @@ class LayerState:
         fresh: whether the sequence has no token before the step.
     """
 
-    def __init__(
-        self,
-        conv: tuple[torch.Tensor, torch.Tensor],
-        recurrent: tuple[torch.Tensor, torch.Tensor],
-        *,
-        fresh: bool,
-    ) -> None:
-        self._conv, self._recurrent, self._fresh = conv, recurrent, fresh
+    conv: tuple[torch.Tensor, torch.Tensor]
+    recurrent: tuple[torch.Tensor, torch.Tensor]
+    fresh: bool
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Returns the last inputs in the copy after the step, which a module updates in place for a single token."""
-        if self._fresh:
+        if self.fresh:
             return None
-        before, after = self._conv
+        before, after = self.conv
         return after.copy_(before)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Returns the recurrence before the step."""
-        return None if self._fresh else self._recurrent[0]
+        return None if self.fresh else self.recurrent[0]
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Returns False: the other copy undoes a step."""
@@ -75,12 +71,12 @@ class LayerState:
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
         """Stores the step's inputs [1, channels, R]. Returns the earlier inputs with the step's inputs behind them."""
-        before, after = self._conv
-        earlier = torch.zeros_like(before) if self._fresh else before
+        before, after = self.conv
+        earlier = torch.zeros_like(before) if self.fresh else before
         inputs = torch.cat((earlier, conv_states), dim=-1)
         after.copy_(inputs[..., -after.shape[-1] :])
         return inputs
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> None:
         """Stores the recurrence after the step."""
-        self._recurrent[1].copy_(recurrent_states)
+        self.recurrent[1].copy_(recurrent_states)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
@@ -98,21 +98,16 @@ def hybrid(config: Config) -> KVShape:
         )
     heads, keys = sized(config, "linear_num_value_heads"), sized(config, "linear_num_key_heads")
     key_dim, value_dim = sized(config, "linear_key_head_dim"), sized(config, "linear_value_head_dim")
-    plain = keys_and_values(config)
-    return KVShape(
-        tuple(layer for layer in plain.layers if kinds[layer] == "full_attention"),
-        plain.heads,
-        plain.key_dim,
-        plain.value_dim,
-        linear=LinearState(
-            tuple(layer for layer in plain.layers if kinds[layer] == "linear_attention"),
-            channels=2 * keys * key_dim + heads * value_dim,
-            kernel=sized(config, "linear_conv_kernel_dim"),
-            heads=heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-        ),
+    linear = LinearState(
+        tuple(layer for layer in range(count) if kinds[layer] == "linear_attention"),
+        channels=2 * keys * key_dim + heads * value_dim,
+        kernel=sized(config, "linear_conv_kernel_dim"),
+        heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
     )
+    layers = tuple(layer for layer in range(count) if kinds[layer] == "full_attention")
+    return replace(keys_and_values(config), layers=layers, linear=linear)
 
 
 def sized(config: Config, key: str) -> int:

@@ -17,7 +17,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import QUERY_BLOCK, token_scores
+from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, hidden_keys, token_scores
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -61,11 +61,8 @@ def attend(
         if past == 0 and not (window and window < tokens):
             out = F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scaling)
         else:
-            position = torch.arange(past, tokens, device=query.device)[:, None]
-            key_position = torch.arange(tokens, device=query.device)
-            mask = key_position <= position
-            if window:
-                mask &= key_position > position - window
+            hidden = hidden_keys(range(past, tokens), range(tokens), window, query.device)
+            mask = hidden.logical_not_()
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return out.reshape(heads, rows, dim)[..., :value_dim].to(dtype)
 
@@ -87,23 +84,15 @@ def attend_with_sinks(
     Returns:
         [heads, R, V] in query's dtype.
     """
-    heads, rows, dim = query.shape
+    heads, rows, _ = query.shape
     kv_heads, tokens, _ = keys.shape
     past, out = tokens - rows, []
     for start in range(0, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
         first = max(past + start + 1 - window, 0) if window else 0
         seen = slice(first, past + end)
-        block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
-        scores = (block @ keys[:, seen].float().mT).view(heads, end - start, -1)
-        position = torch.arange(past + start, past + end, device=query.device)[:, None]
-        key_position = torch.arange(first, past + end, device=query.device)
-        hidden = key_position > position
-        if window:
-            hidden |= key_position <= position - window
-        scores.masked_fill_(hidden, -torch.inf)
-        sink = sinks.float()[:, None, None].expand(-1, end - start, 1)
-        weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+        hidden = hidden_keys(range(past + start, past + end), range(first, past + end), window, query.device)
+        weights = attention_weights(query[:, start:end], keys[:, seen].float().mT, hidden, scaling, sinks)
         summed = weights.reshape(kv_heads, -1, weights.shape[-1]) @ values[:, seen].float()
         out.append(summed.view(heads, end - start, -1))
     return torch.cat(out, dim=1).to(query.dtype)

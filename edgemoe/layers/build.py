@@ -120,31 +120,30 @@ def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bo
             if (table := tensors.get("model.embed_tokens.weight" + suffix)) is not None:
                 tensors["lm_head.weight" + suffix] = table
     missing = []
+
+    def take(name: str, current: torch.Tensor) -> torch.Tensor:
+        """Removes a tensor from `tensors`; notes a missing one, for which the current one stands in."""
+        value = tensors.pop(name, None)
+        if value is None or value.shape != current.shape:
+            missing.append(name)
+            return current
+        return value
+
     for name, module in list(model.named_modules()):
         # Not subclasses: some routers are linear layers that do more.
         if type(module) in (nn.Linear, nn.Embedding):
-            weight = tensors.pop(f"{name}.weight", None)
+            weight = take(f"{name}.weight", module.weight)
             scale = tensors.pop(f"{name}.weight{SCALE_SUFFIX}", None)
-            if weight is None or weight.shape != module.weight.shape:
-                missing.append(f"{name}.weight")
-            elif isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding):
                 model.set_submodule(name, DenseEmbedding(weight, scale))
             else:
-                bias = None
-                if module.bias is not None:
-                    bias = tensors.pop(f"{name}.bias", None)
-                    if bias is None or bias.shape != module.bias.shape:
-                        missing.append(f"{name}.bias")
+                bias = None if module.bias is None else take(f"{name}.bias", module.bias)
                 model.set_submodule(name, DenseLinear(weight, scale, bias))
             continue
         for parameter, current in _kept(module):
-            value = tensors.pop(f"{name}.{parameter}", None)
-            if value is None or value.shape != current.shape:
-                missing.append(f"{name}.{parameter}")
-            elif isinstance(current, nn.Parameter):
-                setattr(module, parameter, nn.Parameter(value, requires_grad=False))
-            else:
-                setattr(module, parameter, value)
+            value = take(f"{name}.{parameter}", current)
+            is_buffer = not isinstance(current, nn.Parameter)
+            setattr(module, parameter, value if is_buffer else nn.Parameter(value, requires_grad=False))
     if missing:
         raise MissingTensor(
             f"all dense tensors of {type(model).__name__} in the store",

@@ -78,18 +78,15 @@ class DenseLinear(nn.Module):
         dtype = torch.bfloat16 if flat.device.type != "cpu" or fast_bf16() else torch.float32
         x = flat.to(dtype)
         y = flat.new_empty(flat.shape[0], self.out_features)
-        with threads.for_product(flat.shape[0] * self.weight.numel()):
-            self._fill_by_slices(x, y)
-        return y
-
-    def _fill_by_slices(self, x: torch.Tensor, y: torch.Tensor) -> None:
         step = max(SLICE_BYTES // (4 * self.in_features), 1)
-        for start in range(0, self.out_features, step):
-            end = min(start + step, self.out_features)
-            part = x @ self.weight[start:end].to(x.dtype).t()
-            if self.scale is not None:
-                part.mul_(self.scale[start:end])
-            y[:, start:end] = part
+        with threads.for_product(flat.shape[0] * self.weight.numel()):
+            for start in range(0, self.out_features, step):
+                part = slice(start, start + step)
+                product = x @ self.weight[part].to(dtype).t()
+                if self.scale is not None:
+                    product.mul_(self.scale[part])
+                y[:, part] = product
+        return y
 
 
 class DenseNorm(nn.Module):
@@ -106,11 +103,7 @@ class DenseNorm(nn.Module):
         weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
         if not type(module).__name__.endswith("RMSNorm") or epsilon is None or not native.available():
             return None
-        if (
-            not isinstance(weight, nn.Parameter)
-            or weight.dtype != torch.bfloat16
-            or weight.device.type != "cpu"
-        ):
+        if weight is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
             return None
         return cls(weight.data, epsilon)
 

@@ -26,9 +26,6 @@ from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from storage.base import ExpertKey
 
-HIGHEST_AHEAD = 4
-"""Highest level that is read ahead where a policy has more than two levels (policy.levels.LevelPolicy.predicted)."""
-
 
 class FusedDecode:
     """Runs steps of one token through a model whose layers are all of a family with fused_gqa.
@@ -87,8 +84,7 @@ class FusedDecode:
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
         self._native.configure(rules, exact=settings.exact, renormalise=settings.renormalise)
-        levels = settings.levels
-        self._highest_ahead = levels[0] if len(levels) <= 2 else min(levels[0], HIGHEST_AHEAD)
+        self._highest_ahead = policy.ahead[0]
 
     def __call__(self, token: int, kv: StepKV) -> torch.Tensor:
         """Appends a token to the one sequence of a step.
@@ -138,10 +134,8 @@ class FusedDecode:
         runtime, used, computed = self._runtime, [], list[tuple[int, int, int]]()
         for layer in layers:
             chosen, wanted, at, _ = trace[layer]
-            keys = self._keys[layer]
-            used.append(
-                [(keys[expert], level) for expert, level in zip(chosen, wanted, strict=True) if level]
-            )
+            keys, levels = self._keys[layer], zip(chosen, wanted, strict=True)
+            used.append([(keys[expert], level) for expert, level in levels if level])
             computed += zip(wanted, at, (1,) * len(at), strict=True)
             if runtime.watch:
                 runtime.watch(layer, torch.tensor([chosen]))

@@ -41,13 +41,11 @@ def open_device(name: str) -> Device | None:
     Raises:
         UserError: `name` is none of DEVICES, or the machine does not have it.
     """
-    return _opened(chosen(name))
+    return _cuda() if chosen(name) == "cuda" else None
 
 
 @cache
-def _opened(name: str) -> Device | None:
-    if name == "cpu":
-        return None
+def _cuda() -> Device:
     from storage.cuda import CudaDevice
 
     return CudaDevice()

@@ -22,13 +22,7 @@ DOWNLOAD_RATE = 50_000_000
 
 
 def announce(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> None:
-    """Prints the announcement on stderr if the source has at least BIG_BYTES. Arguments are announcement's."""
-    if source_bytes(checkpoint) >= BIG_BYTES:
-        print(*announcement(checkpoint, name, directory, rate), sep="\n", file=sys.stderr, flush=True)
-
-
-def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> tuple[str, str]:
-    """Two lines: sizes and free disk, then the duration.
+    """Prints two lines on stderr if the source has at least BIG_BYTES: sizes and free disk, then the duration.
 
     Args:
         checkpoint: the source; for a model of the Hub, its headers suffice.
@@ -39,18 +33,18 @@ def announcement(checkpoint: Checkpoint, name: str, directory: Path, rate: int) 
     Raises:
         ModelRefused, MissingTensor: from store_bytes.
     """
-    size = source_bytes(checkpoint)
+    size = sum(checkpoint[tensor].nbytes for tensor in checkpoint.names())
+    if size < BIG_BYTES:
+        return
     store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    return (
+    print(
         f"{name} is used for the first time: its {format_size(size)} of weights will be converted once, into a "
         f"store of {format_size(store)} in {directory} ({format_size(free)} free)",
         f"this takes about {size / rate / 60:.0f} min (assumed: {format_size(rate)}/s); if interrupted, the next use "
         "resumes it",
+        sep="\n",
+        file=sys.stderr,
+        flush=True,
     )
-
-
-def source_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of a checkpoint's weights."""
-    return sum(checkpoint[tensor].nbytes for tensor in checkpoint.names())

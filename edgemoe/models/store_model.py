@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,7 @@ class StoreModel:
         config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config)
         dense = read_header(directory / "dense.safetensors").tensors.values()
+        vocab, matrices = config["vocab_size"], [t.shape for t in dense if len(t.shape) == 2]
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             experts=sum(len(layer.records) for layer in manifest.layers.values()),
@@ -64,8 +64,8 @@ class StoreModel:
             intermediate=config[family.intermediate_key],
             heads=config["num_attention_heads"],
             kv=family.kv(config),
-            widest=_widest((tensor.shape for tensor in dense), config["vocab_size"]),
-            vocab=config["vocab_size"],
+            widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
+            vocab=vocab,
             dense_bytes=sum(tensor.range.length for tensor in dense),
         )
         kernel = compute(device.place if device else "cpu")
@@ -129,8 +129,3 @@ class StoreModel:
             context=context or self.default_context(),
             device=self.device,
         )
-
-
-def _widest(shapes: Iterable[tuple[int, ...]], vocab: int) -> int:
-    """Largest side of a matrix, except matrices with a row for each of `vocab` tokens."""
-    return max((max(shape) for shape in shapes if len(shape) == 2 and shape[0] != vocab), default=0)

@@ -33,32 +33,66 @@ def token_scores(
     Returns:
         float32 [R], for the same rows as `query`.
     """
-    heads, rows, dim = query.shape
-    kv_heads, tokens, _ = keys.shape
-    transposed = keys.float().transpose(1, 2)
+    heads, rows, _ = query.shape
+    tokens = keys.shape[1]
+    transposed = keys.float().mT
     past = tokens - rows
     first = max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
     received = torch.zeros(tokens, device=query.device)
-    key_position = torch.arange(tokens, device=query.device)
     for start in range(first, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
-        # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
-        block = query[:, start:end].reshape(kv_heads, -1, dim).float() * scaling
-        scores = (block @ transposed).view(heads, end - start, tokens)
-        position = torch.arange(past + start, past + end, device=query.device).unsqueeze(1)
-        hidden = key_position > position
-        if window:
-            hidden |= key_position <= position - window
-        scores.masked_fill_(hidden, -torch.inf)
-        if sinks is not None:
-            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, end - start, 1)), dim=-1)
-        received += scores.softmax(-1)[..., :tokens].sum((0, 1))
+        hidden = hidden_keys(range(past + start, past + end), range(tokens), window, query.device)
+        received += attention_weights(query[:, start:end], transposed, hidden, scaling, sinks).sum((0, 1))
     own = received[past:] / heads
     if signal != "heavy-hitters-mean":
         return own / (rows - first)
     row = torch.arange(rows, device=query.device)
     seen_until = torch.clamp(row + window, max=rows) if window else torch.full_like(row, rows)
     return own / (seen_until - row)
+
+
+def hidden_keys(rows: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
+    """The mask of causal attention by positions: bool [rows, keys], true where a row does not see a key.
+
+    Args:
+        rows, keys: their positions.
+        window: as in token_scores.
+        device: of the mask.
+    """
+    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)
+    hidden = key > row
+    if window:
+        hidden |= key <= row - window
+    return hidden
+
+
+def attention_weights(
+    query: torch.Tensor,
+    transposed: torch.Tensor,
+    hidden: torch.Tensor,
+    scaling: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """The softmax of a block of rows' attention scores, without the weight of the sinks.
+
+    Args:
+        query: [heads, R, D].
+        transposed: float32 keys [kv_heads, D, N].
+        hidden: bool [R, N], of hidden_keys.
+        scaling, sinks: as in token_scores.
+
+    Returns:
+        float32 [heads, R, N].
+    """
+    heads, rows, dim = query.shape
+    kv_heads, _, tokens = transposed.shape
+    # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
+    grouped = query.reshape(kv_heads, -1, dim).float() * scaling
+    scores = (grouped @ transposed).view(heads, rows, tokens).masked_fill_(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, rows, 1)), dim=-1)
+    return scores.softmax(-1)[..., :tokens]
 
 
 def needs_attention(signal: str) -> bool:

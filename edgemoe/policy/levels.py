@@ -57,8 +57,9 @@ class LevelPolicy:
 
     def __init__(self, settings: RunSettings, layers: int, experts: int) -> None:
         self.settings, self.experts, self._layers = settings, experts, layers
-        self.uniform: int | None = settings.levels[0] if len(settings.levels) == 1 else None
-        """The level of everything; None where there are several."""
+        levels = settings.levels
+        self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
+        """The levels that are read ahead, high to low: never 8 where a schedule has more than two."""
 
     def levels(
         self,
@@ -112,18 +113,16 @@ class LevelPolicy:
     def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
         """Levels to read ahead for a layer's predicted experts, the likeliest first; skipped ones left out.
 
-        Their gate weights are a prediction, so only their order counts: the critical ones get the highest level, but
-        never 8 where lower ones are allowed, the others the level below it.
+        Their gate weights are a prediction, so only their order counts: the critical ones get the highest level of
+        `ahead`, the others the level below it.
         """
-        levels = self.settings.levels
-        if len(levels) > 2:
-            levels = tuple(level for level in levels if level < 8)
+        levels = self.ahead
         count = len(experts) if len(levels) == 1 else critical(self._retention(layer), len(experts))
         by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
         return {expert: level for expert, level in by_order.items() if level}
 
     def _is_uniform(self, layer: int) -> bool:
-        return self.uniform is not None or self.settings.only_layer not in (None, layer)
+        return len(self.settings.levels) == 1 or self.settings.only_layer not in (None, layer)
 
     def _retention(self, layer: int) -> float:
         return retention(layer, self._layers, self.settings.retention, self.settings.depth)

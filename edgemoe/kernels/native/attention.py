@@ -43,19 +43,11 @@ class NativeAttention:
             )
         self.heads, self.dim = heads, dim
         self._norms = norms  # keeps the addresses below valid
-        (q, q_epsilon), (k, k_epsilon) = norms or ((None, 0.0), (None, 0.0))
-        self._shape = AttentionShape(
-            heads=heads,
-            kv_heads=kv_heads,
-            dim=dim,
-            q_norm=None if q is None else q.data_ptr(),
-            k_norm=None if k is None else k.data_ptr(),
-            q_norm_size=0 if q is None else q.numel(),
-            k_norm_size=0 if k is None else k.numel(),
-            q_epsilon=q_epsilon,
-            k_epsilon=k_epsilon,
-            scaling=scaling,
-        )
+        shape = self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, scaling=scaling)
+        if norms:
+            (q, shape.q_epsilon), (k, shape.k_epsilon) = norms
+            shape.q_norm, shape.q_norm_size = q.data_ptr(), q.numel()
+            shape.k_norm, shape.k_norm_size = k.data_ptr(), k.numel()
 
     def __call__(
         self,

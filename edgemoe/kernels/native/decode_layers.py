@@ -156,13 +156,10 @@ class NativeDecodeLayers:
             renormalise: scale gate weights to their sum before experts were skipped.
         """
         for structure, rule in zip(self._rules, rules, strict=True):
-            structure.rule, structure.count, structure.critical = rule.kind, len(rule.levels), rule.critical
-            for i, level in enumerate(rule.levels):
-                structure.level[i], structure.error[i], structure.price[i] = (
-                    level,
-                    rule.error[i],
-                    rule.price[i],
-                )
+            count = len(rule.levels)
+            structure.rule, structure.count, structure.critical = rule.kind, count, rule.critical
+            structure.level[:count], structure.error[:count] = rule.levels, rule.error
+            structure.price[:count] = rule.price
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
 
     def embed(self, token: int) -> torch.Tensor:

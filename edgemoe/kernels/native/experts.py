@@ -80,17 +80,9 @@ class NativeExpertKernel:
             return
         x = _laid_out(x, up[0], parts, experts)
         y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
-        if native.library().edgemoe_experts(
-            *(
-                native.threads(),
-                ctypes.byref(up[1]),
-                ctypes.byref(down[1]),
-                down[0].cols,
-                experts,
-                len(parts),
-            ),
-            *(x.data_ptr(), x.shape[0], y.data_ptr(), y.shape[0]),
-        ):
+        matrices = ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols
+        rows = x.data_ptr(), x.shape[0], y.data_ptr(), y.shape[0]
+        if native.library().edgemoe_experts(native.threads(), *matrices, experts, len(parts), *rows):
             raise MemoryError("no memory for experts' activations")
         if y is not out:
             out.copy_(y[:, : down[0].rows])
@@ -120,16 +112,9 @@ class NativeExpertKernel:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
         x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
+        rows = x.data_ptr(), x.shape[0], y.data_ptr()
         if native.library().edgemoe_expert_product(
-            *(
-                native.threads(),
-                ctypes.byref(matrix),
-                experts,
-                len(parts),
-                x.data_ptr(),
-                x.shape[0],
-                y.data_ptr(),
-            )
+            native.threads(), ctypes.byref(matrix), experts, len(parts), *rows
         ):
             raise MemoryError("no memory for a product's activations")
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]

@@ -161,7 +161,7 @@ def test_a_new_family_is_only_a_row(monkeypatch):
         model_type="madeup",
         experts_keys=("num_local_experts",),
         intermediate_key="intermediate_size",
-        sparse_layers=lambda config: tuple(range(config["num_hidden_layers"])),
+        moe_layers=lambda config: tuple(range(config["num_hidden_layers"])),
         expert_names=tuple(block + f"experts.{{expert}}.{name}.weight" for name in ("w1", "w3", "w2")),
         fused_names=((block + "experts.w13", block + "experts.w2"),),
         router_names=(block + "gate.weight",),

@@ -96,14 +96,15 @@ def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])
-def test_the_announced_figures(monkeypatch, checkpoint, tmp_path, rate, minutes):
+def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, rate, minutes):
     """57 GB of weights: the free disk of a directory that does not exist yet, and the duration at a rate."""
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
     opened = Checkpoint.open(checkpoint)
     monkeypatch.setattr(opened, "_weights", {"all": SimpleNamespace(nbytes=57_000_000_000)})
     monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
-    first, second = first_use.announcement(opened, "big", tmp_path / "a" / "b", rate)
+    first_use.announce(opened, "big", tmp_path / "a" / "b", rate)
+    first, second = capsys.readouterr().err.splitlines()
     assert "57 GB of weights" in first
     assert "a store of 31 GB in" in first
     assert f"{minutes} " in second
