@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgemoe.evaluate.run import EvalReport
     from edgemoe.evaluate.studies import Arm
 
-EPILOG = (
+EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
     "| edgemoe eval --model DIR --tasks --reference CHECKPOINT --levels 4/2 --retention 0.75 "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from edgemoe.commands import options
-from edgemoe.commands.eval import EPILOG, eval_command
+from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
@@ -240,7 +240,7 @@ def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, 
 def command():
     """Returns a function that runs the command: (exception, stdout, stderr)."""
     app = typer.Typer()
-    app.command(epilog=EPILOG)(eval_command)
+    app.command(epilog=EXAMPLES)(eval_command)
 
     def run(*arguments: object):
         result = CliRunner().invoke(app, [*map(str, arguments)])
