@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ from edgemoe.evaluate.accuracy import (
     engine_conversations,
     reference_conversations,
     task_accuracy,
-    task_set,
 )
 from edgemoe.evaluate.claims import Claim, claims_of
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.rows import BF16, EvalRow, reference_row, setting_row, with_accuracy
 from edgemoe.evaluate.score import Windows, reference_quality, setting_quality, text_windows
 from edgemoe.evaluate.studies import TABLE, Arm
-from edgemoe.evaluate.tasks import Task
+from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
@@ -69,7 +68,7 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """What was measured.
+    """What was measured. Field names are the JSON's.
 
     Args:
         environment: versions, model, text and counts.
@@ -82,10 +81,6 @@ class EvalReport:
     rows: list[EvalRow]
     claims: list[Claim]
     left_out: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns one JSON object; names as in the documentation."""
-        return asdict(self)
 
 
 def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
@@ -212,7 +207,7 @@ def _tasks(tokenizer: Any, per_kind: int, seed: int) -> dict[str, list[Task]]:
             "one without",
             "leave out --tasks, or use a model made for chatting",
         )
-    return task_set(per_kind, seed) if per_kind else {}
+    return {kind: held_out_tasks(kind, per_kind, seed) for kind in KINDS} if per_kind else {}
 
 
 def _environment(store: StoreModel, request: EvalRequest, windows: Windows) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_the_reference_comes_first(measured, checkpoint, text):
 def test_rows_have_the_documented_fields(measured):
     """Every field of the JSON is there, a row for every setting and phase, and the whole is valid JSON."""
     report, rows = measured
-    parsed = json.loads(json.dumps(report.as_json(), allow_nan=False))
+    parsed = json.loads(json.dumps(asdict(report), allow_nan=False))
     assert all(set(FIELDS) <= set(row) for row in parsed["rows"])
     names = ("exact 8", "exact 4", "exact 2", "4/2 r 0.75", "4/2 r 1", "4/0 r 0.75", "4/0 r 1")
     assert list(rows) == [("bf16", "prefill"), *((name, phase) for name in names for phase in PHASES)]
