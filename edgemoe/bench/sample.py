@@ -31,7 +31,7 @@ class Sample:
         prompt_tokens: of the prompt; none of them was cached.
         ttft_s: from before templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
-        itl_s: every gap between two tokens.
+        itl_s: every gap between two tokens: one for each decode step.
         prefill_s: from the prompt's token ids to the first token, without templating and tokenizing.
         prefill: counts of the prompt.
         decode: counts of the tokens after the first.
@@ -54,11 +54,6 @@ class Sample:
     peak_vram_bytes: int
     peak_process_bytes: int
     tokens: list[int]
-
-    @property
-    def steps(self) -> int:
-        """Number of decode steps: tokens after the first."""
-        return len(self.itl_s)
 
 
 def take_sample(
