@@ -43,11 +43,6 @@ def task_accuracy(
     return by_kind
 
 
-def mean_accuracy(by_kind: Mapping[str, float]) -> float:
-    """Returns the mean over kinds, each with the same weight."""
-    return sum(by_kind.values()) / len(by_kind)
-
-
 def engine_conversations(
     engine: Engine, tokenizer: Any, stop: frozenset[int], sequence: SequenceKV
 ) -> Callable[[], Answer]:
