@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
@@ -78,9 +79,8 @@ def take_sample(
     trace = Trace(time.perf_counter())
     tokens = encode()
     encoded, prompt = time.perf_counter(), len(tokens)
-    for _ in decode_tokens(engine, sequence, tokens, 0, greedy, trace):
-        if len(trace.token_times) == new_tokens:
-            break
+    for _ in islice(decode_tokens(engine, sequence, tokens, 0, greedy, trace), new_tokens):
+        pass
     assert trace.tpot is not None
     return Sample(
         prompt_tokens=prompt,

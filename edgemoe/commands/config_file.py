@@ -191,10 +191,7 @@ def _warn_of_variables(ctx: Any) -> None:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
+    """Writes a value as TOML, which is JSON but for infinite numbers and the character DEL."""
+    if isinstance(value, float):
         return str(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, default=str, ensure_ascii=False).replace("\x7f", "\\u007f")
