@@ -10,7 +10,7 @@ import typer
 
 from edgemoe.commands import bench, chat, convert, doctor, inspect, models, plan, rm, verify
 from edgemoe.commands import eval as evaluation
-from edgemoe.commands.config_file import ConfiguredApp
+from edgemoe.commands.config_file import ConfiguredCommand
 from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError, reached through typer because newer versions bundle a click of their own."""
 
-app = ConfiguredApp(
+app = typer.Typer(
     name="edgemoe",
     help="Run Mixture-of-Experts models larger than memory: experts stream from SSD under a hard limit.",
     epilog="Every option of a command can also be set by --config FILE (TOML) and by a variable: EDGEMOE_VRAM_LIMIT is "
@@ -28,16 +28,19 @@ app = ConfiguredApp(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("chat", epilog=chat.EXAMPLES)(chat.chat_command)
-app.command("convert", epilog=convert.EXAMPLES)(convert.convert_command)
-app.command("inspect")(inspect.inspect_command)
-app.command("verify")(verify.verify_command)
-app.command("plan")(plan.plan_command)
-app.command("models", epilog=models.EXAMPLES)(models.models_command)
-app.command("rm", epilog=rm.EXAMPLES)(rm.rm_command)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench_command)
-app.command("eval", epilog=evaluation.EPILOG)(evaluation.eval_command)
+for name, command, epilog in (
+    ("chat", chat.chat_command, chat.EXAMPLES),
+    ("convert", convert.convert_command, convert.EXAMPLES),
+    ("inspect", inspect.inspect_command, None),
+    ("verify", verify.verify_command, None),
+    ("plan", plan.plan_command, None),
+    ("models", models.models_command, models.EXAMPLES),
+    ("rm", rm.rm_command, rm.EXAMPLES),
+    ("doctor", doctor.doctor_command, doctor.EXAMPLES),
+    ("bench", bench.bench_command, bench.EXAMPLES),
+    ("eval", evaluation.eval_command, evaluation.EXAMPLES),
+):
+    app.command(name, cls=ConfiguredCommand, epilog=epilog)(command)
 
 
 def main() -> int:

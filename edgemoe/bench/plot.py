@@ -8,7 +8,6 @@ from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
 from edgemoe.bench.summary import TIERS
-from edgemoe.console.output_files import require_plot
 from edgemoe.evaluate.plot import write_figure
 
 _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (
@@ -21,12 +20,11 @@ _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = 
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
-    """Draws four panels of bars into an image file; the suffix of `path` chooses the format.
+    """Draws four panels of bars into an image file, which output_files.require_plot has accepted.
 
     Raises:
-        UserError: matplotlib is missing or does not know the format, or the file cannot be written.
+        UserError: the file cannot be written.
     """
-    require_plot(path)
     from matplotlib.figure import Figure
 
     rows = report["rows"]

@@ -149,22 +149,18 @@ def _measure(
     samples: Samples = defaultdict(list)
     probes = []
 
-    def run_row(row: BenchRow, plan: MemoryPlan, sets: list[PromptSet], run: int) -> None:
-        for prompts in sets:
-            both = _cold_and_warm(store, row, plan, prompts.prompts[run], request.new_tokens)
-            for arm, sample in zip(ARMS, both, strict=True):
-                samples[row.name, prompts.source, arm].append(sample)
-
     notify("warming up")
-    run_row(*planned[0], sets[:1], 0)
-    samples.clear()
+    _cold_and_warm(store, *planned[0], sets[0].prompts[0], request.new_tokens)
     for run in range(request.runs):
         notify(f"run {run + 1} of {request.runs}: bandwidths")
         probes.append(bandwidth.measure(store, levels))
         first = run % len(planned)
         for row, plan in planned[first:] + planned[:first]:
             notify(f"run {run + 1} of {request.runs}: {row.name}")
-            run_row(row, plan, sets, run)
+            for prompts in sets:
+                both = _cold_and_warm(store, row, plan, prompts.prompts[run], request.new_tokens)
+                for arm, sample in zip(ARMS, both, strict=True):
+                    samples[row.name, prompts.source, arm].append(sample)
     probes.append(bandwidth.measure(store, levels))
     return samples, probes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
@@ -31,7 +32,7 @@ class Sample:
         prompt_tokens: of the prompt; none of them was cached.
         ttft_s: from before templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
-        itl_s: every gap between two tokens.
+        itl_s: every gap between two tokens: one for each decode step.
         prefill_s: from the prompt's token ids to the first token, without templating and tokenizing.
         prefill: counts of the prompt.
         decode: counts of the tokens after the first.
@@ -54,11 +55,6 @@ class Sample:
     peak_vram_bytes: int
     peak_process_bytes: int
     tokens: list[int]
-
-    @property
-    def steps(self) -> int:
-        """Number of decode steps: tokens after the first."""
-        return len(self.itl_s)
 
 
 def take_sample(
@@ -83,9 +79,8 @@ def take_sample(
     trace = Trace(time.perf_counter())
     tokens = encode()
     encoded, prompt = time.perf_counter(), len(tokens)
-    for _ in decode_tokens(engine, sequence, tokens, 0, greedy, trace):
-        if len(trace.token_times) == new_tokens:
-            break
+    for _ in islice(decode_tokens(engine, sequence, tokens, 0, greedy, trace), new_tokens):
+        pass
     assert trace.tpot is not None
     return Sample(
         prompt_tokens=prompt,

@@ -136,7 +136,7 @@ def _bound(
     """Bytes moved per token, the bandwidths, the bound in seconds per token, and its fraction of the mean TPOT."""
     prompts = [s.prefill.counts.ssd_bytes / s.prefill_s for s in samples]
     bandwidth = bandwidth | {"ssd": max(bandwidth["ssd"], *prompts)}
-    counts, steps = decode.counts, sum(s.steps for s in samples)
+    counts, steps = decode.counts, sum(len(s.itl_s) for s in samples)
     moved = {
         "ssd": counts.ssd_bytes,
         "dram": counts.dram_bytes + counts.spilled_bytes,

@@ -75,9 +75,9 @@ class Conversation:
     ) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._sampler = Sampler(sampling)
-        self._messages: list[Message] = []
-        if system:
-            self.set_system(system)
+        self._system: list[Message] = []
+        self._turns: list[Message] = []
+        self.set_system(system)
         self._sequence = sequence or engine.new_sequence()
         self._tokens: list[int] = []
 
@@ -93,13 +93,12 @@ class Conversation:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages so far: {"role": system, user or assistant, "content": text}."""
-        return tuple(self._messages)
+        return (*self._system, *self._turns)
 
     @property
     def system(self) -> str | None:
         """The system message, or None."""
-        first = self._messages[:1]
-        return first[0]["content"] if first and first[0]["role"] == "system" else None
+        return self._system[0]["content"] if self._system else None
 
     def set_system(self, text: str | None) -> None:
         """Replaces the system message; None removes it.
@@ -107,21 +106,21 @@ class Conversation:
         Raises:
             UserError: the chat template refuses it, or leaves it out.
         """
+        system: list[Message] = []
         if text:
-            question: Message = {"role": "user", "content": "x"}
-            written = render_chat(self._tokenizer, [_system(text), question])
+            system = [{"role": "system", "content": text}]
+            written = render_chat(self._tokenizer, [*system, {"role": "user", "content": "x"}])
             if text.strip() not in written:
                 raise UserError(
                     "a chat template that writes system messages",
                     "this model's, which leaves it out",
                     "write the message as a turn",
                 )
-        turns = self._messages[1:] if self.system is not None else self._messages
-        self._messages = [_system(text), *turns] if text else list(turns)
+        self._system = system
 
     def clear(self) -> None:
         """Removes every turn; a system message stays."""
-        self._messages = self._messages[:1] if self.system is not None else []
+        self._turns = []
 
     def restore(self, messages: Sequence[Message]) -> int:
         """Replaces all messages by saved ones; returns their length in tokens.
@@ -137,7 +136,8 @@ class Conversation:
                 f"{length} tokens",
                 "start again with a larger --context",
             )
-        self._messages = list(messages)
+        self._system = [message for message in messages[:1] if message["role"] == "system"]
+        self._turns = list(messages[len(self._system) :])
         return length
 
     def ask(self, prompt: str, on_text: Callable[[str], None]) -> Answer:
@@ -151,7 +151,7 @@ class Conversation:
             ContextExceeded: with both counts.
             UserError, ModelRefused: the chat template refuses the conversation, or cannot be run.
         """
-        return self._answer([*self._messages, {"role": "user", "content": prompt}], on_text)
+        return self._answer([*self._turns, {"role": "user", "content": prompt}], on_text)
 
     def regenerate(self, on_text: Callable[[str], None]) -> Answer:
         """Answers the last question again and replaces its answer.
@@ -159,13 +159,13 @@ class Conversation:
         Raises:
             UserError: there is no answer yet.
         """
-        if not self._messages or self._messages[-1]["role"] != "assistant":
+        if not self._turns:
             raise UserError("an answer to replace", "none: nothing has been answered yet", "enter a turn")
-        return self._answer(self._messages[:-1], on_text)
+        return self._answer(self._turns[:-1], on_text)
 
-    def _answer(self, messages: list[Message], on_text: Callable[[str], None]) -> Answer:
+    def _answer(self, turns: list[Message], on_text: Callable[[str], None]) -> Answer:
         start = time.perf_counter()
-        tokens = encode_chat(self._tokenizer, messages)
+        tokens = encode_chat(self._tokenizer, [*self._system, *turns])
         cached = self._reuse(tokens)
         try:
             answer = generate(
@@ -173,7 +173,7 @@ class Conversation:
             )
         finally:
             self._tokens = tokens[: self._sequence.length]
-        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self._turns = [*turns, {"role": "assistant", "content": answer.text}]
         return answer
 
     def _reuse(self, tokens: list[int]) -> int:
@@ -182,7 +182,3 @@ class Conversation:
         shared = self._sequence.crop(min(len(list(prefix)), self._sequence.length))
         self._tokens = tokens[:shared]
         return shared
-
-
-def _system(text: str) -> Message:
-    return {"role": "system", "content": text}

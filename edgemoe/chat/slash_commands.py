@@ -183,7 +183,7 @@ COMMANDS = {
 """Every command by name, in the order of /help."""
 
 COMPLETIONS: Completions = {f"/{name}": {} for name in COMMANDS} | {
-    "/set": {name: setting.choices for name, setting in SETTINGS.items()},
+    "/set": {name: {choice: {} for choice in setting.choices} for name, setting in SETTINGS.items()},
     "/save": None,
     "/load": None,
 }

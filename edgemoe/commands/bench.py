@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped, option
@@ -22,11 +19,6 @@ EXAMPLES = (
 """For app.command(epilog=...)."""
 
 _FORMATS = ("md", "csv", "json", "jsonl")
-
-AblationOption = Annotated[
-    bool,
-    typer.Option("--ablation", help="Load on demand, cache, prefetch and levels, each added in its row."),
-]
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,9 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the report and of what is measured beside it."""
+    """Options of the rows, of the report and of what is measured beside it."""
 
+    ablation: bool = option("Load on demand, cache, prefetch and levels, each added in its row.", False)
     quality: Path | None = option("Report of `edgemoe eval --json`, merged by the settings' names.")
     plot: Path | None = option("Image file to draw the rows into.")
     trace: Path | None = option(
@@ -64,13 +57,12 @@ def bench_command(
     limits: options.LimitOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
-    ablation: AblationOption = False,
     prompts: PromptOptions,
     wanted: ReportOptions,
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
     form = _format(wanted.output, wanted.as_json)
-    if ablation:
+    if wanted.ablation:
         _require_defaults(chosen)
     require_folders(wanted.trace)
     require_plot(wanted.plot)
@@ -90,7 +82,7 @@ def bench_command(
     store = open_model(model, limits.device)
     top = store.manifest.max_level
     settings = options.run_settings(top, **vars(chosen))
-    rows, notes = ablation_rows(top) if ablation else (single_row(settings), ())
+    rows, notes = ablation_rows(top) if wanted.ablation else (single_row(settings), ())
     request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
     report = run_bench(store, request, evaluated, _notify)
     print(FORMATS[form](report), flush=True)

@@ -17,9 +17,6 @@ from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.engine.sampling import Sampling
-    from edgemoe.memory.plan import MemoryPlan
-    from edgemoe.models.store_model import StoreModel
-    from edgemoe.policy.settings import RunSettings
 
 EXAMPLES = (
     "Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
@@ -51,7 +48,7 @@ def chat_command(
     limits: options.LimitOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
-    sampling: SamplingOptions,
+    wanted: SamplingOptions,
     keep_source: options.KeepSourceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -61,6 +58,7 @@ def chat_command(
     read into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits
     130. Ctrl-D exits.
     """
+    from edgemoe.console.loading import loading, starting
     from edgemoe.models.open import open_store, within_memory
 
     choose = partial(options.run_settings, **vars(chosen))
@@ -70,22 +68,6 @@ def chat_command(
     plan = within_memory(store, plan, settings)
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
-    _converse(store, plan, settings, sampling, system, prompt, as_json=as_json)
-
-
-def _converse(
-    store: StoreModel,
-    plan: MemoryPlan,
-    settings: RunSettings,
-    sampling: SamplingOptions,
-    system: str | None,
-    prompt: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Loads the model and answers. Wrong options are refused before loading."""
-    from edgemoe.console.loading import loading, starting
-
     with starting("loading transformers"):
         from edgemoe.chat.conversation import Conversation, load_tokenizer
         from edgemoe.chat.loop import run_chat
@@ -93,15 +75,16 @@ def _converse(
         from edgemoe.chat.template import renderer
         from edgemoe.engine.engine import Engine
 
+    # Wrong options are refused before the model is loaded.
     if prompt is not None:
         refuse_command(prompt)
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
-    chosen = _sampling(store.directory, tokenizer.eos_token_id, sampling)
+    sampling = _sampling(store.directory, tokenizer.eos_token_id, wanted)
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
-        run_chat(engine, Conversation(engine, tokenizer, chosen, system), prompt, as_json=as_json)
+        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:

@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -25,13 +25,11 @@ from storage.errors import UserError
 
 PREFIX = "EDGEMOE_"
 
-_PRINT, _FILE = "edgemoe.print-config", "edgemoe.config-file"
-"""Keys in the `meta` of a command's context."""
+_FILE = "edgemoe.config-file"
+"""Key of the file's name in the `meta` of a command's context."""
 
 _OURS = ("config", "print-config")
 """Options of this module, which no file can set."""
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class ConfiguredCommand(TyperCommand):
@@ -48,18 +46,10 @@ class ConfiguredCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, or prints its options and exits 0."""
         _warn_of_variables(ctx)
-        if ctx.meta.get(_PRINT):
+        if ctx.params.pop("print_config"):
             print(*effective(ctx), sep="\n")
             return 0
         return super().invoke(ctx)
-
-
-class ConfiguredApp(typer.Typer):
-    """A command line of ConfiguredCommands."""
-
-    def command(self, *args: Any, **kwargs: Any) -> Callable[[_Function], _Function]:
-        """Registers a command, as typer.Typer.command does."""
-        return super().command(*args, **{"cls": ConfiguredCommand, **kwargs})
 
 
 def variable(option: str) -> str:
@@ -79,7 +69,8 @@ def options_of(command: Any) -> dict[str, Any]:
 
 def effective(ctx: Any) -> Iterator[str]:
     """Yields lines of TOML that --config reads: every option, its value, and the source of the value."""
-    origins = {"COMMANDLINE": "command line", "DEFAULT": "default", "DEFAULT_MAP": "file"}
+    file = f"file, {ctx.meta.get(_FILE)}"
+    origins = {"COMMANDLINE": "command line", "DEFAULT": "default", "DEFAULT_MAP": file}
     yield f"[{ctx.info_name}]"
     for name, each in options_of(ctx.command).items():
         if name in _OURS:
@@ -87,8 +78,6 @@ def effective(ctx: Any) -> Iterator[str]:
         value = ctx.params[each.name]
         source = ctx.get_parameter_source(each.name).name
         origin = origins.get(source, f"environment, {variable(name)}")
-        if origin == "file":
-            origin = f"file, {ctx.meta[_FILE]}"
         unset = value is None or value in ([], ())
         yield f"# {name} is not set" if unset else f"{name} = {_toml(value)}  # {origin}"
 
@@ -167,14 +156,6 @@ def _take_config(ctx: typer.Context, value: Path | None) -> None:
     ctx.meta[_FILE] = str(value)
 
 
-def _take_print_config(ctx: typer.Context, value: bool) -> None:
-    ctx.meta[_PRINT] = value
-
-
-_EAGER: dict[str, Any] = {"is_eager": True, "expose_value": False}
-"""Details of options that act before the others are read, and that no command receives."""
-
-
 @dataclass(frozen=True)
 class OwnOptions:
     """Options that every command has."""
@@ -182,14 +163,10 @@ class OwnOptions:
     config: Path | None = option(
         "TOML file with options: their names as keys, for one command alone in a table of its name.",
         callback=_take_config,
-        **_EAGER,
+        is_eager=True,  # it gives the other options their defaults
+        expose_value=False,
     )
-    print_config: bool = option(
-        "Print every option, its value and its source, as TOML; run nothing.",
-        False,
-        callback=_take_print_config,
-        **_EAGER,
-    )
+    print_config: bool = option("Print every option, its value and its source, as TOML; run nothing.", False)
 
 
 def _own_options() -> list[Any]:
@@ -214,10 +191,7 @@ def _warn_of_variables(ctx: Any) -> None:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
+    """Writes a value as TOML, which is JSON but for infinite numbers and the character DEL."""
+    if isinstance(value, float):
         return str(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, default=str, ensure_ascii=False).replace("\x7f", "\\u007f")

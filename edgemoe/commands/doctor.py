@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,14 +43,14 @@ def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = Fa
 
     found = examine(directory or stores_directory())
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(asdict(found)))
     else:
         print(*found.lines(), sep="\n")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The measured machine. Sizes in bytes, speeds in bytes a second.
+    """The measured machine. Field names are the JSON's. Sizes in bytes, speeds in bytes a second.
 
     Args:
         directory: whose disk was measured.
@@ -85,10 +85,6 @@ class Findings:
     cores: int
     vram_limit: int
     dram_limit: int | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Every field, by name."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The findings as a table for people."""

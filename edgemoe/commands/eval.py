@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgemoe.evaluate.run import EvalReport
     from edgemoe.evaluate.studies import Arm
 
-EPILOG = (
+EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
     "| edgemoe eval --model DIR --tasks --reference CHECKPOINT --levels 4/2 --retention 0.75 "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
@@ -62,6 +62,7 @@ class MeasureOptions:
         False,
     )
     plot: Path | None = option("Draw KL against bits read into this PNG.")
+    seed: int = option("Seed of everything random.", 0)
 
 
 @grouped
@@ -70,7 +71,6 @@ def eval_command(
     model: options.ModelOption = options.DEMO,
     measure: MeasureOptions,
     limits: options.LimitOptions,
-    seed: options.SeedOption = 0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
@@ -93,7 +93,7 @@ def eval_command(
     for name in dict.fromkeys(study):
         arms += study_arms(name, sorted(store.manifest.layers), store.manifest.max_level)
     tokens, window = measure.tokens or 4096, measure.window or 512
-    request = EvalRequest(text, reference, tokens, window, per_kind, seed, tuple(arms), *sizes)
+    request = EvalRequest(text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes)
     _show(run_eval(store, request), measure, as_json=as_json)
 
 
@@ -147,7 +147,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
     from edgemoe.evaluate.plot import plot_kl
 
     if as_json:
-        print(json.dumps(report.as_json()))
+        print(json.dumps(asdict(report)))
     else:
         accuracy = table.task_lines(report.rows) if measure.tasks else []
         blocks = (table.quality_lines(report.rows), accuracy, table.claim_lines(report.claims))

@@ -34,14 +34,7 @@ KeepSourceOption = Annotated[
     bool, typer.Option("--keep-source", help="Keep the downloaded checkpoint of a Hub model, in the cache.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 StoreArgument = Annotated[Path, typer.Argument(help="Store directory.")]
-
-SPECULATE = "auto"
-"""Default of --speculate. The library's own default, in RunSettings, is off."""
-
-CPU_EXPERTS = "auto"
-"""Default of --cpu-experts without --exact. The library's own default, in RunSettings, is off."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +113,17 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
             "--cpu-experts auto",
             "leave one of the two out",
         )
-    others = {name: value for name, value in vars(given).items() if name not in ("exact", "levels")}
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
     for name in ("retention", "importance", "heavy_hitters"):
-        if others[name] is not None and len(levels) == 1:
+        if name in chosen and len(levels) == 1:
             raise UserError(
-                f"two or more levels for --{name.replace('_', '-')} {others[name]}",
+                f"two or more levels for --{name.replace('_', '-')} {chosen[name]}",
                 f"one level for all, {levels[0]}",
                 "give --levels 4/2 or another pair with it",
             )
-    others["speculate"] = given.speculate or SPECULATE
-    others["cpu_experts"] = given.cpu_experts or ("off" if exact else CPU_EXPERTS)
-    changed = {name: value for name, value in others.items() if value is not None}
-    settings = RunSettings(levels=levels, exact=exact, **changed)
+    # The library's own default, in RunSettings, is off for both.
+    defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
+    settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
     if given.heavy_hitters is not None:
         _require_heavy_hitters(settings)
     return settings

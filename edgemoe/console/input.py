@@ -25,8 +25,8 @@ QUOTES = '"""'
 
 PROMPT, CONTINUED = "> ", "... "
 
-Completions = Mapping[str, Mapping[str, Iterable[str]] | None]
-"""Maps a first word to its second words, and these to their third words; None: the second word is a file."""
+Completions = Mapping[str, "Completions | None"]
+"""Maps a word to the words that may follow it; None: a file follows."""
 
 
 @dataclass(frozen=True)
@@ -205,22 +205,13 @@ def _completer(completions: Completions) -> Completer:
     class CommandCompleter(Completer):
         def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
             *before, word = document.text_before_cursor.split(" ")
-            following = completions.get(before[0]) if before else None
-            if len(before) == 1 and before[0] in completions and following is None:
+            following: Completions | None = completions
+            for each in before:
+                following = (following or {}).get(each, {})
+            if following is None:
                 yield from files.get_completions(TextDocument(word), event)
-                return
-            for choice, more in _choices(completions, before):
+            for choice in following or ():
                 if choice.startswith(word):
-                    yield Completion(choice + " " * more, start_position=-len(word))
+                    yield Completion(f"{choice} ", start_position=-len(word))
 
     return CommandCompleter()
-
-
-def _choices(completions: Completions, before: list[str]) -> Iterable[tuple[str, bool]]:
-    """Lists (word, whether more words follow it) that may come after the words before the cursor."""
-    if not before:
-        return [(name, following != {}) for name, following in completions.items()]
-    second = completions.get(before[0]) or {}
-    if len(before) == 1:
-        return [(name, True) for name in second]
-    return [(choice, False) for choice in second.get(before[1], ())] if len(before) == 2 else []

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from edgemoe.console.input import obeys_escapes
 from edgemoe.machine.process import resident_bytes
-
-_EVERY = 0.1
-"""Seconds between updates of the bar."""
 
 
 @contextmanager
@@ -38,22 +34,20 @@ def loading(total: int) -> Iterator[None]:
     if not obeys_escapes(sys.stderr):
         yield
         return
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+    class ResidentBar(Progress):
+        """Reads the resident memory each time that rich draws the bar."""
+
+        def get_renderables(self) -> Iterable[RenderableType]:
+            done = min(max(resident_bytes() - before, 0), total)
+            for task in self.task_ids:
+                self.update(task, completed=done)
+            return super().get_renderables()
+
+    before = resident_bytes()
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    before, done = resident_bytes(), threading.Event()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=total)
-
-        def watch() -> None:
-            while not done.wait(_EVERY):
-                bar.update(task, completed=min(max(resident_bytes() - before, 0), total))
-
-        watcher = threading.Thread(target=watch, name="loading-bar", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
+    with ResidentBar(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task("loading", total=total)
+        yield

@@ -68,9 +68,25 @@ class ByteProgress:
 
 
 class CountProgress(ByteProgress):
-    """Shows the progress of a job in counted pieces."""
+    """Shows the progress of a job in counted pieces.
+
+    Args:
+        what: the job, for people.
+        total: number of pieces.
+        clock: seconds.
+    """
 
     _amount = staticmethod(str)
+
+    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(what, clock)
+        self._done, self._total = 0, total
+        self.update(0, total)
+
+    def advance(self) -> None:
+        """Shows that one more piece is finished."""
+        self._done += 1
+        self.update(self._done, self._total)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import MofNCompleteColumn

@@ -10,7 +10,7 @@ from edgemoe.chat.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.reference import Reference
-from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks, is_right
+from edgemoe.evaluate.tasks import Task, is_right
 from edgemoe.kv.sequence import SequenceKV
 
 ANSWER_TOKENS = 64
@@ -18,15 +18,6 @@ ANSWER_TOKENS = 64
 
 Answer = Callable[[str], str]
 """Runs the next turn of one conversation: question -> text of the answer."""
-
-
-def task_set(count: int, seed: int) -> dict[str, list[Task]]:
-    """Chooses `count` held-out tasks of every kind by `seed`.
-
-    Raises:
-        UserError: a kind has fewer tasks.
-    """
-    return {kind: held_out_tasks(kind, count, seed) for kind in KINDS}
 
 
 def task_accuracy(
@@ -50,11 +41,6 @@ def task_accuracy(
             done()
         by_kind[kind] = sum(right) / len(right)
     return by_kind
-
-
-def mean_accuracy(by_kind: Mapping[str, float]) -> float:
-    """Returns the mean over kinds, each with the same weight."""
-    return sum(by_kind.values()) / len(by_kind)
 
 
 def engine_conversations(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgemoe.console.output_files import require_plot
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.studies import PHASES, TABLE
 from storage.errors import UserError
@@ -18,12 +17,11 @@ if TYPE_CHECKING:
 def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
     """Draws KL (log scale, nats per token) against bits read per weight: a panel per phase, a line per list of levels.
 
-    Rows of studies and rows whose KL is 0 or missing are left out. The suffix of `path` chooses the image format.
+    Rows of studies and rows whose KL is 0 or missing are left out. output_files.require_plot has accepted `path`.
 
     Raises:
-        UserError: matplotlib is missing, no row can be drawn, or `path` cannot be written.
+        UserError: no row can be drawn, or `path` cannot be written.
     """
-    require_plot(path)
     from matplotlib.figure import Figure
 
     drawn = [row for row in rows if row.kl and row.bits_per_weight_read and row.study == TABLE]
@@ -46,14 +44,14 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path, dpi: int) -> None:
-    """Writes a figure of matplotlib as an image; the suffix of `path` chooses the format.
+    """Writes a figure of matplotlib as an image; the suffix of `path`, a known one, chooses the format.
 
     Raises:
-        UserError: the format is unknown, or the file cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(
             f"a plot {path}", str(error), "give a writable path that ends in .png or .svg"
         ) from error

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -108,8 +107,6 @@ class LogitFile:
 
     def append(self, logits: torch.Tensor) -> None:
         """Appends the logits of the next window: bf16 [n, vocab]."""
-        assert logits.dtype == torch.bfloat16
-        assert logits.shape[1] == self._vocab
         self._file.write(logits.contiguous().view(torch.int16).numpy().data)
         self._rows.append(len(logits))
 
@@ -117,8 +114,8 @@ class LogitFile:
         """Returns the logits of a window, by its number from 0: bf16 [n, vocab]."""
         rows = self._rows[window]
         self._file.seek(sum(self._rows[:window]) * self._vocab * 2)
-        data = np.frombuffer(bytearray(self._file.read(rows * self._vocab * 2)), np.int16)
-        return torch.from_numpy(data).view(rows, self._vocab).view(torch.bfloat16)
+        data = bytearray(self._file.read(rows * self._vocab * 2))
+        return torch.frombuffer(data, dtype=torch.bfloat16).view(rows, self._vocab)
 
     def __enter__(self) -> Self:
         return self

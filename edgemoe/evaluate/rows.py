@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edgemoe.evaluate.accuracy import mean_accuracy
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.studies import TABLE, Arm, Phase
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
@@ -59,10 +58,11 @@ class EvalRow:
 
 
 def with_accuracy(row: EvalRow, by_kind: Mapping[str, float] | None) -> EvalRow:
-    """Returns the row with the tasks' accuracy filled in; unchanged for None."""
+    """Returns the row with the tasks' accuracy filled in, each kind with the same weight; unchanged for None."""
     if by_kind is None:
         return row
-    return replace(row, task_accuracy=mean_accuracy(by_kind), task_accuracy_by_kind=dict(by_kind))
+    mean = sum(by_kind.values()) / len(by_kind)
+    return replace(row, task_accuracy=mean, task_accuracy_by_kind=dict(by_kind))
 
 
 def reference_row(quality: Quality | None) -> EvalRow:

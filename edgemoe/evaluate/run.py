@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from itertools import count
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from edgemoe.evaluate.accuracy import (
     engine_conversations,
     reference_conversations,
     task_accuracy,
-    task_set,
 )
 from edgemoe.evaluate.claims import Claim, claims_of
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.rows import BF16, EvalRow, reference_row, setting_row, with_accuracy
 from edgemoe.evaluate.score import Windows, reference_quality, setting_quality, text_windows
 from edgemoe.evaluate.studies import TABLE, Arm
-from edgemoe.evaluate.tasks import Task
+from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
@@ -69,7 +67,7 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """What was measured.
+    """What was measured. Field names are the JSON's.
 
     Args:
         environment: versions, model, text and counts.
@@ -82,10 +80,6 @@ class EvalReport:
     rows: list[EvalRow]
     claims: list[Claim]
     left_out: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns one JSON object; names as in the documentation."""
-        return asdict(self)
 
 
 def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
@@ -130,8 +124,8 @@ class _Evaluation:
         model = Reference(checkpoint, self._store.shape.vocab, self._store.manifest.source)
         quality = by_kind = None
         if self.windows:
-            with _progress(f"{BF16}: text", len(self.windows)) as done:
-                quality = reference_quality(model, self.windows, keep, done)
+            with CountProgress(f"{BF16}: text", len(self.windows)) as progress:
+                quality = reference_quality(model, self.windows, keep, progress.advance)
         if self._tasks:
             by_kind = self._accuracy(BF16, reference_conversations(model, self._tokenizer, self._stop))
         return with_accuracy(reference_row(quality), by_kind)
@@ -167,24 +161,17 @@ class _Evaluation:
         if not self.windows:
             return [with_accuracy(setting_row(arm, arm.phases[0], None, ExpertUse()), by_kind)]
         rows = []
-        with _progress(f"{label}: text", len(arm.phases) * len(self.windows)) as done:
+        with CountProgress(f"{label}: text", len(arm.phases) * len(self.windows)) as progress:
             for phase in arm.phases:
-                measured = setting_quality(engine, sequence, arm.settings, phase, self.windows, logits, done)
+                measured = setting_quality(
+                    engine, sequence, arm.settings, phase, self.windows, logits, progress.advance
+                )
                 rows.append(with_accuracy(setting_row(arm, phase, *measured), by_kind))
         return rows
 
     def _accuracy(self, label: str, start: Callable[[], Answer]) -> dict[str, float]:
-        with _progress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as done:
-            return task_accuracy(self._tasks, start, done)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Shows on stderr how many of `total` pieces of work are done; yields a function to call after each."""
-    finished = count(1)
-    with CountProgress(what) as progress:
-        progress.update(0, total)
-        yield lambda: progress.update(next(finished), total)
+        with CountProgress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as progress:
+            return task_accuracy(self._tasks, start, progress.advance)
 
 
 def _possible(arms: tuple[Arm, ...], max_level: int) -> tuple[list[Arm], list[str]]:
@@ -212,7 +199,7 @@ def _tasks(tokenizer: Any, per_kind: int, seed: int) -> dict[str, list[Task]]:
             "one without",
             "leave out --tasks, or use a model made for chatting",
         )
-    return task_set(per_kind, seed) if per_kind else {}
+    return {kind: held_out_tasks(kind, per_kind, seed) for kind in KINDS} if per_kind else {}
 
 
 def _environment(store: StoreModel, request: EvalRequest, windows: Windows) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import io
 import json
@@ -156,7 +155,7 @@ def test_an_unusable_quality_file(tmp_path, content):
 
 
 def test_a_plot_is_an_image(report, tmp_path):
-    """A PNG of the expected width, or an SVG; an unknown suffix is a user error."""
+    """A PNG of the expected width, or an SVG."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "rows.png"
     plot_report(report, path)
@@ -166,19 +165,3 @@ def test_a_plot_is_an_image(report, tmp_path):
     drawn = tmp_path / "rows.svg"
     plot_report(report, drawn)
     assert drawn.stat().st_size > 10_000
-    with pytest.raises(UserError, match=r"rows\.poem"):
-        plot_report(report, tmp_path / "rows.poem")
-
-
-def test_a_plot_without_matplotlib(report, tmp_path, monkeypatch):
-    """The error names the package to install."""
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.partition(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"edgemoe\[plot\]"):
-        plot_report(report, tmp_path / "rows.png")

@@ -72,8 +72,10 @@ def test_a_terminal_gets_a_bar(capsys, clock, monkeypatch):
 
 def test_pieces_are_counted(capsys, clock):
     """Pieces are plain numbers, with the time left at the present rate."""
-    with CountProgress("windows", clock) as progress:
+    with CountProgress("windows", 9, clock) as progress:
+        progress.advance()
+        progress.advance()
         clock.now = 6.0
-        progress.update(3, 9)
+        progress.advance()
     line = capsys.readouterr().err
     assert "windows: 3 of 9 (33 %), 12 s left" in line

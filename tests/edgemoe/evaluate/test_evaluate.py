@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from edgemoe.commands import options
-from edgemoe.commands.eval import EPILOG, eval_command
+from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
@@ -103,7 +104,7 @@ def test_the_reference_comes_first(measured, checkpoint, text):
 def test_rows_have_the_documented_fields(measured):
     """Every field of the JSON is there, a row for every setting and phase, and the whole is valid JSON."""
     report, rows = measured
-    parsed = json.loads(json.dumps(report.as_json(), allow_nan=False))
+    parsed = json.loads(json.dumps(asdict(report), allow_nan=False))
     assert all(set(FIELDS) <= set(row) for row in parsed["rows"])
     names = ("exact 8", "exact 4", "exact 2", "4/2 r 0.75", "4/2 r 1", "4/0 r 0.75", "4/0 r 1")
     assert list(rows) == [("bf16", "prefill"), *((name, phase) for name in names for phase in PHASES)]
@@ -240,7 +241,7 @@ def test_settings_beyond_the_store_are_left_out(evaluate, checkpoint, tmp_path, 
 def command():
     """Returns a function that runs the command: (exception, stdout, stderr)."""
     app = typer.Typer()
-    app.command(epilog=EPILOG)(eval_command)
+    app.command(epilog=EXAMPLES)(eval_command)
 
     def run(*arguments: object):
         result = CliRunner().invoke(app, [*map(str, arguments)])

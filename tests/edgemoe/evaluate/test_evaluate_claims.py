@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from edgemoe.evaluate.claims import claims_of
@@ -213,14 +211,7 @@ def test_a_plot_needs_figures(tmp_path):
 
 
 def test_a_plot_that_cannot_be_written(tmp_path):
-    """A missing folder and an unknown image format are user errors that name the file."""
-    for path in (tmp_path / "none" / "kl.png", tmp_path / "kl.nothing"):
-        with pytest.raises(UserError, match="kl"):
-            plot_kl([row()], path)
-
-
-def test_a_plot_without_matplotlib_is_refused(tmp_path, monkeypatch):
-    """The error names the package to install."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"edgemoe\[plot\]"):
-        plot_kl([row()], tmp_path / "kl.png")
+    """A missing folder is a user error that names the file."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(UserError, match="kl"):
+        plot_kl([row()], tmp_path / "none" / "kl.png")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgemoe.evaluate.accuracy import mean_accuracy, reference_conversations, task_accuracy, task_set
+from edgemoe.evaluate.accuracy import reference_conversations, task_accuracy
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.tasks import KINDS, Task, Turn
+from edgemoe.evaluate.tasks import Task, Turn
 from storage.checkpoint import Checkpoint
 from storage.errors import DoesNotFit, MissingTensor, UserError
 
@@ -153,15 +153,5 @@ def test_accuracy_counts_turns():
 
     by_kind = task_accuracy(tasks, start, lambda: finished.append(1))
     assert by_kind == {"first": pytest.approx(2 / 3), "second": 0.0}
-    assert mean_accuracy(by_kind) == pytest.approx(1 / 3)
     assert conversations == [["a", "b"], ["c"], ["d"]]
     assert len(finished) == 3
-
-
-def test_the_task_set_has_every_kind():
-    """The given number of distinct tasks of every kind, the same for the same seed and others for another."""
-    tasks = task_set(3, seed=1)
-    assert tuple(tasks) == KINDS
-    assert all(len(set(of_kind)) == 3 for of_kind in tasks.values())
-    assert task_set(3, seed=1) == tasks
-    assert task_set(3, seed=2) != tasks

@@ -120,7 +120,7 @@ def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     assert found.vram_limit == 10_800_000_000
     assert found.dram_limit is not None
     assert f"--dram-limit {found.dram_limit // 10**6}MB" in text
-    assert found.as_json()["gpu_link"]["pinned"] == PIECE
+    assert found.gpu_link.pinned == PIECE
     assert "peaks on it   by the driver" in text
     device.counts_own = False
     assert any("estimated" in line for line in doctor.examine(tmp_path).lines())
