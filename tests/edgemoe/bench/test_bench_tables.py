@@ -154,6 +154,7 @@ def test_an_unusable_quality_file(tmp_path, content):
         load_quality(path)
 
 
+@pytest.mark.e2e
 def test_a_plot_is_an_image(report, tmp_path):
     """A PNG of the expected width, or an SVG."""
     pytest.importorskip("matplotlib")

@@ -97,6 +97,7 @@ def test_a_template_refuses_a_message(limited):
     assert not isinstance(caught.value, ModelRefused)
 
 
+@pytest.mark.e2e
 def test_a_stopped_process_is_replaced():
     """A process that sends no answer is killed after the wall time, and the next rendering starts another."""
     one = TemplateRenderer(cpu_seconds=100, wall_seconds=0.5)

@@ -93,6 +93,7 @@ def test_without_the_package_nothing_is_counted(monkeypatch):
         driver._nvml.cache_clear()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("allowed", "pinned"), [(3 * PIECE, 3), (5 * PIECE // 2, 2), (0, 0)])
 def test_pinned_memory_and_copies_are_measured(allowed, pinned):
     """Pins what the system allows in whole pieces, times the copies by the clock, and unpins everything."""
@@ -105,6 +106,7 @@ def test_pinned_memory_and_copies_are_measured(allowed, pinned):
     device.end()
 
 
+@pytest.mark.e2e
 def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     """Name, free memory, pinnable memory, speed of copies, and both limits."""
     monkeypatch.setattr(doctor, "PROBE", 4 << 20)

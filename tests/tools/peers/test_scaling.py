@@ -87,6 +87,7 @@ def test_limits_are_proportional(stores: list[Path]) -> None:
     assert vram_limit(two, 0.95, 24) == pytest.approx(0.95 * vram_limit(two, 1, 24), abs=1)
 
 
+@pytest.mark.e2e
 def test_two_stores_are_measured(
     stores: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from storage.checkpoint import Checkpoint
 from tools.synthetic import checkpoint
 
 
+@pytest.mark.e2e
 def test_transformers_and_convert_read_every_weight(tmp_path, capsys):
     """No tensor is missing or superfluous, the weights are counted, and conversion succeeds."""
     model = tmp_path / "model"
@@ -26,6 +27,7 @@ def test_transformers_and_convert_read_every_weight(tmp_path, capsys):
     convert_checkpoint(model, tmp_path / "store", max_level=8, layout="cpu-generic", dense_bits=16)
 
 
+@pytest.mark.e2e
 def test_equal_arguments_give_equal_weights(tmp_path):
     """Equal arguments give equal files, in which no two experts' tensors are equal."""
     for name in ("a", "b"):
