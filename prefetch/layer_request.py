@@ -100,7 +100,8 @@ class LayerRequest(Request):
             self.advance()
         while not self._stopped:
             self._interrupt.check()
-            self._collect()
+            if self._transfers.under_way:
+                self._collect()
             if self._hits or self._arrived:
                 return self._ready()
             if self._in_dram:

@@ -180,19 +180,26 @@ class ExpertLayer:
         exact = self.runtime.policy.settings.exact
         most = BATCH_ROWS if hidden.device.type == "cpu" else len(rows)
         for batch in assignments.batches(leases, most):
-            parts = [
-                Part(lease.blocks, lease.level, one.level if exact else lease.level, one.rows)
-                for lease, one in batch
-            ]
-            counts = zip(batch, parts, strict=True)
-            self.runtime.use.add([(one.level, part.level, part.rows) for (_, one), part in counts])
-            own = torch.cat([one.places for _, one in batch])
+            parts, numbers, used, taken = (
+                list[Part](),
+                list[int](),
+                list[tuple[int, int, int]](),
+                list[torch.Tensor](),
+            )
+            for lease, one in batch:
+                level = one.level if exact else lease.level
+                parts.append(Part(lease.blocks, lease.level, level, one.rows))
+                numbers.append(lease.key.expert)
+                used.append((one.level, level, one.rows))
+                taken.append(one.places)
+            self.runtime.use.add(used)
+            own = torch.cat(taken)
             end = row + len(own)
             if tokens == 1:
                 x = hidden.expand(len(own), -1)
             else:
                 x = hidden.index_select(0, (own // slots).to(hidden.device, non_blocking=True))
-            self._apply(x, parts, [lease.key.expert for lease, _ in batch], rows[row:end])
+            self._apply(x, parts, numbers, rows[row:end])
             places.append(own)
             row = end
         return row
