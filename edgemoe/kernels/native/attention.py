@@ -41,7 +41,7 @@ class NativeAttention:
             raise ValueError(
                 f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
             )
-        self.heads, self.dim = heads, dim
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self._norms = norms  # keeps the addresses below valid
         shape = self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, scaling=scaling)
         if norms:
@@ -74,9 +74,16 @@ class NativeAttention:
 
         Raises:
             MemoryError: no memory for scores.
-            ValueError: a rotation of another shape, as from a config that rotates only a part of each head.
+            ValueError: a rotation of another shape, as from a config that rotates only a part of each head; rows
+                beyond the context; other heads than this attention's.
         """
         rows = len(qkv)
+        sizes = qkv.shape[1], keys.shape[0], keys.shape[2], values.shape
+        if sizes != ((self.heads + 2 * self.kv_heads) * self.dim, self.kv_heads, self.dim, keys.shape):
+            raise ValueError(
+                f"expected {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got rows of {qkv.shape[1]}, "
+                f"keys of {list(keys.shape)} and values of {list(values.shape)}"
+            )
         for table in rotation:
             if table.shape != (rows, self.dim) or not table.is_contiguous():
                 raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
@@ -89,11 +96,10 @@ class NativeAttention:
         addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
         library = native.library()
         if rows > 1:
-            failed = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
+            result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
         else:
-            failed = library.edgemoe_attention(*common, *addresses)
-        if failed:
-            raise MemoryError("no memory for attention's scores")
+            result = library.edgemoe_attention(*common, *addresses)
+        native.check(result, "attention's scores")
         return out
 
     @property

@@ -62,10 +62,11 @@ class SlabExpertKernel:
         for part in parts:
             slabs = self._matrix(part, spec, parameters_at, codes_at)
             for _ in range(part.rows):
-                if native.library().edgemoe_slab_product(
-                    native.threads(), ctypes.byref(slabs), x[row].data_ptr(), y[row].data_ptr()
-                ):
-                    raise MemoryError("no memory for a product's activations")
+                result = native.library().edgemoe_slab_product(
+                    *(native.threads(), ctypes.byref(slabs), x[row].data_ptr(), x.shape[1]),
+                    *(y[row].data_ptr(), y.shape[1]),
+                )
+                native.check(result, "a product's activations")
                 row += 1
         return y[:, : spec.rows]
 

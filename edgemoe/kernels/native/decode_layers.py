@@ -91,6 +91,7 @@ class NativeDecodeLayers:
         self._outer = OuterLayers(
             table=outer.table.data_ptr(),
             row_scale=None if outer.row_scale is None else outer.row_scale.data_ptr(),
+            rows=len(outer.table),
             norm=outer.norm[0].data_ptr(),
             epsilon=outer.norm[1],
             head=_linear(outer.head),
@@ -121,6 +122,7 @@ class NativeDecodeLayers:
             up=up,
             down=down,
             inner=inner,
+            slots=slots,
             together=ctypes.addressof(self._together),
             rows=self._rows.data_ptr(),
             gates=self._kept.data_ptr(),
@@ -133,6 +135,9 @@ class NativeDecodeLayers:
             dense=ctypes.addressof(self._dense[index]),
             window=layer.window,
             following=self.following[index] - index if self.following[index] else 0,
+            experts=len(layer.resident) if layer.resident else 0,
+            slots=trace.shape[1],
+            scratch_size=self._scratch.numel(),
             scratch=self._scratch.data_ptr(),
             normed=self.normed.data_ptr(),
             router=router.address if router else None,
@@ -171,7 +176,10 @@ class NativeDecodeLayers:
         if not 0 <= token < len(self._parts.table):
             raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
         hidden = self.normed.new_empty(1, *self.normed.shape)
-        native.library().edgemoe_embed(ctypes.byref(self._outer), token, hidden.data_ptr())
+        result = native.library().edgemoe_embed(
+            ctypes.byref(self._outer), token, hidden.data_ptr(), hidden.numel()
+        )
+        native.check(result, "an embedding")
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,9 +188,11 @@ class NativeDecodeLayers:
         Raises:
             MemoryError: no memory for activations.
         """
-        addresses = hidden.data_ptr(), self.normed.data_ptr(), self._logits.data_ptr()
-        if native.library().edgemoe_head(native.threads(), ctypes.byref(self._outer), *addresses):
-            raise MemoryError("no memory for the head's activations")
+        result = native.library().edgemoe_head(
+            *(native.threads(), ctypes.byref(self._outer), hidden.data_ptr(), self.normed.data_ptr()),
+            *(hidden.numel(), self._logits.data_ptr(), self._logits.numel()),
+        )
+        native.check(result, "the head's activations")
         return self._logits.float()
 
     def run(
@@ -211,23 +221,23 @@ class NativeDecodeLayers:
 
         Raises:
             MemoryError: no memory for activations or scores.
-            ValueError: a rotation of another size than a head's, as from a config that rotates only a part of it.
+            ValueError: sizes of layers, hidden, rotation and KV that contradict each other.
         """
-        dim = self._layers[0].attention.dim
-        if rotation[0].numel() != dim:
-            raise ValueError(f"expected a rotation of {dim} numbers, got {rotation[0].numel()}")
-        first, size = layers.start, ctypes.sizeof(DecoderLayer)
+        first, size, attention = layers.start, ctypes.sizeof(DecoderLayer), self._layers[0].attention
+        if keys.shape[1::2] != (attention.kv_heads, attention.dim) or values.shape != keys.shape:
+            raise ValueError(
+                f"expected KV of {attention.kv_heads} heads of {attention.dim}, got {keys.shape}"
+            )
         kv = AttentionKV(
             keys=keys[first].data_ptr(), values=values[first].data_ptr(), context=keys.shape[2], past=past
         )
-        done: int = native.library().edgemoe_decode_layers(
+        done = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * size)),
             *(len(layers), ctypes.byref(kv), ctypes.byref(self._workspace), look_ahead),
-            *(hidden.data_ptr(), rotation[0].data_ptr(), rotation[1].data_ptr()),
+            *(hidden.data_ptr(), hidden.numel()),
+            *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].numel()),
         )
-        if done < 0:
-            raise MemoryError("no memory for a new token's activations")
-        return first + done
+        return first + native.check(done, "a new token's activations")
 
 
 def _dense_layer(layer: NativeDecoderLayer) -> DenseLayer:

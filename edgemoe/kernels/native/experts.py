@@ -50,6 +50,7 @@ class NativeExpertKernel:
                     parameters_at=at,
                     codes_at=codes // 2,
                     half=geometry.codes_bytes // 2,
+                    parameter_bytes=geometry.parameter_bytes,
                 ),
             )
             for spec, at, codes in geometry.matrix_offsets()
@@ -80,10 +81,11 @@ class NativeExpertKernel:
             return
         x = _laid_out(x, up[0], parts, experts)
         y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
-        matrices = ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols
-        rows = x.data_ptr(), x.shape[0], y.data_ptr(), y.shape[0]
-        if native.library().edgemoe_experts(native.threads(), *matrices, experts, len(parts), *rows):
-            raise MemoryError("no memory for experts' activations")
+        result = native.library().edgemoe_experts(
+            *(native.threads(), ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols),
+            *(experts, len(parts), x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
+        )
+        native.check(result, "experts' activations")
         if y is not out:
             out.copy_(y[:, : down[0].rows])
 
@@ -112,11 +114,11 @@ class NativeExpertKernel:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
         x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
-        rows = x.data_ptr(), x.shape[0], y.data_ptr()
-        if native.library().edgemoe_expert_product(
-            native.threads(), ctypes.byref(matrix), experts, len(parts), *rows
-        ):
-            raise MemoryError("no memory for a product's activations")
+        result = native.library().edgemoe_expert_product(
+            *(native.threads(), ctypes.byref(matrix), experts, len(parts)),
+            *(x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
+        )
+        native.check(result, "a product's activations")
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
     def matrices(self) -> tuple[int, int, int]:
@@ -142,6 +144,10 @@ class ResidentTable:
     def address(self) -> int:
         """The address of the array; valid as long as this object."""
         return ctypes.addressof(self._table)
+
+    def __len__(self) -> int:
+        """Experts in the layer."""
+        return len(self._table)
 
     def changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
         """Takes an expert's resident level and blocks over; level 0: it is gone."""

@@ -18,7 +18,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 15
+_INTERFACE = 16
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -32,20 +32,20 @@ _P, _N = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
-    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P]),
-    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _P, _N]),
+    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _N, _P, _N, _N]),
+    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _N, _N]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P] * 7),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
-    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _P, _N, _P, _P, _P]),
-    "edgemoe_embed": (None, [_P, _N, _P]),
-    "edgemoe_head": (ctypes.c_int, [_P] * 5),
+    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _P, _N, _P, _N, _P, _P, _N]),
+    "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
+    "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _P, _N, _P, _N]),
     "edgemoe_levels": (None, [_P, _P, _N, _P]),
     "edgemoe_topk_softmax": (None, [_P] * 5),
-    "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _P]),
-    "edgemoe_slab_product": (ctypes.c_int, [_P] * 4),
+    "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
+    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
+    "edgemoe_slab_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""
 
@@ -66,6 +66,24 @@ def library() -> Any:
         function.restype, function.argtypes = result, arguments
     loaded.edgemoe_vnni(True)
     return loaded
+
+
+def check(result: int, memory: str) -> int:
+    """Returns a function's result, unless it is one of the failures of csrc/pool.h.
+
+    Args:
+        result: of a function of the library.
+        memory: what it needs memory for.
+
+    Raises:
+        MemoryError: there was none.
+        ValueError: sizes in structures contradict those of the buffers. Nothing was computed.
+    """
+    if result == -1:
+        raise MemoryError(f"no memory for {memory}")
+    if result == -2:
+        raise ValueError(f"expected buffers of one model's sizes, got others, in the call with {memory}")
+    return result
 
 
 def use_vnni(use: bool) -> bool:
@@ -119,14 +137,18 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
 
     Raises:
         MemoryError: no memory for a copy of x.
+        ValueError: K or N of the arguments differ.
     """
     rows, cols = weight.shape
     y = x.new_empty(x.shape[0], rows)
+    if scale is not None and scale.numel() != rows:
+        raise ValueError(f"expected {rows} scales, got {scale.numel()}")
     scales = None if scale is None else scale.data_ptr()
-    if library().edgemoe_dense_product(
-        threads(), weight.data_ptr(), scales, rows, cols, x.data_ptr(), x.shape[0], y.data_ptr()
-    ):
-        raise MemoryError("no memory for a product's activations")
+    result = library().edgemoe_dense_product(
+        *(threads(), weight.data_ptr(), scales, rows, cols),
+        *(x.data_ptr(), *x.shape, y.data_ptr(), y.shape[1]),
+    )
+    check(result, "a product's activations")
     return y
 
 
@@ -140,9 +162,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
     Returns:
         bf16 [..., K].
+
+    Raises:
+        ValueError: K of the arguments differs.
     """
     y = torch.empty_like(x)
     cols = weight.numel()
+    if x.shape[-1] != cols:
+        raise ValueError(f"expected rows of {cols}, got {x.shape[-1]}")
     library().edgemoe_rms_norm(
         x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
     )

@@ -57,9 +57,9 @@ class NativeRouter:
         tokens = x.shape[0]
         logits = x.new_empty(tokens, len(self.logits))
         chosen, gates = torch.empty(tokens, self.top_k, dtype=torch.int64), torch.empty(tokens, self.top_k)
-        if native.library().edgemoe_router_topk(
-            *(native.threads(), self.address, x.data_ptr(), tokens, logits.data_ptr()),
+        result = native.library().edgemoe_router_topk(
+            *(native.threads(), self.address, x.data_ptr(), *x.shape, logits.data_ptr()),
             *(self.probabilities.data_ptr(), chosen.data_ptr(), gates.data_ptr()),
-        ):
-            raise MemoryError("no memory for a router's activations")
+        )
+        native.check(result, "a router's activations")
         return logits, chosen, gates

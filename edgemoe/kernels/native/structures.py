@@ -18,7 +18,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Matrix(ctypes.Structure):
     """`matrix` of csrc/experts/planes.h: a quantized matrix of every expert."""
 
-    _fields_ = _fields(_INT, "rows cols group parameters_at codes_at half")
+    _fields_ = _fields(_INT, "rows cols group parameters_at codes_at half parameter_bytes")
 
 
 class Expert(ctypes.Structure):
@@ -86,7 +86,7 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = [
         ("dense", _POINTER),
-        *_fields(_INT, "window following"),
+        *_fields(_INT, "window following experts slots scratch_size"),
         *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
         *_fields(_POINTER, "wanted computed predicted"),
     ]
@@ -97,7 +97,7 @@ class ExpertWorkspace(ctypes.Structure):
 
     _fields_ = [
         *_fields(_POINTER, "up down"),
-        ("inner", _INT),
+        *_fields(_INT, "inner slots"),
         *_fields(_POINTER, "together rows gates"),
         *_fields(_INT, "exact renormalise"),
     ]
@@ -107,7 +107,9 @@ class OuterLayers(ctypes.Structure):
     """`outer_layers` of csrc/decode_layers.c."""
 
     _fields_ = [
-        *_fields(_POINTER, "table row_scale norm"),
+        *_fields(_POINTER, "table row_scale"),
+        ("rows", _INT),
+        ("norm", _POINTER),
         ("epsilon", _FLOAT),
         ("head", Linear),
     ]

@@ -164,10 +164,11 @@ AVX2 static void dense_task(void *argument, int64_t task) {
 }
 
 AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
-                               const uint16_t *x, int64_t tokens, uint16_t *y) {
+                               const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols) {
+    if (x_cols != cols || y_cols != rows) return WRONG_SHAPE;
     const int64_t chunks = ceil_div(cols, DENSE_CHUNK), most = min_of(tokens, BATCH_TOKENS);
     float *prepared = pool_acquire(p, (size_t)most * 4 * (size_t)(cols + chunks)), *scale = prepared + most * cols;
-    if (!prepared) return -1;
+    if (!prepared) return OUT_OF_MEMORY;
     const int64_t units = pool_units_per_task(p, rows / TASK_ROWS, tokens == 1 ? MAX_UNITS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);

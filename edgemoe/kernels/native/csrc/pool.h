@@ -5,6 +5,9 @@
 #include "bf16.h"
 
 #if defined(__x86_64__)
+/* Results of a call that did nothing: no memory; sizes that contradict those of the caller's buffers. */
+enum { OUT_OF_MEMORY = -1, WRONG_SHAPE = -2 };
+
 typedef struct pool pool;
 typedef void (*task_fn)(void *job, int64_t task);
 

@@ -25,9 +25,11 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
     }
 }
 
-AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits,
-                        float *probabilities, int64_t *chosen, float *gates) {
-    if (edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, logits)) return -1;
+AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
+                             float *probabilities, int64_t *chosen, float *gates) {
+    if (r->k < 1 || r->k > r->count) return WRONG_SHAPE;
+    const int failed = edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
+    if (failed) return failed;
     for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, gates += r->k)
         edgemoe_topk_softmax(r, logits, probabilities, chosen, gates);
     return 0;

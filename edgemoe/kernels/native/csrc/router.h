@@ -10,10 +10,10 @@ typedef struct {
     int32_t normalise, rounded; /* gate weights of the chosen add up to 1; are rounded to bf16 */
 } router;
 
-/* From tokens x [tokens, cols]: logits [tokens, count], and of each token the k likeliest, the likeliest first, of a tie
+/* From tokens x [tokens, x_cols]: logits [tokens, count], and of each token the k likeliest, the likeliest first, of a tie
  * the first, with their gate weights: their parts of a softmax over all experts, or over the chosen, both [tokens, k]. probabilities has room for
- * `count`. Returns 0, or -1 where there is no memory. */
-int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *logits, float *probabilities,
-                   int64_t *chosen, float *gates);
+ * `count`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
+                        float *probabilities, int64_t *chosen, float *gates);
 #endif
 #endif

@@ -15,10 +15,16 @@ typedef struct {
     int64_t context, past, first; /* tokens: capacity, number before this token, first one that it attends to */
 } attention_kv;
 
+/* Whether the heads can be computed, and `rows` more tokens have places in the KV. */
+static inline int attention_fits(const attention_shape *s, const attention_kv *kv, int64_t rows) {
+    return s->dim > 0 && s->dim % 16 == 0 && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
+           kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past;
+}
+
 /* Attention of one token.
  *
  * qkv [(heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. The token's key and value are
- * written to index kv->past. cosine and sine are [dim]; out is [heads dim]. Returns 0, or -1 when out of memory.
+ * written to index kv->past. cosine and sine are [dim]; out is [heads dim]. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE.
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
                       const uint16_t *cosine, const uint16_t *sine, uint16_t *out);

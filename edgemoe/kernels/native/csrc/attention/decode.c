@@ -161,9 +161,10 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
                            const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
     const int64_t dim = shape->dim, queries = shape->heads * dim;
     const int64_t tokens = kv->past + 1 - kv->first, stride = (tokens + 7) / 8 * 8;
+    if (!attention_fits(shape, kv, 1)) return WRONG_SHAPE;
     attention_prepare(shape, kv, qkv, cosine, sine);
     float *wide = pool_acquire(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
-    if (!wide) return -1;
+    if (!wide) return OUT_OF_MEMORY;
     for (int64_t i = 0; i < queries; i++) wide[i] = from_bf16(qkv[i]);
     const heads all = {dim, tokens, stride, shape->scaling, kv->keys + kv->first * dim, kv->values + kv->first * dim,
                        wide, wide + queries, out};

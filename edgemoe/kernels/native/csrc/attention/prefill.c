@@ -199,9 +199,10 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
 
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
                                 uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
+    if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0) return WRONG_SHAPE;
     const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p);
     float *scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
-    if (!scratch) return -1;
+    if (!scratch) return OUT_OF_MEMORY;
     rows_job job = {.shape = shape, .kv = kv, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch};
     pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));

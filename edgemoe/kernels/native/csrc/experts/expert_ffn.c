@@ -66,11 +66,14 @@ AVX2 static void experts_task(void *argument, int64_t task) {
 }
 
 AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
-                         int64_t count, const uint16_t *x, int64_t x_rows, uint16_t *y, int64_t y_rows) {
+                         int64_t count, const uint16_t *x, int64_t x_rows, int64_t x_cols, uint16_t *y, int64_t y_rows,
+                         int64_t y_cols) {
+    if (!matrix_fits(up) || !matrix_fits(down) || up->cols != x_cols || down->rows != y_cols) return WRONG_SHAPE;
+    if (inner < 1 || 2 * inner > up->rows || inner > down->cols || !experts_fit(experts, count, x_rows, y_rows)) return WRONG_SHAPE;
     const size_t between = (size_t)(y_rows * (up->rows + down->cols)) * sizeof(uint16_t);
     const size_t quantized = product_scratch_bytes(up, x_rows) + product_scratch_bytes(down, y_rows) + 256;
     uint8_t *scratch = pool_acquire(p, quantized + between + (size_t)count * sizeof(atomic_int));
-    if (!scratch) return -1;
+    if (!scratch) return OUT_OF_MEMORY;
     experts_job job = {
         .up = {.m = up, .experts = experts, .count = count, .rows = x_rows, .x = x},
         .down = {.m = down, .experts = experts, .count = count, .rows = y_rows, .rows_as_y = 1, .y = y},

@@ -144,11 +144,12 @@ AVX2 static void slab_task(void *argument, int64_t task) {
     else compute_rows(job, from, to, 8, 8);
 }
 
-/* y [rows] = the matrix times x [cols], both bf16. Returns 0, or -1 when out of memory. */
-int edgemoe_slab_product(pool *p, const slab_matrix *m, const uint16_t *x, uint16_t *y) {
+/* y [y_cols] = the matrix times x [x_cols], both bf16. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_slab_product(pool *p, const slab_matrix *m, const uint16_t *x, int64_t x_cols, uint16_t *y, int64_t y_cols) {
+    if (m->cols != x_cols || m->rows != y_cols || m->cols < 1 || m->cols % 32 || m->rows < 1) return WRONG_SHAPE;
     const int64_t run = m->cols % 64 ? 8 : 16, slabs = m->cols / (4 * run);
     float *scale = pool_acquire(p, (size_t)(2 * m->cols) + (size_t)(3 * slabs) * sizeof(float));
-    if (!scale) return -1;
+    if (!scale) return OUT_OF_MEMORY;
     float *sum = scale + slabs;
     int8_t *q = (int8_t *)(sum + 2 * slabs);
     for (int64_t i = 0; i < slabs; i++) quantize(x + i * 4 * run, run, q + i * 8 * run, scale + i, sum + 2 * i);

@@ -20,6 +20,7 @@ typedef struct {
     int64_t rows, cols, group;       /* padded: rows % 16 == 0, cols % group == 0 */
     int64_t parameters_at, codes_at; /* byte offsets of this matrix in an expert's parameters and two-bit planes */
     int64_t half;                    /* bytes of a two-bit plane: the offset of d8's second half */
+    int64_t parameter_bytes;         /* of an expert, all matrices */
 } matrix;
 
 typedef struct {
@@ -28,6 +29,23 @@ typedef struct {
     int64_t level;        /* 8, 4 or 2: planes above it may be NULL */
     int64_t x, y, tokens; /* index of its first row of x and of y, and the number of rows */
 } expert;
+
+/* Whether a matrix is made of whole blocks and groups, and lies inside an expert's planes. */
+static inline int matrix_fits(const matrix *m) {
+    return m->rows > 0 && m->rows % 16 == 0 && m->group > 0 && m->group % 32 == 0 && m->cols > 0 && m->cols % m->group == 0 &&
+           m->parameters_at >= 0 && m->parameters_at + m->cols / m->group * m->rows * 4 <= m->parameter_bytes &&
+           m->codes_at >= 0 && m->codes_at + m->rows * m->cols / 4 <= m->half;
+}
+
+/* Whether every expert has the planes of its level, and its rows lie inside x and y. */
+static inline int experts_fit(const expert *e, int64_t count, int64_t x_rows, int64_t y_rows) {
+    for (; count > 0; count--, e++) {
+        if (e->level != 8 && e->level != 4 && e->level != 2) return 0;
+        if (!e->parameters || !e->base || (e->level > 2 && !e->d4) || (e->level > 4 && !e->d8)) return 0;
+        if (e->tokens < 0 || e->x < 0 || e->y < 0 || e->x + e->tokens > x_rows || e->y + e->tokens > y_rows) return 0;
+    }
+    return 1;
+}
 
 /* CHUNK: maximal columns of a chunk. A8_STEPS: steps of 4 columns that fit into a 16-bit sum of A8. MAX_TOKENS: tokens of
  * a gemm_block call, whose block has BLOCK_ROWS rows. */

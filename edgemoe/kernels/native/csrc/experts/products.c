@@ -111,12 +111,13 @@ AVX2 static void product_task(void *argument, int64_t task) {
     product_run_task(job, job->experts + task / tasks_of(job), task % tasks_of(job));
 }
 
-/* Each expert's rows of y [.., rows] = its matrix times its rows of x [rows, cols], both bf16.
- * Returns 0, or -1 when out of memory. */
+/* Each expert's rows of y [y_rows, y_cols] = its matrix times its rows of x [rows, x_cols], both bf16.
+ * Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 AVX2 int edgemoe_expert_product(pool *p, const matrix *m, const expert *experts, int64_t count, const uint16_t *x,
-                                int64_t rows, uint16_t *y) {
+                                int64_t rows, int64_t x_cols, uint16_t *y, int64_t y_rows, int64_t y_cols) {
+    if (!matrix_fits(m) || m->cols != x_cols || m->rows != y_cols || !experts_fit(experts, count, rows, y_rows)) return WRONG_SHAPE;
     uint8_t *scratch = pool_acquire(p, product_scratch_bytes(m, rows) + 64);
-    if (!scratch) return -1;
+    if (!scratch) return OUT_OF_MEMORY;
     product job = {.m = m, .experts = experts, .count = count, .rows = rows, .x = x, .y = y};
     product_prepare(&job, scratch);
     product_quantize_all(p, &job);
