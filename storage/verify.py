@@ -103,7 +103,7 @@ def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator
     for layer in sorted(manifest.layers):
         yield from _check_layer(directory, manifest, layer, buffer)
     for name, entry in sorted(manifest.files.items()):
-        yield entry.size, *_check_file(directory / name, entry)
+        yield entry.size, *check_file(directory / name, entry)
 
 
 def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
@@ -158,8 +158,8 @@ def _record_damage(
     return []
 
 
-def _check_file(path: Path, entry: FileEntry) -> tuple[int, list[DamagedData]]:
-    """Returns the bytes read, and the damage."""
+def check_file(path: Path, entry: FileEntry) -> tuple[int, list[DamagedData]]:
+    """Compares a whole file with its size and checksum in the manifest. Returns the bytes read, and the damage."""
     wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x}"
     digest, read = xxhash.xxh3_64(), 0
     try:

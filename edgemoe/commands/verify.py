@@ -1,4 +1,4 @@
-"""`edgemoe verify`: checksums of a store."""
+"""`edgemoe verify`: checksums of a store, and whether its parts belong together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,32 @@ from edgemoe.console.sizes import format_size
 
 
 def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Read every plane of a store and compare checksums. Exit 4 if anything is damaged."""
+    """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
+    anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
+    from edgemoe.layers.build import check_dense
+    from edgemoe.models.store_model import StoreModel
+    from storage.errors import EdgemoeError
     from storage.verify import verify
 
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
-    damage = [str(each) for each in report.damage]
+    damage: list[EdgemoeError] = [*report.damage]
+    if not damage:
+        try:
+            StoreModel.open(store)
+            check_dense(store)
+        except EdgemoeError as error:
+            damage.append(error)
     if as_json:
-        print(json.dumps({"ok": not damage, "bytes": report.bytes_read, "damage": damage}))
+        result = {"ok": not damage, "bytes": report.bytes_read, "damage": [str(each) for each in damage]}
+        print(json.dumps(result))
     else:
-        summary = f"{format_size(report.bytes_read)} read, {len(damage)} planes or files damaged"
-        print(*damage, summary, sep="\n")
-    if report.damage:
-        raise typer.Exit(report.damage[0].exit_code)
+        found = (
+            f"{len(damage)} planes or files damaged"
+            if damage
+            else "whole; every shape is that of config.json"
+        )
+        print(*damage, f"{format_size(report.bytes_read)} read, {found}", sep="\n")
+    if damage:
+        raise typer.Exit(damage[0].exit_code)

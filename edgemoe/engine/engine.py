@@ -43,6 +43,7 @@ from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
 from storage.errors import UserError
 from storage.reader import RecordReader
+from storage.writer import DENSE_NAME
 
 __all__ = ["Engine", "StoreModel"]
 
@@ -105,8 +106,8 @@ class Engine:
             self._source.configure(settings.speculate)
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(settings), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
-                dense = store.directory / "dense.safetensors"
-                self._model = build_model(model, dense, self._runtime)
+                file = store.manifest.files[DENSE_NAME]
+                self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
                 self._runner = (
                     DeviceModelRunner(self._model, self._runtime, plan, offload)
                     if self.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.machine.huge_pages import in_huge_pages
+from storage.dense import SCALE_SUFFIX
 from storage.errors import MissingTensor, ModelRefused
+from storage.header import TensorEntry, read_header
+from storage.manifest_entries import FileEntry
 
-SCALE_SUFFIX = "_scale"
-"""A tensor `name` at 8 bits has its row scales in `name` + this."""
+_MATRICES = (nn.Linear, nn.Embedding)
+"""Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
 
 
 def skeleton(directory: Path) -> nn.Module:
@@ -45,23 +49,25 @@ def skeleton(directory: Path) -> nn.Module:
     return model
 
 
-def build_model(model: Any, dense: Path, runtime: ExpertRuntime) -> nn.Module:
+def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime) -> nn.Module:
     """Makes a skeleton ready to run, with its experts left to `runtime`.
 
     Args:
         model: of `skeleton`.
         dense: the store's dense.safetensors.
+        file: its size and checksum in the manifest.
         runtime: shared by all MoE layers; dense weights go to its device.
 
     Raises:
-        MissingTensor: a parameter that the config declares is not in the store.
-        ModelRefused: the architecture has parts that are not supported.
+        MissingTensor, ModelRefused: as check_dense; the architecture has parts that are not supported.
+        ChecksumMismatch, TruncatedFile, BadHeader: the file is damaged.
     """
     model.set_experts_implementation(experts.NAME)
-    modules = _without_weights(model)
     family, device = known_family(model.config.model_type), runtime.device
-    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense, device).items()}
-    _place_dense(model, tensors, tied=bool(model.config.tie_word_embeddings))
+    modules = _without_weights(model)
+    _check_dense(model, read_header(dense).tensors)
+    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense, file, device).items()}
+    _place_dense(model, tensors)
     _place_buffers(model, device.place if device else None)
     _bind_experts(model, modules, runtime, family)
     for name, module in list(model.named_modules()):
@@ -74,6 +80,18 @@ def build_model(model: Any, dense: Path, runtime: ExpertRuntime) -> nn.Module:
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]
+
+
+def check_dense(directory: Path) -> None:
+    """Compares the header of a store's dense weights with transformers' modules of its config.json.
+
+    Raises:
+        MissingTensor: a parameter of the model is not in the store, or has another shape or type.
+        ModelRefused: a tensor without a parameter, or an architecture that is not supported.
+    """
+    model = skeleton(directory)
+    _without_weights(model)
+    _check_dense(model, read_header(directory / "dense.safetensors").tensors)
 
 
 def _without_weights(model: nn.Module) -> dict[int, str]:
@@ -113,49 +131,75 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
         module.edgemoe = kind(layer, runtime, module, activation, next_router)
 
 
-def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor], *, tied: bool) -> None:
-    """Puts every dense tensor into its module; none may be missing or left over."""
-    if tied and "lm_head.weight" not in tensors:
+def _check_dense(model: Any, stored: Mapping[str, TensorEntry]) -> None:
+    """Compares the dense tensors of a store with the parameters of a model, by name, shape and type.
+
+    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; biases are BF16, and
+    other parameters BF16 or F32.
+    """
+    family = known_family(model.config.model_type)
+    left = {family.in_modules(name): entry for name, entry in stored.items()}
+    _tie(model, left)
+    wrong = []
+    for name, shape, other in _parameters(model):
+        entry, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
+        found = entry and (entry.shape, entry.dtype, scale and (scale.shape, scale.dtype))
+        if found not in [
+            (shape, "BF16", None),
+            (shape, other, (shape[:1], "BF16") if other == "I8" else None),
+        ]:
+            wrong.append(
+                f"{name} of {list(shape)}: {f'{entry.dtype} {list(entry.shape)}' if entry else 'none'}"
+            )
+    if wrong:
+        raise MissingTensor(
+            f"all dense tensors of {type(model).__name__} in the store",
+            f"{len(wrong)} missing or of another shape or type, first {wrong[0]}",
+            "convert the model again from a complete checkpoint",
+        )
+    if left:
+        raise ModelRefused(
+            f"a module of {type(model).__name__} for every dense tensor",
+            f"{len(left)} tensors without one, first {min(left)}",
+            "check that config.json belongs to this checkpoint",
+        )
+
+
+def _tie(model: Any, tensors: dict[str, Any]) -> None:
+    """Lets the head share the embedding's table where the config says so and no other is stored."""
+    if model.config.tie_word_embeddings and "lm_head.weight" not in tensors:
         for suffix in ("", SCALE_SUFFIX):
             if (table := tensors.get("model.embed_tokens.weight" + suffix)) is not None:
                 tensors["lm_head.weight" + suffix] = table
-    missing = []
 
-    def take(name: str, current: torch.Tensor) -> torch.Tensor:
-        """Removes a tensor from `tensors`; notes a missing one, for which the current one stands in."""
-        value = tensors.pop(name, None)
-        if value is None or value.shape != current.shape:
-            missing.append(name)
-            return current
-        return value
 
+def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name and shape of every dense parameter, and the type that it may have besides BF16."""
+    for name, module in model.named_modules():
+        for parameter, current in _kept(module):
+            kinds = {"weight": "I8", "bias": "BF16"} if type(module) in _MATRICES else {}
+            yield f"{name}.{parameter}", tuple(current.shape), kinds.get(parameter, "F32")
+
+
+def _place_dense(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Puts every dense tensor into its module; `_check_dense` has passed."""
+    _tie(model, tensors)
     for name, module in list(model.named_modules()):
-        # Not subclasses: some routers are linear layers that do more.
-        if type(module) in (nn.Linear, nn.Embedding):
-            weight = take(f"{name}.weight", module.weight)
-            scale = tensors.pop(f"{name}.weight{SCALE_SUFFIX}", None)
-            if isinstance(module, nn.Embedding):
-                model.set_submodule(name, DenseEmbedding(weight, scale))
-            else:
-                bias = None if module.bias is None else take(f"{name}.bias", module.bias)
-                model.set_submodule(name, DenseLinear(weight, scale, bias))
+        if type(module) in _MATRICES:
+            weight, scale = tensors[f"{name}.weight"], tensors.get(f"{name}.weight{SCALE_SUFFIX}")
+            placed = (
+                DenseEmbedding(weight, scale)
+                if isinstance(module, nn.Embedding)
+                else DenseLinear(weight, scale, tensors.get(f"{name}.bias"))
+            )
+            model.set_submodule(name, placed)
             continue
         for parameter, current in _kept(module):
-            value = take(f"{name}.{parameter}", current)
-            is_buffer = not isinstance(current, nn.Parameter)
-            setattr(module, parameter, value if is_buffer else nn.Parameter(value, requires_grad=False))
-    if missing:
-        raise MissingTensor(
-            f"all dense tensors of {type(model).__name__} in the store",
-            f"{len(missing)} missing or of another shape, first {missing[0]}",
-            "convert the model again from a complete checkpoint",
-        )
-    if tensors:
-        raise ModelRefused(
-            f"a module of {type(model).__name__} for every dense tensor",
-            f"{len(tensors)} tensors without one, first {min(tensors)}",
-            "check that config.json belongs to this checkpoint",
-        )
+            value = tensors[f"{name}.{parameter}"]
+            if isinstance(current, nn.Parameter):
+                setattr(module, parameter, nn.Parameter(value, requires_grad=False))
+            else:
+                setattr(module, parameter, value)
 
 
 def _kept(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

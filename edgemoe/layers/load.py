@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 from pathlib import Path
 
 import torch
+import xxhash
 
 from storage.device import Device
-from storage.errors import TruncatedFile
+from storage.errors import ChecksumMismatch, TruncatedFile
 from storage.header import read_header
+from storage.manifest_entries import FileEntry
+from storage.retry import read_errors
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I8": torch.int8}
+
+_ACTION = "run `edgemoe verify` on the store and convert the model again"
 
 _PIECE = 1 << 24
 """Bytes of one read."""
@@ -20,43 +26,59 @@ _ALIGNMENT = 256
 """Bytes that a device's allocations are aligned to, and its products want of their weights."""
 
 
-def load_dense(path: Path, device: Device | None = None) -> dict[str, torch.Tensor]:
+def load_dense(path: Path, file: FileEntry, device: Device | None = None) -> dict[str, torch.Tensor]:
     """Reads every tensor of dense.safetensors, without mapping the file and past the page cache.
 
     On a device all tensors share one allocation: its allocator would round each of them up.
+
+    Args:
+        path: of dense.safetensors.
+        file: its size and checksum in the manifest; the bytes are hashed as they are read.
+        device: where the tensors go; None: RAM.
 
     Returns:
         name -> tensor, in RAM or on the device.
 
     Raises:
-        BadHeader, TruncatedFile: naming the file.
+        BadHeader, TruncatedFile, ChecksumMismatch: naming the file.
         torch.OutOfMemoryError: the device has too little memory.
     """
-    out = {}
-    entries = read_header(path).tensors
-    rest = device.allocate(sum(_aligned(e.range.length) for e in entries.values())) if device else None
-    with path.open("rb", buffering=0) as file:
-        for name, entry in entries.items():
+    out, digest = {}, xxhash.xxh3_64()
+    header = read_header(path)
+    # A header covers its file without gaps, so that the file's order is the tensors' by offset.
+    entries = sorted(header.tensors.items(), key=lambda item: item[1].range.offset)
+    rest = device.allocate(sum(_aligned(e.range.length) for _, e in entries)) if device else None
+    with read_errors(f"{path}", _ACTION), path.open("rb", buffering=0) as opened:
+        head = memoryview(bytearray(header.data_start))
+        _fill(opened, head, path)
+        digest.update(head)
+        for name, entry in entries:
             tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
             raw = tensor.view(torch.uint8).reshape(-1).numpy().data
-            file.seek(entry.range.offset)
-            done = 0
-            while done < len(raw):
-                got = file.readinto(raw[done : done + _PIECE])
-                if not got:
-                    raise TruncatedFile(
-                        f"tensor {name} of {len(raw)} bytes at {entry.range.offset} in {path}",
-                        f"the end of the file after {done} of them",
-                        "run `edgemoe verify` on the store and convert the model again",
-                    )
-                done += got
-            os.posix_fadvise(file.fileno(), entry.range.offset, entry.range.length, os.POSIX_FADV_DONTNEED)
+            _fill(opened, raw, path)
+            digest.update(raw)
+            os.posix_fadvise(opened.fileno(), entry.range.offset, entry.range.length, os.POSIX_FADV_DONTNEED)
             if rest is not None:
                 own, rest = rest[: len(raw)], rest[_aligned(len(raw)) :]
                 own.copy_(torch.frombuffer(raw, dtype=torch.uint8))
                 tensor = own.view(tensor.dtype).view(tensor.shape)
             out[name] = tensor
+    if digest.intdigest() != file.checksum:
+        raise ChecksumMismatch(
+            f"{path} with checksum {file.checksum:016x}", f"checksum {digest.hexdigest()}", _ACTION
+        )
     return out
+
+
+def _fill(file: FileIO, into: memoryview, path: Path) -> None:
+    """Fills a buffer from where the file is, a piece at a time."""
+    done = 0
+    while done < len(into):
+        got = file.readinto(into[done : done + _PIECE])
+        if not got:
+            end = file.tell()
+            raise TruncatedFile(f"{end + len(into) - done} bytes in {path}", f"{end}", _ACTION)
+        done += got
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
+from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.settings import RunSettings
 from storage.base import ResidentForm
 from storage.checkpoint import bounded_config
@@ -19,6 +20,7 @@ from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.untrusted import read_json
+from storage.writer import DENSE_NAME
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,19 @@ class StoreModel:
 
     @classmethod
     def open(cls, directory: Path, device: Device | None = None) -> StoreModel:
-        """Reads store.json, config.json and the dense header.
+        """Reads store.json, the small files and the dense header, and compares them with each other.
 
         Raises:
-            UserError, BadManifest, BadHeader, ModelRefused: with the wrong file or field.
+            UserError, DamagedData: with the wrong file or field.
         """
         manifest = Manifest.load(directory)
+        check_small_files(directory, manifest)
         config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config)
-        dense = read_header(directory / "dense.safetensors").tensors.values()
+        check_store(directory, manifest, config, family)
+        tensors = read_header(directory / DENSE_NAME).tensors
+        check_vocabulary(directory, config, family, tensors)
+        dense = tensors.values()
         vocab, matrices = config["vocab_size"], [t.shape for t in dense if len(t.shape) == 2]
         shape = ModelShape(
             layers=config["num_hidden_layers"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from resealed_store import without_tokenizer
 
 from edgemoe.bench.prompts import CONVERSATIONS, RANDOM, make_prompts
 from edgemoe.chat.conversation import load_tokenizer
@@ -77,8 +78,7 @@ def test_random_tokens_are_labelled(store):
 
 def test_without_a_tokenizer_tokens_are_random(damageable, tmp_path):
     """A store without a tokenizer falls back to random tokens; with a prompt file that is an error."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (damageable / name).unlink(missing_ok=True)
+    without_tokenizer(damageable)
     store = StoreModel.open(damageable)
     (prompts,) = make_prompts(store, "text", None, 5, 1, 0)
     assert prompts.source == RANDOM

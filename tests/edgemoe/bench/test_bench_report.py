@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resealed_store import without_tokenizer
 
 from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench.environment import _commit
@@ -58,8 +59,7 @@ def test_reused_planes_are_read_from_vram(tiny_store):
 
 def test_random_tokens_instead_of_text_are_noted(damageable):
     """For text and both, the report on a store without a tokenizer notes that there was no text."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (damageable / name).unlink(missing_ok=True)
+    without_tokenizer(damageable)
     for prompts, noted in (("text", 1), ("both", 1), ("random", 0)):
         environment = bench(damageable, RunSettings.uniform(4), prompts=prompts)["environment"]
         assert environment["prompts"] == ["random tokens"]

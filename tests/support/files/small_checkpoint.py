@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-LAYERS, EXPERTS, HIDDEN, INNER = 2, 3, 64, 32
+LAYERS, EXPERTS, HIDDEN, INNER, HEAD = 2, 3, 64, 32, 32
 CONFIG = {
     "model_type": "qwen3_moe",
     "num_hidden_layers": LAYERS,
     "hidden_size": HIDDEN,
     "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD,
+    "tie_word_embeddings": True,
     "vocab_size": 40,
     "num_experts": EXPERTS,
     "num_experts_per_tok": 2,
@@ -28,7 +31,12 @@ def tensors() -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(7)
     shapes = {"model.embed_tokens.weight": (40, HIDDEN)}
     for layer in range(LAYERS):
-        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (HIDDEN, HIDDEN)
+        attention = f"model.layers.{layer}.self_attn"
+        shapes[f"{attention}.q_proj.weight"] = shapes[f"{attention}.o_proj.weight"] = (HIDDEN, HIDDEN)
+        shapes[f"{attention}.k_proj.weight"] = shapes[f"{attention}.v_proj.weight"] = (HEAD, HIDDEN)
+        shapes[f"{attention}.q_norm.weight"] = shapes[f"{attention}.k_norm.weight"] = (HEAD,)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"model.layers.{layer}.{norm}.weight"] = (HIDDEN,)
         shapes[f"model.layers.{layer}.mlp.gate.weight"] = (EXPERTS, HIDDEN)
         for expert in range(EXPERTS):
             name = f"model.layers.{layer}.mlp.experts.{expert}"

@@ -1,0 +1,90 @@
+"""Whether a store's manifest and dense header are those of the model that its config.json describes.
+
+Kernels take every size from the manifest and the config. A store whose parts contradict each other would make them
+read and write past their buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgemoe.families.base import Family
+from storage.checkpoint import Config
+from storage.errors import BadManifest
+from storage.header import TensorEntry
+from storage.manifest import MANIFEST_NAME, Manifest
+from storage.verify import check_file
+from storage.writer import DENSE_NAME
+
+_ACTION = "convert the model again"
+
+
+def check_store(directory: Path, manifest: Manifest, config: Config, family: Family) -> None:
+    """Compares the experts of a manifest with a config.
+
+    Args:
+        directory: of the store, for messages.
+        manifest: its store.json.
+        config: its config.json, bounded.
+        family: of the config.
+
+    Raises:
+        BadManifest: with the first field that differs, and both values.
+    """
+    inner, hidden, experts = family.intermediate(config), config["hidden_size"], family.experts(config)
+    layers = list(family.moe_layers(config))
+    matrices = {"gate_up": [2 * inner, hidden], "down": [hidden, inner]}
+    stored = {matrix.name: [matrix.rows, matrix.cols] for matrix in manifest.geometry.matrices}
+    fields = [
+        ("layers", layers, sorted(manifest.layers)),
+        ("matrices", list(matrices), list(stored)),
+        *((f"rows and columns of {name}", sides, stored.get(name)) for name, sides in matrices.items()),
+        *(
+            (f"experts of layer {i}", experts, len(manifest.layers[i].records))
+            for i in layers
+            if i in manifest.layers
+        ),
+    ]
+    for field, wanted, found in fields:
+        if found != wanted:
+            raise BadManifest(
+                f"{field} {wanted} in {directory / MANIFEST_NAME}, as config.json has", str(found), _ACTION
+            )
+
+
+def check_vocabulary(
+    directory: Path, config: Config, family: Family, dense: Mapping[str, TensorEntry]
+) -> None:
+    """Compares the rows of the embedding and the head with a config.
+
+    Raises:
+        BadManifest: with the tensor and both shapes.
+    """
+    wanted = config["vocab_size"], config["hidden_size"]
+    for name, entry in dense.items():
+        if (
+            family.in_modules(name) in ("model.embed_tokens.weight", "lm_head.weight")
+            and entry.shape != wanted
+        ):
+            raise BadManifest(
+                f"{name} of {list(wanted)} in {directory / DENSE_NAME}, as config.json has",
+                str(list(entry.shape)),
+                _ACTION,
+            )
+
+
+def check_small_files(directory: Path, manifest: Manifest) -> None:
+    """Compares config, tokenizer and template files with their checksums in the manifest.
+
+    Raises:
+        BadManifest: the manifest lacks config.json or the dense weights.
+        MissingTensor, TruncatedFile, ChecksumMismatch, ReadFailed: with the file.
+    """
+    for name in ("config.json", DENSE_NAME):
+        if name not in manifest.files:
+            raise BadManifest(f"{name} among the files of {directory / MANIFEST_NAME}", "none", _ACTION)
+    for name, entry in manifest.files.items():
+        if name != DENSE_NAME:
+            for damage in check_file(directory / name, entry)[1]:
+                raise damage
