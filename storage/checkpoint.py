@@ -20,7 +20,15 @@ from storage.errors import ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import Weight
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
-from storage.untrusted import CHECK_ORIGIN, inside, no_tensor, read_json, refuse_remote_code, shortened
+from storage.untrusted import (
+    CHECK_ORIGIN,
+    inside,
+    no_tensor,
+    read_json,
+    refuse_remote_code,
+    refuse_special_files,
+    shortened,
+)
 
 Places = tuple[tuple[str, Path, int], ...]
 """(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
@@ -137,6 +145,7 @@ class Checkpoint:
             raise ModelRefused(
                 f"a checkpoint in {directory}", "no config.json", "give the directory of a model"
             )
+        refuse_special_files(directory)
         config = bounded_config(read_json(directory, "config.json"))
         if (directory / "tokenizer_config.json").exists():
             refuse_remote_code("tokenizer_config.json", read_json(directory, "tokenizer_config.json"))

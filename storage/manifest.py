@@ -26,6 +26,7 @@ from storage.manifest_entries import (
     read_text,
 )
 from storage.record import RecordGeometry
+from storage.retry import open_regular
 from storage.untrusted import shortened
 
 MANIFEST_NAME = "store.json"
@@ -33,6 +34,9 @@ MARKER_NAME = "unfinished.json"
 """Name of the manifest without layers that marks a directory while a conversion writes to it."""
 
 FORMAT_VERSION = 1
+
+SIZE_LIMIT = 16 << 20
+"""Bytes of a manifest. That of 60 layers of 384 experts takes 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,15 @@ class Manifest:
             BadManifest: the file cannot be read, is invalid, contradicts itself or has a newer format.
         """
         try:
-            return cls.parse(path.read_bytes(), path)
+            with open_regular(path) as file:
+                raw = file.read(SIZE_LIMIT + 1)
+            if len(raw) > SIZE_LIMIT:
+                raise BadManifest(
+                    f"at most {SIZE_LIMIT} bytes of {path}",
+                    f"{path.stat().st_size} bytes",
+                    "convert the model again",
+                )
+            return cls.parse(raw, path)
         except OSError as error:
             raise BadManifest(
                 f"a manifest in {path}", str(error.strerror), "convert the model again"

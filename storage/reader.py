@@ -23,7 +23,7 @@ from storage.lock import StoreLock
 from storage.manifest import Manifest
 from storage.manifest_entries import LayerRecords
 from storage.record import RecordGeometry
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, open_regular, read_errors
 from storage.unbuffered import bypass_cache, forget, use_cache
 
 _ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
@@ -126,8 +126,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
         wanted = f"the experts of layer {layer} in {path}"
         with read_errors(wanted, _ACTION):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._resources.callback(os.close, fd)
+            fd = self._resources.enter_context(open_regular(path)).fileno()
         shard = self._shards[layer] = _Shard(path, fd, records)
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
         if (size := os.fstat(fd).st_size) < end:

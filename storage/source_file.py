@@ -11,7 +11,7 @@ from storage.base import BLOCK
 from storage.errors import TruncatedFile
 from storage.planes import Bytes
 from storage.record import align
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT, read_errors
+from storage.retry import BACK_OFF, RETRIES, TRANSIENT, open_regular, read_errors
 from storage.unbuffered import aligned, bypass_cache, use_cache
 
 DIRECT_FROM = 1 << 20
@@ -38,7 +38,7 @@ def read_range(path: Path, offset: int, size: int) -> Bytes:
     wanted = f"{size} bytes at {offset} in {path}"
     before = offset % BLOCK
     buffer = aligned(align(before + size))
-    with read_errors(wanted, _ACTION), path.open("rb", buffering=0) as file:
+    with read_errors(wanted, _ACTION), open_regular(path) as file:
         fd = file.fileno()
         direct = size >= DIRECT_FROM and bypass_cache(fd)
         got = _fill(fd, offset - before, buffer.data, before + size, direct)

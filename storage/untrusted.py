@@ -8,9 +8,11 @@ from typing import Any
 
 from storage.errors import MissingTensor, ModelRefused
 
-JSON_LIMIT = 64 << 20
+JSON_LIMIT = 32 << 20
 """Bytes. The index of the largest known checkpoints takes about 15 MB."""
 
+CONFIG_LIMIT = 4 << 20
+"""Bytes of config.json. The largest known ones, with a list of the modules that are not quantized, take 200 kB."""
 
 DOWNLOAD_AGAIN = "download the checkpoint again"
 CHECK_ORIGIN = "check the origin of this checkpoint"
@@ -45,17 +47,34 @@ def inside(directory: Path, name: str) -> Path:
     return directory / name
 
 
+def refuse_special_files(directory: Path) -> None:
+    """Refuses a directory with anything but files and directories in it: whoever opens a pipe may wait for ever.
+
+    Raises:
+        ModelRefused: with the name of a pipe, socket or device.
+        OSError: the directory cannot be read.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelRefused(
+                f"files and directories in {directory}",
+                f"{shortened(path.name)}, a pipe or device",
+                CHECK_ORIGIN,
+            )
+
+
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """Reads the object in a JSON file of the directory.
 
     Raises:
-        ModelRefused: the file lies outside, is larger than JSON_LIMIT, or holds no JSON object.
+        ModelRefused: the file lies outside, is larger than its limit, or holds no JSON object.
         MissingTensor: the file does not exist.
     """
     path = inside(directory, name)
-    wanted = f"a JSON object of at most {JSON_LIMIT} bytes in {path}"
+    limit = CONFIG_LIMIT if name == "config.json" else JSON_LIMIT
+    wanted = f"a JSON object of at most {limit} bytes in {path}"
     size = path.stat().st_size
-    if size > JSON_LIMIT:
+    if size > limit:
         raise ModelRefused(wanted, f"{size} bytes", DOWNLOAD_AGAIN)
     try:
         parsed = json.loads(path.read_bytes())

@@ -17,7 +17,7 @@ from storage.lock import StoreLock
 from storage.manifest import FORMAT_VERSION, Manifest
 from storage.manifest_entries import FileEntry
 from storage.reader import RecordReader
-from storage.retry import read_errors
+from storage.retry import open_regular, read_errors
 from storage.writer import DENSE_NAME, tensor_name
 
 _PIECE = 1 << 20
@@ -163,7 +163,7 @@ def check_file(path: Path, entry: FileEntry) -> tuple[int, list[DamagedData]]:
     wanted = f"{path} of {entry.size} bytes with checksum {entry.checksum:016x}"
     digest, read = xxhash.xxh3_64(), 0
     try:
-        with read_errors(wanted, _ACTION), path.open("rb") as file:
+        with read_errors(wanted, _ACTION), open_regular(path) as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 read += len(piece)

@@ -13,7 +13,7 @@ from storage.device import Device
 from storage.errors import ChecksumMismatch, TruncatedFile
 from storage.header import read_header
 from storage.manifest_entries import FileEntry
-from storage.retry import read_errors
+from storage.retry import open_regular, read_errors
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I8": torch.int8}
 
@@ -48,7 +48,7 @@ def load_dense(path: Path, file: FileEntry, device: Device | None = None) -> dic
     # A header covers its file without gaps, so that the file's order is the tensors' by offset.
     entries = sorted(header.tensors.items(), key=lambda item: item[1].range.offset)
     rest = device.allocate(sum(_aligned(e.range.length) for _, e in entries)) if device else None
-    with read_errors(f"{path}", _ACTION), path.open("rb", buffering=0) as opened:
+    with read_errors(f"{path}", _ACTION), open_regular(path) as opened:
         head = memoryview(bytearray(header.data_start))
         _fill(opened, head, path)
         digest.update(head)

@@ -19,7 +19,7 @@ from storage.errors import UserError
 from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
-from storage.untrusted import read_json
+from storage.untrusted import read_json, refuse_special_files
 from storage.writer import DENSE_NAME
 
 
@@ -53,6 +53,7 @@ class StoreModel:
             UserError, DamagedData: with the wrong file or field.
         """
         manifest = Manifest.load(directory)
+        refuse_special_files(directory)
         check_small_files(directory, manifest)
         config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config)

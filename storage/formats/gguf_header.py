@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,11 +20,14 @@ import numpy as np
 
 from storage.base import ByteRange
 from storage.errors import BadHeader, TruncatedFile
-from storage.retry import read_errors
+from storage.retry import open_regular, read_errors
 from storage.untrusted import shortened
 
-HEADER_LIMIT = 256 << 20
+HEADER_LIMIT = 64 << 20
 """Bytes. A vocabulary takes several megabytes."""
+
+MAX_VALUES = 1 << 21
+"""Values of all lists. The tokens, scores, types and merges of the largest known vocabulary are 1.3 million."""
 
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 20
@@ -77,7 +81,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         MissingTensor: the file does not exist.
         ReadFailed: the operating system refuses a read.
     """
-    with read_errors(f"a GGUF file {path}", _ACTION), path.open("rb") as file:
+    with read_errors(f"a GGUF file {path}", _ACTION), BufferedReader(open_regular(path)) as file:
         return _Parser(path, file).header()
 
 
@@ -85,7 +89,7 @@ class _Parser:
     """Reads the header of one open file from start to end, once."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
+        self._path, self._file, self._values = path, file, 0
         self._size = file.seek(0, 2)
         file.seek(0)
 
@@ -157,8 +161,9 @@ class _Parser:
         if kind != _ARRAY:
             raise self._bad(f"a field of unknown type {kind}")
         of, count = self._number("I"), self._number("Q")
-        if count > HEADER_LIMIT:
-            raise self._bad(f"a list of {count} values")
+        self._values += count
+        if self._values > MAX_VALUES:
+            raise self._bad(f"lists of {self._values} values, where {MAX_VALUES} are allowed")
         if of == _STRING:
             return [self._text() for _ in range(count)]
         if of not in _SCALARS:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from storage import header as header_module
 from storage.errors import BadHeader, MissingTensor, TruncatedFile
-from storage.header import DTYPE_BITS, header_bytes, read_header
+from storage.header import DTYPE_BITS, HEADER_LIMIT, header_bytes, read_header
 
 
 def a_file(path: Path, header: object, data: int = 0, length: int | None = None) -> Path:
@@ -147,11 +147,11 @@ def test_a_length_past_the_file_or_the_limit_is_refused(tmp_path, length):
 
 
 def test_a_header_over_the_limit_is_refused_even_if_it_is_there(tmp_path):
-    """A header of more than 100 MB is refused, even in a sparse file that has the bytes."""
-    path = a_file(tmp_path / "x", OK, length=100_000_001)
+    """A header of more than HEADER_LIMIT is refused, even in a sparse file that has the bytes."""
+    path = a_file(tmp_path / "x", OK, length=HEADER_LIMIT + 1)
     with path.open("r+b") as file:
-        file.truncate(200_000_000)
-    with pytest.raises(BadHeader, match="100000000 are allowed"):
+        file.truncate(2 * HEADER_LIMIT)
+    with pytest.raises(BadHeader, match=f"{HEADER_LIMIT} are allowed"):
         read_header(path)
 
 
