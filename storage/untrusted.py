@@ -48,7 +48,7 @@ def inside(directory: Path, name: str) -> Path:
 
 
 def refuse_special_files(directory: Path) -> None:
-    """Refuses a directory with anything but files and directories in it: whoever opens a pipe may wait for ever.
+    """Refuses a directory with a pipe, socket or device in it, which would block its reader for ever.
 
     Raises:
         ModelRefused: with the name of a pipe, socket or device.

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def into_pipe(path: Path) -> None:
-    """Replaces a file, or nothing, by a pipe that nobody writes to."""
+    """Replaces a file, or nothing, by a pipe without a writer."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
 
