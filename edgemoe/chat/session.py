@@ -6,7 +6,8 @@ import json
 import sys
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.console.input import in_colour, printable
+from edgemoe.console.input import in_colour
+from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer

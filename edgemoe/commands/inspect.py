@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from edgemoe.commands.options import JsonOption, StoreArgument
+from edgemoe.console.printable import printable
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
@@ -15,4 +16,4 @@ def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(description))
     else:
-        print(*(f"{name:>24}  {value}" for name, value in description.items()), sep="\n")
+        print(*(printable(f"{name:>24}  {value}") for name, value in description.items()), sep="\n")

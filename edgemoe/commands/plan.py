@@ -7,6 +7,7 @@ from functools import partial
 
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped
+from edgemoe.console.printable import printable
 
 
 @grouped
@@ -26,4 +27,8 @@ def plan_command(
     if as_json:
         print(json.dumps(plan.as_json()))
     else:
-        print(*plan.lines(), f"smallest limit that works: {plan.minimum_vram_bytes} bytes", sep="\n")
+        print(
+            *map(printable, plan.lines()),
+            f"smallest limit that works: {plan.minimum_vram_bytes} bytes",
+            sep="\n",
+        )

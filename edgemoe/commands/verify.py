@@ -7,6 +7,7 @@ import json
 import typer
 
 from edgemoe.commands.options import JsonOption, StoreArgument
+from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 
 
@@ -37,6 +38,6 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
             if damage
             else "whole; every shape is that of config.json"
         )
-        print(*damage, f"{format_size(report.bytes_read)} read, {found}", sep="\n")
+        print(*map(printable, damage), f"{format_size(report.bytes_read)} read, {found}", sep="\n")
     if damage:
         raise typer.Exit(damage[0].exit_code)

@@ -155,11 +155,6 @@ def as_turn(text: str) -> Turn:
     return Turn(text)
 
 
-def printable(text: str) -> str:
-    """Removes control characters, which a terminal would interpret; newlines and tabs stay."""
-    return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))
-
-
 def _history(path: Path) -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

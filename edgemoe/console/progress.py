@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from edgemoe.console.input import obeys_escapes
+from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 
 if TYPE_CHECKING:
@@ -28,16 +29,16 @@ class ByteProgress:
     _amount: Callable[[int], str] = staticmethod(format_size)
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._clock = what, clock
+        self._what, self._clock = printable(what), clock
         self._started = self._shown = clock()
         self._bar: Progress | None = None
         if obeys_escapes(sys.stderr):
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), *self._columns(), TimeRemainingColumn())
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), *self._columns(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True))
-            self._task = self._bar.add_task(what, total=None)
+            self._task = self._bar.add_task(self._what, total=None)
 
     def update(self, done: int, total: int) -> None:
         """Shows that `done` of `total` are finished; the callback of the job."""

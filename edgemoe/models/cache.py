@@ -23,14 +23,22 @@ _REMOVED = ".removed-"
 """Prefix of a directory whose removal has begun."""
 
 
+def _cache_directory() -> Path:
+    """The root of the cache. Only its user may read it: models may be private."""
+    root = Path(platformdirs.user_cache_dir("edgemoe"))
+    with suppress(OSError):  # the first write to the cache reports why it cannot be made
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root
+
+
 def stores_directory() -> Path:
     """The directory of converted models, one subdirectory each."""
-    return Path(platformdirs.user_cache_dir("edgemoe")) / "stores"
+    return _cache_directory() / "stores"
 
 
 def downloads_directory() -> Path:
     """The directory of checkpoints from the Hub, complete or being streamed, one subdirectory each."""
-    return Path(platformdirs.user_cache_dir("edgemoe")) / "downloads"
+    return _cache_directory() / "downloads"
 
 
 def file_name(text: str) -> str:
@@ -105,7 +113,12 @@ def remove(model: CachedModel) -> None:
 
     Raises:
         StoreBusy: a process is using it.
+        UserError: a path is a link, whose target may belong to somebody else.
     """
+    for path in model.paths:
+        if path.is_symlink():
+            found, action = f"a link to {path.resolve()}", "remove the link, and its target if it is yours"
+            raise UserError(f"a directory at {path}", found, action)
     with ExitStack() as locks:
         for path in model.paths:
             locks.enter_context(StoreLock(path, exclusive=True))

@@ -188,3 +188,19 @@ def test_a_missing_directory_exits_2(run, tmp_path):
     """A path that is no name of the Hub is refused without a request to the network."""
     code, _, err = run("plan", "--model", tmp_path / "none")
     assert (code, "no such directory" in err) == (2, True)
+
+
+def test_a_linked_store_is_not_removed(run, store, tmp_path):
+    """rm refuses a link in the cache in one line, and touches neither it nor its target."""
+    moved = store.rename(tmp_path / "elsewhere")
+    store.symlink_to(moved)
+    code, _, err = run("rm", store.name, "--yes")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"a link to {moved}" in err
+    assert store.is_symlink()
+    assert (moved / MANIFEST_NAME).exists()
+
+
+def test_the_cache_is_its_users_alone(run, store, tmp_path):
+    """The cache's root is made with mode 0700."""
+    assert (tmp_path / "cache" / "edgemoe").stat().st_mode & 0o777 == 0o700

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.console.input import PlainTurns, Turn, as_turn, is_open, printable
+from edgemoe.console.input import PlainTurns, Turn, as_turn, is_open
+from edgemoe.console.printable import printable
 from storage.errors import UserError
 
 

@@ -1,0 +1,53 @@
+"""A model's own strings at a real terminal: no control character of theirs arrives."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from resealed_store import edit_manifest
+from terminals import Terminal
+
+from edgemoe.console.printable import printable
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08"
+
+
+def test_control_characters_are_removed():
+    """Those of 7 and of 8 bits, and DEL; newlines, tabs and every other character stay."""
+    assert printable(f"a{HOSTILE}\x7f\x00\n\tö漢🙂") == "a]0;owned[2J31m\n\tö漢🙂"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("inspect",), 0),
+        (("verify",), 4),
+        (("chat", "--prompt", "a", "--model"), 4),
+        (("plan", "--model"), 4),
+    ],
+    ids=str,
+)
+def test_no_command_prints_a_models_escapes(tiny_store, tmp_path, command, code):
+    """Format, matrices' names and paths of a hostile store, in results, errors and warnings."""
+    store = Path(shutil.copytree(tiny_store, tmp_path / f"store{HOSTILE}"))
+
+    def hostile(manifest):
+        geometry = manifest.geometry
+        first, second = geometry.matrices
+        matrices = (replace(first, name=f"gate{HOSTILE}"), second)
+        return replace(manifest, source_format=HOSTILE, geometry=replace(geometry, matrices=matrices))
+
+    edit_manifest(store, hostile)
+    terminal = Terminal(tmp_path, *command, store)
+    shown = terminal.process.read()
+    terminal.process.wait()
+    assert terminal.process.exitstatus == code, shown
+    assert "owned" in shown
+    assert "\x1b]0" not in shown
+    assert "\x1b[2J" not in shown
+    assert "\x9b" not in shown
+    assert "\x08" not in shown
