@@ -113,7 +113,7 @@ def remove(model: CachedModel) -> None:
 
     Raises:
         StoreBusy: a process is using it.
-        UserError: a path is a link, whose target may belong to somebody else.
+        UserError: a path is a link; its target lies outside of the cache.
     """
     for path in model.paths:
         if path.is_symlink():
