@@ -36,7 +36,12 @@ class ByteProgress:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), *self._columns(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                *self._columns(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task(self._what, total=None)
 

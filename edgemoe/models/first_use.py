@@ -41,8 +41,8 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> N
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     print(
-        f"{printable(name)} is used for the first time: its {format_size(size)} of weights will be converted once, into a "
-        f"store of {format_size(store)} in {printable(directory)} ({format_size(free)} free)",
+        f"{printable(name)} is used for the first time: its {format_size(size)} of weights will be converted once, "
+        f"into a store of {format_size(store)} in {printable(directory)} ({format_size(free)} free)",
         f"this takes about {size / rate / 60:.0f} min (assumed: {format_size(rate)}/s); if interrupted, the next use "
         "resumes it",
         sep="\n",
