@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storage.errors import MissingTensor, ModelRefused
+from storage.errors import EdgemoeError, MissingTensor, ModelRefused
 
 JSON_LIMIT = 32 << 20
 """Bytes. The index of the largest known checkpoints takes about 15 MB."""
@@ -45,6 +47,26 @@ def inside(directory: Path, name: str) -> Path:
     if not target.is_file():
         raise MissingTensor(f"{name} in {directory}", "no such file", DOWNLOAD_AGAIN)
     return directory / name
+
+
+@contextmanager
+def foreign_code(wanted: str, action: str = CHECK_ORIGIN) -> Iterator[None]:
+    """The border of a call into another library with a model's own values: whatever it raises becomes ModelRefused.
+
+    A panic of a library in Rust is a BaseException. This program's errors, Ctrl-C, the end of the program and a lack
+    of memory pass.
+
+    Args:
+        wanted: of the model, with the file that the values are from.
+        action: of the error.
+    """
+    try:
+        yield
+    except (EdgemoeError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        found = f"{type(error).__name__}: {shortened(str(error))}"
+        raise ModelRefused(wanted, found, action) from error
 
 
 def refuse_special_files(directory: Path) -> None:

@@ -28,6 +28,7 @@ from storage.dense import SCALE_SUFFIX
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import TensorEntry, read_header
 from storage.manifest_entries import FileEntry
+from storage.untrusted import foreign_code
 
 _MATRICES = (nn.Linear, nn.Embedding)
 """Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
@@ -40,9 +41,12 @@ def skeleton(directory: Path) -> nn.Module:
 
     Args:
         directory: with config.json.
+
+    Raises:
+        ModelRefused: transformers does not accept a value of the config.
     """
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    with torch.device("meta"):
+    with foreign_code(f"a config.json in {directory} that transformers accepts"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         model: nn.Module = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
         )
