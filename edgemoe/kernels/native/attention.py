@@ -99,7 +99,8 @@ class NativeAttention:
             result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
         else:
             result = library.edgemoe_attention(*common, *addresses)
-        native.check(result, "attention's scores")
+        if result:
+            raise native.failure(result, "attention's scores")
         return out
 
     @property

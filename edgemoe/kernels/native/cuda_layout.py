@@ -66,7 +66,8 @@ class SlabExpertKernel:
                     *(native.threads(), ctypes.byref(slabs), x[row].data_ptr(), x.shape[1]),
                     *(y[row].data_ptr(), y.shape[1]),
                 )
-                native.check(result, "a product's activations")
+                if result:
+                    raise native.failure(result, "a product's activations")
                 row += 1
         return y[:, : spec.rows]
 

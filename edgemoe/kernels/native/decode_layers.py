@@ -179,7 +179,8 @@ class NativeDecodeLayers:
         result = native.library().edgemoe_embed(
             ctypes.byref(self._outer), token, hidden.data_ptr(), hidden.numel()
         )
-        native.check(result, "an embedding")
+        if result:
+            raise native.failure(result, "an embedding")
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -192,7 +193,8 @@ class NativeDecodeLayers:
             *(native.threads(), ctypes.byref(self._outer), hidden.data_ptr(), self.normed.data_ptr()),
             *(hidden.numel(), self._logits.data_ptr(), self._logits.numel()),
         )
-        native.check(result, "the head's activations")
+        if result:
+            raise native.failure(result, "the head's activations")
         return self._logits.float()
 
     def run(
@@ -231,13 +233,15 @@ class NativeDecodeLayers:
         kv = AttentionKV(
             keys=keys[first].data_ptr(), values=values[first].data_ptr(), context=keys.shape[2], past=past
         )
-        done = native.library().edgemoe_decode_layers(
+        done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * size)),
             *(len(layers), ctypes.byref(kv), ctypes.byref(self._workspace), look_ahead),
             *(hidden.data_ptr(), hidden.numel()),
             *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].numel()),
         )
-        return first + native.check(done, "a new token's activations")
+        if done < 0:
+            raise native.failure(done, "a new token's activations")
+        return first + done
 
 
 def _dense_layer(layer: NativeDecoderLayer) -> DenseLayer:

@@ -85,7 +85,8 @@ class NativeExpertKernel:
             *(native.threads(), ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols),
             *(experts, len(parts), x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
         )
-        native.check(result, "experts' activations")
+        if result:
+            raise native.failure(result, "experts' activations")
         if y is not out:
             out.copy_(y[:, : down[0].rows])
 
@@ -118,7 +119,8 @@ class NativeExpertKernel:
             *(native.threads(), ctypes.byref(matrix), experts, len(parts)),
             *(x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
         )
-        native.check(result, "a product's activations")
+        if result:
+            raise native.failure(result, "a product's activations")
         return y if spec.padded_rows == spec.rows else y[:, : spec.rows]
 
     def matrices(self) -> tuple[int, int, int]:

@@ -68,22 +68,19 @@ def library() -> Any:
     return loaded
 
 
-def check(result: int, memory: str) -> int:
-    """Returns a function's result, unless it is one of the failures of csrc/pool.h.
+def failure(result: int, memory: str) -> Exception:
+    """The error of a call that returned one of the failures of csrc/pool.h, and computed nothing.
 
     Args:
-        result: of a function of the library.
+        result: of a function of the library, below 0.
         memory: what it needs memory for.
 
-    Raises:
-        MemoryError: there was none.
-        ValueError: sizes in structures contradict those of the buffers. Nothing was computed.
+    Returns:
+        MemoryError where there was none, or ValueError where sizes in structures contradict those of the buffers.
     """
     if result == -1:
-        raise MemoryError(f"no memory for {memory}")
-    if result == -2:
-        raise ValueError(f"expected buffers of one model's sizes, got others, in the call with {memory}")
-    return result
+        return MemoryError(f"no memory for {memory}")
+    return ValueError(f"expected buffers of one model's sizes, got others, in the call with {memory}")
 
 
 def use_vnni(use: bool) -> bool:
@@ -148,7 +145,8 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
         *(threads(), weight.data_ptr(), scales, rows, cols),
         *(x.data_ptr(), *x.shape, y.data_ptr(), y.shape[1]),
     )
-    check(result, "a product's activations")
+    if result:
+        raise failure(result, "a product's activations")
     return y
 
 

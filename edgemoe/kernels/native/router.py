@@ -61,5 +61,6 @@ class NativeRouter:
             *(native.threads(), self.address, x.data_ptr(), *x.shape, logits.data_ptr()),
             *(self.probabilities.data_ptr(), chosen.data_ptr(), gates.data_ptr()),
         )
-        native.check(result, "a router's activations")
+        if result:
+            raise native.failure(result, "a router's activations")
         return logits, chosen, gates
