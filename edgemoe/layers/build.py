@@ -148,10 +148,8 @@ def _check_dense(model: Any, stored: Mapping[str, TensorEntry]) -> None:
     for name, shape, other in _parameters(model):
         entry, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
         found = entry and (entry.shape, entry.dtype, scale and (scale.shape, scale.dtype))
-        if found not in [
-            (shape, "BF16", None),
-            (shape, other, (shape[:1], "BF16") if other == "I8" else None),
-        ]:
+        scales = (shape[:1], "BF16") if other == "I8" else None
+        if found not in ((shape, "BF16", None), (shape, other, scales)):
             wrong.append(
                 f"{name} of {list(shape)}: {f'{entry.dtype} {list(entry.shape)}' if entry else 'none'}"
             )

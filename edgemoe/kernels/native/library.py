@@ -80,7 +80,7 @@ def failure(result: int, memory: str) -> Exception:
     """
     if result == -1:
         return MemoryError(f"no memory for {memory}")
-    return ValueError(f"expected buffers of one model's sizes, got others, in the call with {memory}")
+    return ValueError(f"expected structures and buffers of equal sizes, got different ones ({memory})")
 
 
 def use_vnni(use: bool) -> bool:
