@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
 
 import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
@@ -133,15 +134,44 @@ def test_a_second_ctrl_c_does_not_wait(rig: type[Rig]) -> None:
     r.whole()
 
 
-def test_a_handler_of_the_programs_own_is_left_alone(rig: type[Rig]) -> None:
-    """A program's own handler of SIGINT is called at once, also within a request."""
+def test_a_handler_of_the_programs_own_is_deferred_like_pythons(rig: type[Rig]) -> None:
+    """It is called at the next list and not before, so that what it raises meets no tier half changed."""
     r = rig(MERGED, 1)
     signals = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = signal.signal(signal.SIGINT, handler)
     try:
         with r.fetcher.request({A: 4}) as request:
             signal.raise_signal(signal.SIGINT)
-            assert signals == [signal.SIGINT]
+            assert signals == []
             assert [[lease.key for lease in leases] for leases in request] == [[A]]
+            assert signals == [signal.SIGINT]
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert signals == [signal.SIGINT] * 3
+        assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_between_entering_and_deferring_leaves_the_next_context_whole() -> None:
+    """Where the signal comes just before the handler is replaced, later contexts still defer."""
+    replace, came = signal.signal, []
+
+    def interrupted(number: int, handler: object) -> object:
+        if not came:
+            came.append(number)
+            signal.raise_signal(signal.SIGINT)
+        return replace(number, handler)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", interrupted)
+        with pytest.raises(KeyboardInterrupt), DeferredInterrupt():
+            pass
+    with DeferredInterrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from integrity import check_integrity
 from safetensors.torch import load_file, save_file
 from small_store import flip
 
+from cache.lfru import LFRU
+from edgemoe.chat.ctrl_c import counting_interrupts
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
@@ -208,6 +211,28 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(sequence, 42))
     assert len(computed) == 2
+    assert_unharmed(engine, sequence, before)
+    assert torch.equal(engine.step(one(sequence, 42)), want)
+
+
+@pytest.mark.parametrize("guard", [nullcontext, counting_interrupts], ids=["python", "chat"])
+@pytest.mark.parametrize("method", ["used", "arrived", "forgotten"])
+def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, want, guard, method):
+    """SIGINT between the two halves of a change, under Python's handler and a chat's, leaves the tier whole."""
+    engine = open_engine(tiny_store, experts=2)
+    sequence, before = started(engine)
+    change, calls = getattr(LFRU, method), []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return change(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LFRU, method, interrupted)
+        with pytest.raises(KeyboardInterrupt), guard():
+            engine.step(one(sequence, 42))
     assert_unharmed(engine, sequence, before)
     assert torch.equal(engine.step(one(sequence, 42)), want)
 
