@@ -22,6 +22,18 @@ SLICE_BYTES = 1 << 25
 _INT8_KERNEL_UP_TO = 16
 """Rows up to which torch's 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
 
+_ROWS_STEP = 64
+"""Rows of a bf16 product of torch on a CPU are a multiple of this."""
+
+
+def padded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Appends zero rows to [..., R, K] on a CPU, up to a multiple of _ROWS_STEP where R is above 1.
+
+    For bf16 products of torch, of which oneDNN keeps code, up to a megabyte, for each shape that it has met.
+    """
+    rows = x.shape[-2]
+    return x if rows == 1 or x.device.type != "cpu" else F.pad(x, (0, 0, 0, -rows % _ROWS_STEP))
+
 
 class DenseLinear(nn.Module):
     """y = x W^T + b for a weight bf16 [N, K], or int8 [N, K] with a scale per row."""
@@ -62,12 +74,12 @@ class DenseLinear(nn.Module):
         rows = flat.shape[0]
         if x.device.type != "cpu":
             y = F.linear(flat, self.weight) if self.scale is None else self._by_slices(flat)
-        elif native.available() and (self.scale is not None or rows <= native.DENSE_BF16_UP_TO):
+        elif native.available() and (self.scale is not None or rows <= native.dense_bf16_up_to()):
             y = native.dense_product(flat.contiguous(), self.weight, self.scale)
         elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
             y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
         elif self.scale is None and (rows == 1 or fast_bf16()):
-            y = F.linear(flat, self.weight)
+            y = F.linear(padded_rows(flat), self.weight)[:rows]
         else:
             y = self._by_slices(flat)
         if self.bias is not None:
@@ -76,13 +88,14 @@ class DenseLinear(nn.Module):
 
     def _by_slices(self, flat: torch.Tensor) -> torch.Tensor:
         dtype = torch.bfloat16 if flat.device.type != "cpu" or fast_bf16() else torch.float32
-        x = flat.to(dtype)
-        y = flat.new_empty(flat.shape[0], self.out_features)
+        x = flat if dtype == torch.float32 else padded_rows(flat)
+        x, rows = x.to(dtype), flat.shape[0]
+        y = flat.new_empty(rows, self.out_features)
         step = max(SLICE_BYTES // (4 * self.in_features), 1)
-        with threads.for_product(flat.shape[0] * self.weight.numel()):
+        with threads.for_product(rows * self.weight.numel()):
             for start in range(0, self.out_features, step):
                 part = slice(start, start + step)
-                product = x @ self.weight[part].to(dtype).t()
+                product = (x @ self.weight[part].to(dtype).t())[:rows]
                 if self.scale is not None:
                     product.mul_(self.scale[part])
                 y[:, part] = product

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edgemoe.layers.dense import SLICE_BYTES
+from edgemoe.layers.dense import SLICE_BYTES, padded_rows
 from edgemoe.machine.cpu import fast_bf16
 
 
@@ -40,7 +40,9 @@ class LatentHeads:
     def _product(self, x: torch.Tensor, part: slice, *, transposed: bool) -> torch.Tensor:
         """Multiplies x with one half of each head's matrix; converts the weights of a few heads at a time."""
         dtype = torch.bfloat16 if x.device.type != "cpu" or fast_bf16() else torch.float32
-        half = self._weight[:, part]
+        half, rows = self._weight[:, part], x.shape[1]
+        if dtype == torch.bfloat16:
+            x = padded_rows(x)
         step = max(SLICE_BYTES // (4 * half[0].numel()), 1)
         out = []
         for start in range(0, len(half), step):
@@ -48,5 +50,5 @@ class LatentHeads:
             weight = half[heads].to(dtype)
             if self._scale is not None:
                 weight = weight * self._scale[heads, part].to(dtype)
-            out.append((x[heads].to(dtype) @ (weight.mT if transposed else weight)).to(x.dtype))
+            out.append((x[heads].to(dtype) @ (weight.mT if transposed else weight)).to(x.dtype)[:, :rows])
         return torch.cat(out)

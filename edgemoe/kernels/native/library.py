@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import sys
 from functools import cache
 from typing import Any
 
@@ -18,18 +19,16 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 16
+_INTERFACE = 17
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
 """The layout that the kernel reads."""
 
-DENSE_BF16_UP_TO = 128
-"""Rows up to which this kernel's product with a bf16 weight is faster than converting the weight for torch's."""
-
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "edgemoe_bf16": (ctypes.c_int, []),
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
     "edgemoe_expert_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _N, _P, _N, _N]),
@@ -84,9 +83,10 @@ def failure(result: int, memory: str) -> Exception:
 
 
 def use_vnni(use: bool) -> bool:
-    """Lets products and a prompt's attention use AVX-512 VNNI, or not; the default is to use it where it exists.
+    """Lets products and a prompt's attention use AVX-512, or not; the default is to use it where it exists.
 
-    The results are bit-identical. Not to be called while a product runs.
+    The results are bit-identical, except of products with bf16 weights on processors with AVX512-BF16. Not to be called
+    while a product runs.
 
     Returns:
         whether they use it now.
@@ -98,6 +98,16 @@ def use_vnni(use: bool) -> bool:
 def available() -> bool:
     """Whether this process can use the kernel."""
     return library() is not None
+
+
+@cache
+def dense_bf16_up_to() -> int:
+    """Rows up to which this kernel's product with a bf16 weight is the fastest here.
+
+    With AVX512-BF16 that is any number, except beside AMX, which torch uses. Otherwise it is faster up to 128 rows than
+    converting the weight for torch's product.
+    """
+    return sys.maxsize if library().edgemoe_bf16() and not torch.cpu._is_amx_tile_supported() else 128
 
 
 @cache

@@ -7,7 +7,7 @@ typedef struct {
     const uint16_t *row_scale; /* bf16, of int8 rows; NULL: the weight is bf16 */
     int64_t rows, cols, tokens;
     const uint16_t *x; /* bf16 [tokens, cols] */
-    void *prepared;    /* x as int16 with x_scale, for an int8 weight; as float for a bf16 weight */
+    void *prepared;    /* x as int16 with x_scale, for an int8 weight; as float for a bf16 weight without use_bf16 */
     float *x_scale;    /* [tokens, chunks] */
     uint16_t *y;
     int64_t rows_per_task, threads;
@@ -154,6 +154,11 @@ AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
     const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
     const int64_t from = place * job->rows_per_task, end = min_of(from + job->rows_per_task, job->rows);
+    if (!job->row_scale && use_bf16) {
+        const uint16_t *weight = (const uint16_t *)job->weight + from * job->cols;
+        dense_bf16(weight, end - from, job->cols, job->x, job->tokens, job->rows, job->y + from);
+        return;
+    }
     /* Tiles span 4 tokens, and with an int8 weight 2 or 4 rows; the rest goes one by one. */
     const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4, tile_rows = !job->row_scale ? 1 : use_vnni ? 4 : 2;
     const int64_t rows = from + (end - from) / tile_rows * tile_rows;
@@ -166,14 +171,16 @@ AVX2 static void dense_task(void *argument, int64_t task) {
 AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                                const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols) {
     if (x_cols != cols || y_cols != rows) return WRONG_SHAPE;
-    const int64_t chunks = ceil_div(cols, DENSE_CHUNK), most = min_of(tokens, BATCH_TOKENS);
-    float *prepared = pool_acquire(p, (size_t)most * 4 * (size_t)(cols + chunks)), *scale = prepared + most * cols;
+    const int direct = !row_scale && use_bf16; /* computes from x itself */
+    const int64_t chunks = ceil_div(cols, DENSE_CHUNK), most = direct ? tokens : min_of(tokens, BATCH_TOKENS);
+    const int64_t copied = direct ? 0 : most;
+    float *prepared = pool_acquire(p, (size_t)copied * 4 * (size_t)(cols + chunks)), *scale = prepared + copied * cols;
     if (!prepared) return OUT_OF_MEMORY;
     const int64_t units = pool_units_per_task(p, rows / TASK_ROWS, tokens == 1 ? MAX_UNITS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);
         dense_job job = {weight, row_scale, rows, cols, now, x, prepared, scale, y, TASK_ROWS * units, pool_threads(p)};
-        pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
+        if (!direct) pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
         pool_run(p, dense_task, &job, ceil_div(rows, job.rows_per_task));
     }
     pool_release(p);

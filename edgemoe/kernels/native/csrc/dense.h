@@ -10,6 +10,12 @@ enum { DENSE_CHUNK = 256 }; /* columns per scale of 16-bit activations */
 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                           const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols);
 
+/* Whether products with bf16 weights go through dense_bf16; only edgemoe_vnni (pool.c) sets it. */
+extern int use_bf16;
+
+/* dense_bf16.c: y[token * y_cols + row] of `rows` rows, for processors with AVX512-BF16. */
+void dense_bf16(const uint16_t *w, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, int64_t y_cols, uint16_t *y);
+
 /* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. */
 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 #endif

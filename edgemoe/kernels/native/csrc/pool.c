@@ -92,9 +92,9 @@ void pool_run(pool *p, task_fn fn, void *job, int64_t tasks) {
 
 void *pool_acquire(pool *p, size_t bytes) {
     pthread_mutex_lock(&p->caller);
-    if (bytes > p->scratch_bytes) {
+    if (!p->scratch || bytes > p->scratch_bytes) {
         free(p->scratch);
-        p->scratch_bytes = (bytes + 63) / 64 * 64;
+        p->scratch_bytes = (bytes / 64 + 1) * 64;
         p->scratch = aligned_alloc(64, p->scratch_bytes);
         if (!p->scratch) p->scratch_bytes = 0;
     }
@@ -112,15 +112,18 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_16(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_17(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-int use_vnni = 0;
+int use_vnni = 0, use_bf16 = 0;
 
 int edgemoe_vnni(int use) {
-    return use_vnni = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni");
+    const int avx512 = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    use_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    return use_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 }
+
+int edgemoe_bf16(void) { return use_bf16; }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -153,5 +156,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_16(void) { return 0; }
+int edgemoe_supported_17(void) { return 0; }
 #endif
