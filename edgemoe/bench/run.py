@@ -29,7 +29,7 @@ from edgemoe.bench.sample import Sample, take_sample
 from edgemoe.bench.summary import row_report
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.memory.plan import MemoryPlan
-from storage.errors import ContextExceeded
+from storage.errors import ContextExceeded, DoesNotFit
 
 ARMS = ("cold", "warm")
 
@@ -113,6 +113,23 @@ def run_bench(
         for arm in ARMS
     ]
     return {"environment": facts | _conditions(request, sets, rows, probes), "rows": rows}
+
+
+def require_valid(report: dict[str, Any]) -> None:
+    """Refuses a report with an invalid row.
+
+    Raises:
+        DoesNotFit: with the row whose peak exceeds its limits the most, and both sizes.
+    """
+    row = max(report["rows"], key=lambda row: (not row["valid"], row["peak_vram_bytes"]))
+    if not row["valid"]:
+        limit, peak = row["vram_limit_bytes"], row["peak_vram_bytes"]
+        raise DoesNotFit(
+            f"a peak of at most {limit} bytes in row {row['name']!r}, its limit",
+            f"{peak}: the row is not valid",
+            "report this as a bug of edgemoe, with the output above",
+            minimum=peak,
+        )
 
 
 def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:

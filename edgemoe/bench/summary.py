@@ -55,6 +55,8 @@ def row_report(
 ) -> dict[str, Any]:
     """Returns one row of the report. Bytes, hits, levels and the bound are those of the decode steps.
 
+    A row is valid if its peak memory is within its limits; both tiers count where both are in RAM.
+
     Args:
         row: name and settings.
         arm: "cold" or "warm".
@@ -65,11 +67,13 @@ def row_report(
         bandwidth: includes every level that the row uses.
     """
     decode, prefill = _sum([s.decode for s in samples]), _sum([s.prefill for s in samples])
+    peak = max(s.peak_vram_bytes for s in samples)
     return {
         **_settings(row, plan),
         "arm": arm,
         "prompts": prompts,
-        "peak_vram_bytes": max(s.peak_vram_bytes for s in samples),
+        "valid": peak <= plan.vram_limit_bytes + (0 if store.device else plan.dram_limit_bytes),
+        "peak_vram_bytes": peak,
         "peak_process_bytes": max(s.peak_process_bytes for s in samples),
         **_times(samples),
         **_experts(decode, row.settings.levels[0]),

@@ -102,7 +102,8 @@ def _quality(phase: str, measure: str) -> Cell:
 
 
 def _label(row: Row) -> str:
-    return f"{row['name']}, {RANDOM}" if row["prompts"] == RANDOM else str(row["name"])
+    name = f"{row['name']}, {RANDOM}" if row["prompts"] == RANDOM else str(row["name"])
+    return name if row["valid"] else f"{name}, INVALID: over its limit"
 
 
 _NAME: list[Column] = [("row", _label), ("cache", _text("arm"))]

@@ -60,7 +60,10 @@ def bench_command(
     prompts: PromptOptions,
     wanted: ReportOptions,
 ) -> None:
-    """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved."""
+    """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved.
+
+    A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
+    """
     form = _format(wanted.output, wanted.as_json)
     if wanted.ablation:
         _require_defaults(chosen)
@@ -74,7 +77,7 @@ def bench_command(
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
-    from edgemoe.bench.run import BenchRequest, run_bench
+    from edgemoe.bench.run import BenchRequest, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
 
@@ -90,6 +93,7 @@ def bench_command(
         plot_report(report, wanted.plot)
     if wanted.trace:
         trace_rows(store, request, _notify).write(wanted.trace)
+    require_valid(report)
 
 
 def _notify(what: str) -> None:

@@ -9,7 +9,7 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.rea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -25,6 +25,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import build_model, skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import (
+    file_backed_bytes,
     freeze_existing_objects,
     peak_resident_bytes,
     reset_peak,
@@ -34,14 +35,14 @@ from edgemoe.machine.process import (
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.memory.tiers import open_tiers
 from edgemoe.models.store_model import StoreModel
-from edgemoe.policy.levels import LevelPolicy
+from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
-from storage.errors import UserError
+from storage.errors import NotFinite, UserError
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME
 
@@ -74,7 +75,7 @@ class Engine:
         model = skeleton(store.directory)
         return_free_memory()
         reset_peak()
-        self.resident_before = resident_bytes()
+        self.resident_before, files = resident_bytes(), file_backed_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
@@ -113,7 +114,29 @@ class Engine:
                     if self.device
                     else ModelRunner(self._model, self._runtime)
                 )
+            if not self.device:
+                self._rehearse(fetcher)
+                self.resident_before += max(file_backed_bytes() - files, 0)
             self._opened = opened.pop_all()
+
+    def _rehearse(self, source: ExpertSource) -> None:
+        """Runs two tokens without experts, so that the pages of libraries which steps touch are resident from now on.
+
+        They belong to the program and not to the model: peak_bytes counts them as resident before loading.
+        """
+        runtime, highest = self._runtime, self.settings.levels[0]
+        settings = self.settings.with_(levels=(highest, 0), speculate="off")
+        skipping = SkipEveryExpert(settings, self.shape.layers, self.shape.experts_per_layer)
+        sequence = SequenceKV(self.shape.kv, 2, self._place)
+        runtime.source, runtime.policy, wrapped, policy = source, skipping, runtime.source, runtime.policy
+        try:
+            # Weights that are not finite are named by the first step of a user.
+            with suppress(NotFinite):
+                self._runner.run(Step((Segment(sequence, (0, 0)),)), decode=False, all_rows=False)
+        finally:
+            runtime.source, runtime.policy = wrapped, policy
+        self.take_use()
+        self.take_counts()
 
     def _reserve(self, form: ResidentForm) -> None:
         """Reserves everything that the plan has, except sequences."""
@@ -235,8 +258,8 @@ class Engine:
     def peak_bytes(self) -> int:
         """The most bytes that the model has taken of the memory which --vram-limit limits.
 
-        In RAM that is the operating system's count of the process's resident memory, less its memory before loading; on
-        a device the driver's count of the process.
+        In RAM that is the operating system's count of the process's resident memory, less its memory before loading and
+        the pages of libraries that loading and a first step touch; on a device the driver's count of the process.
         """
         if self.device:
             return self.device.peak()

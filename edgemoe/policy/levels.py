@@ -138,6 +138,26 @@ class LevelPolicy:
         return by_damage(damage, levels, self._price(layer))
 
 
+class SkipEveryExpert(LevelPolicy):
+    """Level 0 for every pair, and nothing to read ahead: a step of the dense weights alone."""
+
+    def levels(
+        self,
+        layer: int,
+        chosen: torch.Tensor,
+        gates: torch.Tensor,
+        scores: torch.Tensor | None,
+        *,
+        decode: bool,
+    ) -> torch.Tensor:
+        """Zeros [T, k]."""
+        return torch.zeros_like(chosen)
+
+    def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
+        """Nothing."""
+        return {}
+
+
 def without_skipped(gates: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
     """Gate weights [T, k] with 0 where levels [T, k] are 0, in float32.
 

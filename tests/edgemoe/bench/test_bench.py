@@ -22,6 +22,7 @@ pytestmark = pytest.mark.e2e
 ROW = {
     "name",
     "arm",
+    "valid",
     "levels",
     "retention",
     "prefetch",

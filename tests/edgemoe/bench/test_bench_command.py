@@ -12,7 +12,8 @@ import typer
 from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
-from storage.errors import UserError
+from edgemoe.engine.engine import Engine
+from storage.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
 
@@ -86,3 +87,12 @@ def test_wrong_options_are_refused_first(bench, monkeypatch, options, said):
     monkeypatch.setattr(run_module, "Engine", never)
     with pytest.raises(UserError, match=said):
         bench(*SHORT, *options)
+
+
+def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
+    """Such a row is marked in the table, and the command ends with DoesNotFit after it has printed the report."""
+    monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes + 1)
+    with pytest.raises(DoesNotFit, match="the row is not valid") as caught:
+        bench(*SHORT)
+    assert "INVALID: over its limit" in capsys.readouterr().out
+    assert caught.value.exit_code == 3
