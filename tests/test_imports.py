@@ -64,7 +64,20 @@ def test_wrong_imports_are_seen(source: str, package: str, expected: list[tuple[
 
 
 ROOMS = (
-    *("cli", "commands", "serve", "bench", "evaluate", "chat", "engine", "models", "memory", "layers", "hub"),
+    *(
+        "cli",
+        "commands",
+        "serve",
+        "bench",
+        "calibrate",
+        "evaluate",
+        "chat",
+        "engine",
+        "models",
+        "memory",
+        "layers",
+        "hub",
+    ),
     *("experts", "families", "console", "kernels", "kv", "policy", "machine"),
 )
 """The rooms of edgemoe; each may import itself and those after it."""

@@ -27,7 +27,7 @@ class Tuning:
         run, sampling = self.run, self.sampling
         return {
             "exact" if run.exact else "levels": format_levels(run.levels),
-            "retention": f"{run.retention:g}",
+            **({"retention": f"{run.retention:g}"} if run.bits is None else {"bits": f"{run.bits:g}"}),
             "importance": run.importance,
             "heavy-hitters": f"{run.heavy_hitters:g}",
             "speculate": run.speculate,
@@ -74,8 +74,8 @@ def _run(now: Tuning, **changes: Any) -> Tuning:
     return replace(now, run=now.run.with_(**changes))
 
 
-def _ranking(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str], Tuning]:
-    """A setting that ranks experts, which has no effect with one level for all."""
+def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callable[[Tuning, str], Tuning]:
+    """A setting that ranks experts, which has no effect with one level for all; `others` change with it."""
 
     def change(now: Tuning, value: str) -> Tuning:
         if len(now.run.levels) == 1:
@@ -84,15 +84,28 @@ def _ranking(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str]
                 f"one level for all, {now.run.levels[0]}",
                 "enter /set levels 4/2 or another pair first",
             )
+        if now.run.priced and name in ("importance", "heavy-hitters"):
+            raise UserError(
+                f"two levels that go by retention, for /set {name} {value}",
+                f"{now.run.name}, which goes by damage",
+                "enter /set levels 4/2 and /set retention 0.75 first",
+            )
         if name == "heavy-hitters" and not needs_attention(now.run.importance):
             raise UserError(
                 f"an importance that counts heavy hitters, for /set {name} {value}",
                 f"importance {now.run.importance}, which counts none",
                 "enter /set importance heavy-hitters or mix first",
             )
-        return _run(now, **{name.replace("-", "_"): convert(value)})
+        return _run(now, **{name.replace("-", "_"): convert(value)}, **others)
 
     return change
+
+
+def _levels(now: Tuning, value: str) -> Tuning:
+    """Several levels keep bits a weight where they can have them."""
+    levels = parse_levels(value)
+    bits = now.run.bits if len(levels) > 1 else None
+    return _run(now, levels=levels, exact=False, bits=bits)
 
 
 def _sampling(
@@ -117,15 +130,16 @@ def _sampling(
 SETTINGS = {
     "levels": Setting(
         "bits from critical to sub-critical experts, such as 4/2,",
-        lambda now, value: _run(now, levels=parse_levels(value), exact=False),
+        _levels,
         ("8", "4", "8/4", "4/2", "4/0", "8/4/2/0"),
     ),
     "exact": Setting(
         "8, 4 or 2",
-        lambda now, value: _run(now, levels=parse_levels(str(int(value))), exact=True),
+        lambda now, value: _run(now, levels=parse_levels(str(int(value))), exact=True, bits=None),
         ("8", "4", "2"),
     ),
-    "retention": Setting("a fraction from 0.5 to 1", _ranking("retention", float)),
+    "retention": Setting("a fraction from 0.5 to 1", _ranking("retention", float, bits=None)),
+    "bits": Setting("mean bits a weight, such as 3.5,", _ranking("bits", float)),
     "importance": Setting("a signal", _ranking("importance", str), SIGNALS),
     "heavy-hitters": Setting("a fraction up to 1", _ranking("heavy-hitters", float)),
     "speculate": Setting("a mode", lambda now, value: _run(now, speculate=value), MODES),

@@ -84,6 +84,8 @@ def chat_command(
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
+        if engine.damage and not as_json:
+            print(f"levels by damage, measured on {engine.damage.origin}", file=sys.stderr, flush=True)
         run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
     "| edgemoe eval --model DIR --tasks --reference CHECKPOINT --levels 4/2 --retention 0.75 "
+    "| edgemoe eval --text BOOK.txt --levels 4 --levels 8/4/2/0 --bits 4.25 --bits 3.45 --plot front.png "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
 )
 
@@ -40,6 +41,9 @@ class MeasureOptions:
     )
     retention: list[float] | None = option(
         "Mean share of critical experts, 0.5 to 1; repeat for more. Default: 0.75 and, with --text, 0.9, 1."
+    )
+    bits: list[float] | None = option(
+        "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
@@ -137,8 +141,16 @@ def _table(measure: MeasureOptions) -> list[Arm]:
         given = f"--retention {retention[0]}" if retention else "--reuse"
         found = f"{given} with one level for all experts"
         raise UserError("a setting of several levels", found, "give --levels 4/2 or another pair with it")
+    if measure.bits and all(len(each) < 3 for each in levels):
+        found = f"--bits {measure.bits[0]:g} with two levels at most"
+        raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
     retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
-    return studies.table_arms(list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), reuse=reuse)
+    return studies.table_arms(
+        list(dict.fromkeys(levels)),
+        list(dict.fromkeys(retentions)),
+        list(dict.fromkeys(measure.bits or ())),
+        reuse=reuse,
+    )
 
 
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgemoe.commands.option_groups import option
+from storage.base import LEVELS
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ class LevelOptions:
         "Planes already in memory are used. Default: the store's highest level."
     )
     retention: float | None = option(
-        "Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75."
+        "Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75. With three or more levels it "
+        "stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+    )
+    bits: float | None = option(
+        "Mean bits a weight of experts, such as 3.5, instead of --retention. Each expert of a token gets the level "
+        "that costs least, by what `edgemoe calibrate` has measured. Without --levels: out of 8, 4, 2 and 0."
     )
 
 
@@ -106,7 +112,13 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
     from edgemoe.policy.settings import RunSettings
 
     given = SettingOptions(**options)
-    levels, exact = _given_levels(given.exact, given.levels) or (max_level,), given.exact is not None
+    levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
+    if given.bits is not None and given.retention is not None:
+        found = f"--retention {given.retention:g} and --bits {given.bits:g}"
+        raise UserError("either --retention or --bits", found, "leave one of the two out")
+    if levels is None:
+        of_bits = tuple(level for level in LEVELS if level <= max_level)
+        levels = (max_level,) if given.bits is None else of_bits
     if exact and given.cpu_experts == "auto":
         raise UserError(
             f"results that do not depend on the contents of VRAM, for --exact {given.exact}",
@@ -114,7 +126,7 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
             "leave one of the two out",
         )
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    for name in ("retention", "importance", "heavy_hitters"):
+    for name in ("retention", "bits", "importance", "heavy_hitters"):
         if name in chosen and len(levels) == 1:
             raise UserError(
                 f"two or more levels for --{name.replace('_', '-')} {chosen[name]}",
@@ -124,6 +136,13 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
     # The library's own default, in RunSettings, is off for both.
     defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
     settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
+    for name in ("importance", "heavy_hitters"):
+        if name in chosen and settings.priced:
+            raise UserError(
+                f"two levels that go by retention, for --{name.replace('_', '-')} {chosen[name]}",
+                f"{settings.name}, which goes by damage",
+                "leave that option out, or give --levels 4/2 without --bits",
+            )
     if given.heavy_hitters is not None:
         _require_heavy_hitters(settings)
     return settings

@@ -8,8 +8,9 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -17,7 +18,8 @@ from cache.budget import Budget
 from edgemoe.engine.cpu_offload import measure_offload
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
+from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.sequence import SequenceKV
@@ -34,7 +36,9 @@ from edgemoe.machine.process import (
 )
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.memory.tiers import open_tiers
+from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
@@ -42,11 +46,17 @@ from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
-from storage.errors import NotFinite, UserError
+from storage.calibration import CALIBRATION_NAME, Calibration
+from storage.errors import DoesNotFit, EdgemoeError, NotFinite, UserError
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME
 
 __all__ = ["Engine", "StoreModel"]
+
+RANDOM_TOKENS = 512
+"""Tokens that experts are measured on where a store has no calibration."""
+
+_log = logging.getLogger("edgemoe")
 
 
 class Engine:
@@ -77,6 +87,9 @@ class Engine:
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device
+        self._store = store
+        self.damage: Damage | None = None
+        """What fewer bits of each expert cost; None until settings go by it."""
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
@@ -105,7 +118,9 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
-            self._runtime = ExpertRuntime(self._source, kernel, self._policy(settings), self.device)
+            # Damage may have to be measured, by steps of this engine.
+            first = settings.with_(levels=settings.levels[:1], bits=None) if settings.priced else settings
+            self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -117,6 +132,8 @@ class Engine:
             if not self.device:
                 self._rehearse(fetcher)
                 self.resident_before += max(file_backed_bytes() - files, 0)
+            if settings.priced:
+                self.configure(settings)
             self._opened = opened.pop_all()
 
     def _rehearse(self, source: ExpertSource) -> None:
@@ -153,7 +170,9 @@ class Engine:
         return self._runtime.policy.settings
 
     def configure(self, settings: RunSettings) -> None:
-        """Changes levels, retention, importance, depth, exactness and look-ahead from the next step on.
+        """Changes levels, bits, retention, importance, depth, exactness and look-ahead from the next step on.
+
+        Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
             UserError: the plan has no blocks for the highest level, or eviction, cache, readers or cpu_experts differ:
@@ -169,12 +188,71 @@ class Engine:
                 settings.name,
                 "start again with those options",
             )
+        if settings.priced:
+            self.require_damage()
+        policy = self._policy(settings)
         self._source.release_pins()  # they were made for the levels before
         self._source.configure(settings.speculate)
-        self._runner.configure(self._policy(settings))
+        self._runner.configure(policy)
+
+    def require_damage(self) -> None:
+        """Reads or measures what fewer bits of each expert cost, if that is not known yet.
+
+        Raises:
+            UserError: it must be measured, and a sequence has the memory.
+        """
+        if self.damage is None:
+            level = self.plan.levels[0]
+            self.damage = Damage.of(calibration_of(self._store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer)
+        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+
+    def _measured(self) -> Calibration:
+        """Measures every expert's error on random tokens; the result goes beside a store that has no calibration.
+
+        Raises:
+            UserError: a sequence takes the memory that a measurement needs.
+        """
+        store, directory, before = self._store, self._store.directory, self.settings
+        _log.warning(
+            "%s has no usable calibration: levels go by errors on random tokens; `edgemoe calibrate` measures on text",
+            directory,
+        )
+        try:
+            sequence = self.new_sequence()
+        except DoesNotFit as error:
+            found = f"{directory} without a calibration"
+            action = "run `edgemoe calibrate` on it, or start again with these levels"
+            raise UserError("what fewer bits of each expert cost", found, action) from error
+        level = self.plan.levels[0]
+        self.configure(before.with_(levels=(level,), bits=None, exact=True, speculate="off"))
+        errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
+        rows = min(RANDOM_TOKENS, self.plan.context)
+        tokens = torch.randint(self.shape.vocab, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
+        try:
+            with self.probed(errors):
+                self.step(Step((Segment(sequence, tuple(tokens)),)))
+        finally:
+            self.end_sequence(sequence)
+            self.forget_experts()
+            self.configure(before)
+        self.take_use()
+        self.take_counts()
+        made = errors.calibration(store.manifest.source, level, rows)
+        if level == store.manifest.max_level and not (directory / CALIBRATION_NAME).exists():
+            with suppress(EdgemoeError):  # a store that only others may write to
+                made.save(directory)
+        return made
+
+    @contextmanager
+    def probed(self, probe: ExpertProbe) -> Iterator[None]:
+        """Lets a probe measure the experts of every step of several rows inside the block."""
+        self._runtime.probe = probe
+        try:
+            yield
+        finally:
+            self._runtime.probe = None
 
     def new_sequence(self) -> SequenceKV:
         """A sequence with a KV for the plan's context, reserved from the budget.

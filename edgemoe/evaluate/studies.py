@@ -63,18 +63,24 @@ class Arm:
         return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")
 
 
-def table_arms(levels: Sequence[tuple[int, ...]], retentions: Sequence[float], *, reuse: bool) -> list[Arm]:
+def table_arms(
+    levels: Sequence[tuple[int, ...]], retentions: Sequence[float], bits: Sequence[float] = (), *, reuse: bool
+) -> list[Arm]:
     """Returns the arms of the table: mixed levels at every retention, uniform levels once.
 
     Args:
         levels: bits per expert, high to low, of each setting.
         retentions: mean fraction of critical experts, 0.5 to 1.
+        bits: mean bits a weight of settings of three or more levels, in place of retentions.
         reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
     arms = []
     for each in levels:
-        for retention in retentions if len(each) > 1 else (1.0,):
-            settings = RunSettings(levels=each, retention=retention, exact=True)
+        varied: list[dict[str, Any]] = [{"retention": r} for r in (retentions if len(each) > 1 else (1.0,))]
+        if bits and len(each) > 2:
+            varied = [{"bits": wanted} for wanted in bits]
+        for changes in varied:
+            settings = RunSettings(levels=each, exact=True, **changes)
             arms.append(Arm(settings, PHASES, TABLE))
             if reuse and len(each) > 1:
                 arms.append(Arm(settings.with_(exact=False), PHASES, TABLE))
@@ -105,7 +111,7 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
         triples = product(STUDIED_LEVELS, SIGNAL_RETENTIONS, SIGNALS)
         varied = [(levels, {"retention": r, "importance": signal}) for levels, r, signal in triples]
     elif study == "depth":
-        varied = [(levels, {"depth": depth}) for levels in (*STUDIED_LEVELS, FOUR_LEVELS) for depth in DEPTHS]
+        varied = [(levels, {"depth": depth}) for levels in STUDIED_LEVELS for depth in DEPTHS]
     elif study == "skipping":
         varied = [
             (levels, {"renormalise": scale}) for levels in ((4, 0), FOUR_LEVELS) for scale in (False, True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edgemoe.policy.schedule import BITS_PER_WEIGHT
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 
 
 @dataclass

@@ -13,6 +13,7 @@ from edgemoe.hub.name import HubModel
 from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
+from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
 from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
@@ -64,6 +65,7 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
     with ByteProgress(f"converting {source.name}") as bar:
         family = family_of(Checkpoint.open(source).config)
         manifest = convert(source, destination, family, **checked, progress=bar.update)
+    adopt_calibration(source, destination)
     _print_error(manifest)
     return manifest
 
@@ -155,6 +157,7 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         if not (store / MANIFEST_NAME).exists():
             announce(checkpoint, name, store.parent, ASSUMED_RATE)
             convert_checkpoint(model, store, **options)
+        adopt_calibration(model, store)
     else:
         raise UserError(
             f"a model at {model}",

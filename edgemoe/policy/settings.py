@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from cache.policies import POLICIES
+from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
 from prefetch.base import MODES
 from storage.base import LEVELS
 from storage.errors import UserError
@@ -36,7 +37,9 @@ class RunSettings:
 
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
-        retention: mean fraction r of critical experts over the layers, 0.5 to 1. Without effect with one level.
+        retention: mean fraction r of critical experts over the layers, 0.5 to 1. Without effect with one level. With
+            three or more levels it stands for mean bits (schedule.bits_of_retention).
+        bits: mean bits a weight; two levels then go by damage too, instead of by the paper's rule. None: retention.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.
@@ -57,6 +60,7 @@ class RunSettings:
 
     levels: tuple[int, ...] = (8,)
     retention: float = 0.75
+    bits: float | None = None
     exact: bool = False
     importance: str = "gate"
     heavy_hitters: float = 0.5
@@ -78,6 +82,14 @@ class RunSettings:
             raise UserError(
                 "a fraction of heavy hitters above 0, at most 1", f"{hitters}", "use 0.5, the default"
             )
+        if self.bits is not None:
+            low, high = (BITS_PER_WEIGHT[self.levels[i]] for i in (-1, 0))
+            if len(self.levels) == 1 or not low < self.bits <= high:
+                raise UserError(
+                    f"mean bits a weight above {low:g}, at most {high:g}, for levels {format_levels(self.levels)}",
+                    f"{self.bits:g}",
+                    "give such a number, or --levels 8/4/2/0",
+                )
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
@@ -93,10 +105,22 @@ class RunSettings:
         return replace(self, **changes)
 
     @property
+    def priced(self) -> bool:
+        """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
+        return len(self.levels) > 2 or self.bits is not None
+
+    @property
+    def mean_bits(self) -> float:
+        """The mean bits a weight of a choice by damage."""
+        return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits
+
+    @property
     def name(self) -> str:
-        """A label for tables: "exact 4", "4/2 r 0.75"."""
+        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits"."""
         if len(self.levels) == 1:
             return f"{'exact ' if self.exact else ''}{self.levels[0]}"
+        if self.bits is not None:
+            return f"{format_levels(self.levels)} {self.bits:g} bits"
         return f"{format_levels(self.levels)} r {self.retention:g}"
 
 

@@ -29,7 +29,7 @@ from cache.base import EvictionPolicy, Lease
 from cache.plane_tier import PlaneTier
 from cache.policies import POLICIES, make_policy
 from edgemoe.console.output_files import require_folders
-from edgemoe.policy.schedule import BITS_PER_WEIGHT
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import RunSettings, parse_levels
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError

@@ -44,8 +44,8 @@ RULES = {
     "4/2": {"levels": (4, 2), "retention": 0.6},
     "4/0": {"levels": (4, 0), "retention": 0.6},
     "4/0, renormalised": {"levels": (4, 0), "retention": 0.6, "renormalise": True},
-    "8/4/2/0": {"levels": (8, 4, 2, 0), "retention": 0.75},
-    "8/4/2/0, renormalised": {"levels": (8, 4, 2, 0), "retention": 0.5, "renormalise": True},
+    "8/4/2/0": {"levels": (8, 4, 2, 0), "bits": 3.0},
+    "8/4/2/0, renormalised": {"levels": (8, 4, 2, 0), "bits": 2.5, "renormalise": True},
 }
 
 COVERED = ("4/0", "8/4/2/0")

@@ -83,7 +83,7 @@ static int topk(pool *p, const decoder_layer *m, const uint16_t *x, int64_t *cho
 static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, int64_t most) {
     const int failed = topk(p, next, m->normed, next->predicted);
     if (failed) return failed;
-    edgemoe_levels(next->levels, next->gates, next->router->k, next->wanted);
+    edgemoe_levels(next->levels, next->gates, next->predicted, next->router->k, next->wanted);
     for (int64_t slot = 0; slot < next->router->k; slot++) {
         const int64_t level = next->wanted[slot] < most ? next->wanted[slot] : most;
         if (next->resident[next->predicted[slot]].level < level) return 0;
@@ -123,8 +123,9 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, int64_t
     const int64_t queries = s->heads * s->dim, rows = queries + 2 * s->kv_heads * s->dim;
     if (s->dim != dim || l->qkv.cols != size || l->qkv.rows != rows || l->out.cols != queries || l->out.rows != size) return 0;
     if (rows + queries > m->scratch_size) return 0;
-    return !m->router || (m->router->cols == size && m->router->count == m->experts && m->router->k <= m->slots &&
-                          m->slots <= w->slots);
+    if (!m->router) return 1;
+    if (m->levels->rule == PRICED && m->levels->experts != m->experts) return 0;
+    return m->router->cols == size && m->router->count == m->experts && m->router->k <= m->slots && m->slots <= w->slots;
 }
 
 /* Takes a token through layers[0, end), whose keys and values lie one after another from kv on.
@@ -148,7 +149,7 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         if (!m->router) return i;
         failed = topk(p, m, m->normed, m->chosen);
         if (failed) return failed;
-        edgemoe_levels(m->levels, m->gates, m->router->k, m->wanted);
+        edgemoe_levels(m->levels, m->gates, m->chosen, m->router->k, m->wanted);
         int go_on = 1;
         if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, look_ahead);
         if (go_on == 1) go_on = add_experts(p, m, w, hidden);

@@ -1,0 +1,171 @@
+"""The price of a bit: each expert gets the level that costs a token least (docs/decisions/0022).
+
+The damage of computing an expert at a level is its squared gate weight, times the mean squared error of the expert's
+output at that level, times the layer's sensitivity. Each level costs its damage, plus a price for every bit a weight
+that it reads. One price holds for a whole model, and is solved so that the mean is a wanted number of bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from edgemoe.policy.bits import BITS_PER_WEIGHT
+from storage.base import LEVELS
+from storage.calibration import Calibration
+
+_STEPS = 40
+"""Halvings of the interval in which a price lies."""
+
+_SMALLEST = 1e-12
+"""Least price, relative to the largest damage of a sample."""
+
+_MOST_ROWS = 1 << 17
+"""Rows of damages that a price is solved on: more do not change it by a hundredth of a bit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Damage:
+    """What fewer bits of each expert cost, and a sample of routers' choices.
+
+    >>> table = torch.tensor([[[0.0, 0.01, 0.1, 1.0], [0.0, 0.02, 0.2, 2.0]]])
+    >>> chosen, gates = torch.tensor([[[0, 1], [1, 0]]]), torch.tensor([[[0.7, 0.3], [0.9, 0.1]]])
+    >>> damage = Damage("text", (5,), table, chosen, gates)
+    >>> price = damage.price((4, 0), 2.25)
+    >>> cheapest(gates[0].square()[..., None] * damage.of_layer(5, (4, 0))[chosen[0]], (4, 0), price).tolist()
+    [[4, 0], [4, 0]]
+
+    Args:
+        origin: of the measurement, for people.
+        layers: numbers of the layers with experts.
+        table: float32 [layers, experts, levels], damage at each of LEVELS for a gate weight of 1.
+        chosen: int64 [layers, tokens, k], routers' choices for consecutive tokens.
+        gates: float32 [layers, tokens, k], their gate weights.
+    """
+
+    origin: str
+    layers: tuple[int, ...]
+    table: torch.Tensor
+    chosen: torch.Tensor
+    gates: torch.Tensor
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Damage:
+        """The damage that a calibration has measured."""
+        sensitivity = torch.from_numpy(calibration.sensitivity)[:, None, None]
+        return cls(
+            calibration.measured_on,
+            calibration.layers,
+            torch.from_numpy(calibration.error) * sensitivity,
+            torch.from_numpy(calibration.chosen.astype("int64")),
+            torch.from_numpy(calibration.gates.astype("float32")),
+        )
+
+    def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
+        """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""
+        return self.table[self.layers.index(layer)][:, [LEVELS.index(level) for level in levels]].contiguous()
+
+    def price(self, levels: tuple[int, ...], bits: float, tokens: int = 0) -> float:
+        """The price of a bit at which the mean over the sample is a number of bits.
+
+        Args:
+            levels: to choose from, high to low.
+            bits: a weight; wanted mean.
+            tokens: of a prompt, in which an expert has one level for all of them and the mean is over the experts that
+                they chose; 0: of single tokens, with a mean over tokens and experts.
+        """
+        if not tokens:
+            return _price(self, levels, bits, 0)
+        # Prices are solved for powers of two, and lie on a straight line between them: both axes logarithmic.
+        low = 1 << (tokens.bit_length() - 1)
+        first = _price(self, levels, bits, low)
+        if low == tokens or not first:
+            return first
+        second = _price(self, levels, bits, 2 * low)
+        return first * math.exp(math.log2(tokens / low) * math.log(second / first))
+
+
+def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
+    """The level of least cost.
+
+    Args:
+        damage: float32 [..., levels], of each level.
+        levels: high to low; of a tie the higher one is taken.
+        price: of a bit; 0 gives the least damage.
+
+    Returns:
+        int64 [...], levels.
+    """
+    return torch.tensor(levels)[(damage + prices(levels, price)).argmin(dim=-1)]
+
+
+def prices(levels: tuple[int, ...], price: float) -> torch.Tensor:
+    """The price of each level: float32 [levels]."""
+    return price * torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
+
+
+@lru_cache(maxsize=64)
+def _price(damage: Damage, levels: tuple[int, ...], bits: float, tokens: int) -> float:
+    samples = _of_prompts(damage, tokens) if tokens else _of_tokens(damage)
+    columns = [LEVELS.index(level) for level in levels]
+    return solve_price(samples[:, columns], levels, bits)
+
+
+def _of_tokens(damage: Damage) -> torch.Tensor:
+    """Damages [rows, LEVELS] of the sample's tokens and experts."""
+    layers, tokens, slots = damage.chosen.shape
+    kept = max(1, min(tokens, _MOST_ROWS // (layers * slots)))
+    rows = [
+        gates.square().unsqueeze(-1) * table[chosen]
+        for table, chosen, gates in zip(
+            damage.table, _spread(damage.chosen, kept), _spread(damage.gates, kept), strict=True
+        )
+    ]
+    return torch.stack(rows).reshape(-1, len(LEVELS))
+
+
+def _spread(sample: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` evenly spaced tokens of a sample [layers, tokens, k]."""
+    return sample[:, torch.linspace(0, sample.shape[1] - 1, count).round().long()]
+
+
+def _of_prompts(damage: Damage, tokens: int) -> torch.Tensor:
+    """Damages [rows, LEVELS] of the experts that prompts of `tokens` tokens, cut out of the sample, chose."""
+    layers, sampled, slots = damage.chosen.shape
+    experts = damage.table.shape[1]
+    length = min(tokens, sampled)
+    count = max(1, min(sampled // length, _MOST_ROWS // (layers * experts)))
+    shape = layers, count, length * slots
+    starts = torch.linspace(0, sampled - length, count).long()[:, None] + torch.arange(length)
+    chosen, gates = damage.chosen[:, starts].reshape(shape), damage.gates[:, starts].reshape(shape)
+    weights = torch.zeros(layers, count, experts).scatter_add_(2, chosen, gates.square())
+    active = torch.zeros(layers, count, experts, dtype=torch.bool).scatter_(2, chosen, value=True)
+    # A prompt longer than the sample has proportionally more of the same.
+    found = (weights * (tokens / length)).unsqueeze(-1) * damage.table.unsqueeze(1)
+    return found[active]
+
+
+def solve_price(damage: torch.Tensor, levels: tuple[int, ...], bits: float) -> float:
+    """The price of a bit at which the mean over rows is a number of bits, or the nearest that there is.
+
+    Args:
+        damage: float32 [rows, levels].
+        levels: high to low.
+        bits: a weight; wanted mean.
+
+    Returns:
+        0 where no price is wanted: every row at its least damage.
+    """
+    of_level = torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
+    most = float(damage.max())
+    if bits >= float(of_level[0]) or not most:
+        return 0.0
+    low, high = most * _SMALLEST, most
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        mean = float(of_level[(damage + middle * of_level).argmin(-1)].mean())
+        low, high = (middle, high) if mean > bits else (low, middle)
+    return high
