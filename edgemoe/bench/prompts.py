@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from edgemoe.chat.conversation import VOCABULARIES, load_tokenizer
 from edgemoe.chat.template import Message, encode_chat
+from edgemoe.chat.tokenizer import VOCABULARIES, load_tokenizer
 from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.tasks import Task, training_tasks
 from storage.errors import UserError

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from edgemoe.chat.template import Message, encode_chat, render_chat
 from edgemoe.engine.engine import Engine
@@ -18,9 +18,6 @@ from edgemoe.kv.sequence import SequenceKV
 from storage.errors import ContextExceeded, ModelRefused, UserError
 from storage.untrusted import CHECK_ORIGIN, foreign_code, shortened
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-"""Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""
-
 _RANGES = {
     "temperature": (0, 1000),
     "top_p": (0, 1),
@@ -28,24 +25,6 @@ _RANGES = {
     "repetition_penalty": (0.01, 100),
 }
 """Key of generation_config.json -> least and largest value that a sampler is given."""
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """Loads the fast tokenizer of a store.
-
-    Raises:
-        UserError: no tokenizer, or one that would run code from the model directory.
-    """
-    wanted = f"a fast tokenizer in {directory}"
-    if not any((directory / name).exists() for name in VOCABULARIES):
-        found = f"none of {', '.join(VOCABULARIES)}"
-        raise UserError(wanted, found, "convert from a checkpoint with tokenizer.json")
-    with foreign_code(wanted, "convert from a checkpoint with tokenizer.json"):
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        found = f"{type(tokenizer).__name__} without tokenizer.json"
-        raise UserError(wanted, found, "save the tokenizer with save_pretrained and convert again")
-    return tokenizer
 
 
 def generation_config(directory: Path) -> GenerationConfig:
@@ -89,7 +68,7 @@ class Conversation:
 
     Args:
         engine: computes the answers.
-        tokenizer: of the model, from load_tokenizer.
+        tokenizer: of the model, from chat.tokenizer.load_tokenizer.
         sampling: how tokens are chosen.
         system: a system message.
         sequence: of a finished conversation, to be reused; by default a new one.

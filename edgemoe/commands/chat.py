@@ -69,10 +69,11 @@ def chat_command(
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
     with starting("loading transformers"):
-        from edgemoe.chat.conversation import Conversation, load_tokenizer
+        from edgemoe.chat.conversation import Conversation
         from edgemoe.chat.loop import run_chat
         from edgemoe.chat.slash_commands import refuse_command
         from edgemoe.chat.template import renderer
+        from edgemoe.chat.tokenizer import load_tokenizer
         from edgemoe.engine.engine import Engine
 
     # Wrong options are refused before the model is loaded.

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from edgemoe import __version__
-from edgemoe.chat.conversation import generation_config, load_tokenizer
+from edgemoe.chat.conversation import generation_config
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling

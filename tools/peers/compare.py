@@ -35,7 +35,7 @@ import torch
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.bench.quality import load_quality
-from edgemoe.chat.conversation import load_tokenizer
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks

@@ -22,7 +22,7 @@ import numpy as np
 
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
-from edgemoe.chat.conversation import load_tokenizer
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.commands.options import DEMO
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size, parse_size

@@ -8,7 +8,7 @@ import pytest
 from resealed_store import without_tokenizer
 
 from edgemoe.bench.prompts import CONVERSATIONS, RANDOM, make_prompts
-from edgemoe.chat.conversation import load_tokenizer
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.engine.engine import StoreModel
 from storage.errors import UserError
 

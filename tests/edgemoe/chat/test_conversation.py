@@ -8,7 +8,8 @@ from itertools import islice
 import pytest
 import torch
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Trace, decode_tokens
 from edgemoe.engine.sampling import Sampler, Sampling
