@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import InterruptedTwice, counting_interrupts
@@ -14,7 +15,14 @@ from edgemoe.engine.engine import Engine
 from storage.errors import ContextExceeded, UserError
 
 
-def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, as_json: bool) -> None:
+def run_chat(
+    engine: Engine,
+    conversation: Conversation,
+    prompt: str | None,
+    *,
+    as_json: bool,
+    answered: Callable[[], None] = lambda: None,
+) -> None:
     """Answers `prompt`, or every turn of stdin until its end or /exit.
 
     At a terminal the chat continues after a mistake or a cancelled answer; in a pipe both end it, because a script
@@ -25,6 +33,7 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
         conversation: answers the turns.
         prompt: the only turn; None: turns come from stdin.
         as_json: prints answers as JSON lines.
+        answered: called after every answer.
 
     Raises:
         UserError: a turn in a pipe that cannot be answered.
@@ -32,7 +41,7 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
     interactive = prompt is None and sys.stdin.isatty()
-    chat = Chat(engine, conversation, as_json=as_json, short=interactive)
+    chat = Chat(engine, conversation, as_json=as_json, short=interactive, answered=answered)
     if prompt is not None:
         chat.ask(prompt)
         return

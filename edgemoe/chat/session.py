@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour
@@ -53,10 +54,19 @@ class Chat:
         conversation: answers the turns.
         as_json: prints answers as JSON lines.
         short: prints only times and token counts after an answer; /stats prints the full cost.
+        answered: called after every answer.
     """
 
-    def __init__(self, engine: Engine, conversation: Conversation, *, as_json: bool, short: bool) -> None:
-        self.engine, self.conversation = engine, conversation
+    def __init__(
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        *,
+        as_json: bool,
+        short: bool,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self.conversation, self._answered = engine, conversation, answered
         self._as_json, self._short = as_json, short
         self.answers: list[Answer] = []
         self.cancelled: str | None = None
@@ -90,6 +100,7 @@ class Chat:
 
     def _show(self, answer: Answer) -> None:
         self.answers.append(answer)
+        self._answered()
         if self._as_json:
             print(json.dumps(answer.as_json()), flush=True)
             return

@@ -75,6 +75,7 @@ def chat_command(
         from edgemoe.chat.template import renderer
         from edgemoe.chat.tokenizer import load_tokenizer
         from edgemoe.engine.engine import Engine
+        from edgemoe.models.heat import keeping_heat
 
     # Wrong options are refused before the model is loaded.
     if prompt is not None:
@@ -85,7 +86,12 @@ def chat_command(
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
-        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+        before, answered = stack.enter_context(
+            keeping_heat(store.directory, store.manifest, engine.vram.heat)
+        )
+        engine.fill_first(before)
+        conversation = Conversation(engine, tokenizer, sampling, system)
+        run_chat(engine, conversation, prompt, as_json=as_json, answered=answered)
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:

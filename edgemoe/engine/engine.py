@@ -8,7 +8,7 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 import torch
@@ -236,7 +236,7 @@ class Engine:
         return logits[0]
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Reads experts into free blocks of the fastest tier, equally many of every layer (ExpertSource.fill).
+        """Reads experts into free blocks of the fastest tier, in the order of fill_first (ExpertSource.fill).
 
         On any thread, while no other thread uses the engine (chat.idle_prefetch).
 
@@ -246,6 +246,10 @@ class Engine:
         settings = self.settings
         if settings.cache:
             self._source.fill(self._keys, [level for level in settings.levels if level], go_on)
+
+    def fill_first(self, heat: Mapping[ExpertKey, float]) -> None:
+        """Has `fill` read the hottest experts first. By default it reads equally many of every layer."""
+        self._keys.sort(key=lambda key: -heat.get(key, 0.0))
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""
