@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.ctrl_c import InterruptedTwice, counting_interrupts
+from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import COMPLETIONS, run_command
@@ -46,20 +47,21 @@ def run_chat(
         chat.ask(prompt)
         return
     turns = open_turns(COMPLETIONS)
-    while True:
-        try:
-            turn = _read_and_prefetch(chat, turns) if interactive else turns.read()
-            if turn and turn.text.strip():
-                _answer(chat, turn, interactive=interactive)
-        except EOFError:
-            return
+    with CtrlC(as_key=turns.reads_ctrl_c) if interactive else nullcontext() as ctrl_c:
+        while True:
+            try:
+                turn = _read_and_prefetch(chat, turns, ctrl_c) if ctrl_c else turns.read()
+                if turn and turn.text.strip():
+                    _answer(chat, turn, ctrl_c)
+            except EOFError:
+                return
 
 
-def _read_and_prefetch(chat: Chat, turns: TurnSource) -> Turn | None:
+def _read_and_prefetch(chat: Chat, turns: TurnSource, ctrl_c: CtrlC) -> Turn | None:
     """Reads the next turn and prefetches experts meanwhile; None where Ctrl-C came directly after the turn."""
     turn: Turn | None = None
     try:
-        with idle_prefetch(chat.engine):
+        with idle_prefetch(chat.engine), ctrl_c.reading():
             turn = turns.read()
     except KeyboardInterrupt:
         if turn is None:
@@ -69,14 +71,18 @@ def _read_and_prefetch(chat: Chat, turns: TurnSource) -> Turn | None:
     return turn
 
 
-def _answer(chat: Chat, turn: Turn, *, interactive: bool) -> None:
-    """Runs a command or answers a question. Errors and the first Ctrl-C are only printed where `interactive`."""
+def _answer(chat: Chat, turn: Turn, ctrl_c: CtrlC | None) -> None:
+    """Runs a command or answers a question. In a chat at a terminal errors and the first Ctrl-C are only printed.
+
+    Args:
+        ctrl_c: of a chat at a terminal; None: turns come from a pipe.
+    """
     try:
-        with counting_interrupts():
+        with ctrl_c.answering() if ctrl_c else nullcontext():
             if not run_command(chat, turn):
                 chat.ask(turn.text)
     except UserError as error:
-        if not interactive:
+        if not ctrl_c:
             raise
         chat.say(f"edgemoe: {error}")
         if isinstance(error, ContextExceeded):
@@ -84,6 +90,6 @@ def _answer(chat: Chat, turn: Turn, *, interactive: bool) -> None:
     except InterruptedTwice:
         raise
     except KeyboardInterrupt:
-        if not interactive:
+        if not ctrl_c:
             raise
         chat.say("\n(cancelled; the turn is dropped, /regen answers it again)")

@@ -16,6 +16,7 @@ from integrity import check_integrity
 from terminals import Terminal
 
 from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.loop import _read_and_prefetch, run_chat
 from edgemoe.console.input import Turn
@@ -96,14 +97,15 @@ def test_ctrl_c_after_a_turn_drops_it(engine, monkeypatch, capsys) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edgemoe.chat.loop.idle_prefetch", interrupted)
-    assert _read_and_prefetch(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
+    source, ctrl_c = SimpleNamespace(read=lambda: Turn("the fox")), CtrlC(as_key=False)
+    assert _read_and_prefetch(chat, source, ctrl_c) is None
     assert "dropped" in capsys.readouterr().out
 
     def empty():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _read_and_prefetch(chat, SimpleNamespace(read=empty))
+        _read_and_prefetch(chat, SimpleNamespace(read=empty), ctrl_c)
 
 
 def test_an_error_is_logged(engine, monkeypatch, caplog) -> None:
