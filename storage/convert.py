@@ -22,6 +22,7 @@ from storage.expert_weights import ExpertNames, ExpertWeights
 from storage.layout import Layout
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.planes import Bytes
+from storage.retry import GivingUp
 from storage.source_error import SourceError
 from storage.writer import StoreWriter
 
@@ -270,5 +271,6 @@ def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)
+        with GivingUp():
+            pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
