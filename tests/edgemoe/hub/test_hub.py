@@ -199,6 +199,66 @@ def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
     assert contents(tmp_path / "store") == straight
 
 
+@pytest.mark.parametrize("name", ["config.json", small_checkpoint.INDEX])
+def test_a_corrupt_small_file_is_not_used(served, straight, tmp_path, name):
+    """git's blob id detects a changed byte of a file outside LFS; the next run downloads the file again."""
+    served.corrupt.add(name)
+    with pytest.raises(
+        DamagedData, match=rf"{name} of {REPO} with git blob id [0-9a-f]{{40}}, got git blob id"
+    ):
+        get(tmp_path / "store")
+    served.corrupt.clear()
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+@pytest.mark.parametrize("name", ["config.json", small_checkpoint.INDEX, SECOND])
+def test_a_file_whose_hash_is_another_is_not_used(served, tmp_path, name):
+    """A hash of other bytes in the Hub's list refuses every kind of file, exit 4."""
+    served.other_hashes[name] = "0" * (64 if name == SECOND else 40)
+    with pytest.raises(DamagedData, match=name) as caught:
+        get(tmp_path / "store")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("given", [None, "", "not hexadecimal"])
+def test_a_file_without_a_hash_is_compared_by_size(served, straight, tmp_path, given):
+    """Where the Hub gives no hash of a small file, the model is converted all the same."""
+    served.other_hashes["config.json"] = given
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+@pytest.mark.parametrize(
+    ("content", "digits"),
+    [
+        (b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
+        (b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"),
+    ],
+)
+def test_the_blob_id_is_gits(tmp_path, content, digits):
+    """The ids are those that `git hash-object` prints."""
+    (tmp_path / "file").write_bytes(content)
+    assert hub._hash(tmp_path / "file", hub.BLOB_ID) == digits
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        ([{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}], "the size of config.json"),
+        ([{"name": "config.json"}], "a list of the files of acme/tiny"),
+        (["config.json"], "a list of the files of acme/tiny"),
+        ([], "weights as safetensors"),
+    ],
+)
+def test_a_list_of_files_that_is_not_understood_is_refused(served, tmp_path, listing, message):
+    """A server that answers without names or sizes gets exit 2, not a traceback."""
+    served.listing = listing
+    with pytest.raises(UserError, match=message) as caught:
+        get(tmp_path / "store")
+    assert caught.value.exit_code == 2
+
+
 def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
     """At every step the disk has at most the largest shard and the tensors still to be read."""
     wide = {"num_hidden_layers": 6, "num_experts": 8, "hidden_size": 256, "moe_intermediate_size": 128}
