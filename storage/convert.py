@@ -68,9 +68,10 @@ def convert(
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
 
-    A finished store of the same source and options is not changed. The store's bytes do not depend on the number of
-    threads. All checks that need no weights come before the first write. Peak memory: the largest dense tensor with its
-    stored form, or two experts per thread, up to 1.5 GB or one expert.
+    A finished store of the same source and options is not changed, also where another process finishes it meanwhile.
+    The store's bytes do not depend on the number of threads. All checks that need no weights come before the first
+    write. Peak memory: the largest dense tensor with its stored form, or two experts per thread, up to 1.5 GB or one
+    expert.
 
     Args:
         source: directory of the checkpoint.
@@ -102,6 +103,8 @@ def convert(
             destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
         ) as writer,
     ):
+        if (destination / MANIFEST_NAME).exists():
+            return Manifest.load(destination)
         job.write(writer, threads or 2 * cores(), arrivals)
         with _source_errors(source):
             now = Checkpoint.open(source).fingerprint()

@@ -1,4 +1,4 @@
-"""A double of os.preadv with a list of faults, one per call, and one of the time between the attempts of a read."""
+"""Faults of reads and of whole programs: doubles of os.preadv and of the pauses of retries, and programs that halt."""
 
 from __future__ import annotations
 
@@ -87,6 +87,29 @@ sys.exit(main())
 """
 """A program that runs edgemoe's command line: os.preadv fails while the time is before the one in the file that is its
 first argument. The first failure makes a file beside it whose suffix is .met."""
+
+HALTING = """
+import sys, time
+from pathlib import Path
+
+from edgemoe.cli import main
+from edgemoe.console.progress import ByteProgress
+from edgemoe.models import waiting
+
+gate, update = Path(sys.argv.pop(1)), ByteProgress.update
+waiting.LINE_EVERY = 0.3
+
+def halt(self, done, total):
+    update(self, done, total)
+    while 2 * done > total and gate.exists():
+        gate.with_suffix(".halted").touch()
+        time.sleep(0.01)
+
+ByteProgress.update = halt
+sys.exit(main())
+"""
+"""A program that runs edgemoe's command line. A conversion halts in its second half while the file that is the first
+argument exists, and makes a file beside it whose suffix is .halted."""
 
 
 def error(number: int) -> Fault:

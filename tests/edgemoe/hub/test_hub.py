@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
+from faults import HALTING
 from hub_double import COMMIT, HubDouble
 from huggingface_hub import constants, hf_api
 from safetensors.torch import save_file
@@ -25,7 +26,7 @@ from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
-from edgemoe.models.resolve import convert_from_hub, resolve_store
+from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
@@ -460,6 +461,29 @@ def test_damaged_records_of_a_download(served, straight, tmp_path):
     (work / ".edgemoe" / "commit.json").write_text(commit)
     get(tmp_path / "store")
     assert contents(tmp_path / "store") == straight
+
+
+def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path, capsys):
+    """It waits for the process that downloads and converts, names it, and resumes once that is killed."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    first = subprocess.Popen(
+        [sys.executable, "-c", HALTING, str(gate), "plan", "--model", REPO],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not gate.with_suffix(".halted").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    threading.Timer(0.5, first.kill).start()
+    store = resolve_store(Path(REPO))
+    assert first.wait(timeout=60) == -signal.SIGKILL
+    err = capsys.readouterr().err
+    assert f"{REPO} is being converted by process {first.pid} into {store}: waiting" in err
+    assert f"process {first.pid} ended before the store was finished: the conversion is resumed here" in err
+    convert_checkpoint(source, tmp_path / "straight", max_level=None, layout="auto", dense_bits=16)
+    assert contents(store) == contents(tmp_path / "straight")
+    assert downloads(tmp_path) == []
 
 
 def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
