@@ -19,6 +19,7 @@ import xxhash
 from storage.errors import ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import Weight
+from storage.retry import open_regular
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from storage.untrusted import (
     CHECK_ORIGIN,
@@ -189,7 +190,7 @@ class Checkpoint:
         for path, head in sorted((whole | first).items()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest.update(file.read(head + _SAMPLE))
                 file.seek(max(size - _SAMPLE, 0))
                 digest.update(file.read(_SAMPLE))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import EdgemoeError, MissingTensor, ModelRefused
+from storage.retry import open_regular
 
 JSON_LIMIT = 32 << 20
 """Bytes. The index of the largest known checkpoints takes about 15 MB."""
@@ -98,8 +99,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     size = path.stat().st_size
     if size > limit:
         raise ModelRefused(wanted, f"{size} bytes", DOWNLOAD_AGAIN)
+    with open_regular(path) as file:
+        raw = file.read()
     try:
-        parsed = json.loads(path.read_bytes())
+        parsed = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ModelRefused(
             wanted, f"text that does not parse ({shortened(str(error))})", DOWNLOAD_AGAIN

@@ -24,6 +24,7 @@ def stats_line(answer: Answer) -> str:
     levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
     reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
     on_cpu = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
+    retried = f", {answer.read_retries} read retries" if answer.read_retries else ""
     retention = ""
     if answer.effective_retention is not None and answer.effective_retention < 1:
         retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
@@ -31,7 +32,8 @@ def stats_line(answer: Answer) -> str:
         f"{short_stats(answer)}, "
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
-        f"{format_size(answer.bytes_read['dram'])} from DRAM, levels {levels or '-'}{reused}{on_cpu}{retention}, "
+        f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
+        f"levels {levels or '-'}{reused}{on_cpu}{retention}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )

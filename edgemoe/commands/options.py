@@ -22,7 +22,8 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
-        "(org/name[@revision]), which is converted on first use. Default: the demo model that comes with edgemoe.",
+        "(org/name[@revision]), which is converted on first use; a conversion of it in another process is waited for. "
+        "Default: the demo model that comes with edgemoe.",
         show_default=False,
     ),
 ]

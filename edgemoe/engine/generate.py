@@ -51,6 +51,8 @@ class Answer:
     """
     bytes_read: dict[str, int]
     """Bytes moved from each slower tier, ssd and dram, by prefill and decode."""
+    read_retries: int
+    """Attempts after failures, of reads of experts that succeeded in the end; 0 on a sound disk."""
     peak_vram_bytes: int
     """Peak of the memory that --vram-limit limits (Engine.peak_bytes)."""
     peak_process_bytes: int
@@ -197,6 +199,7 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         cpu_experts=both.left_below,
         effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
+        read_retries=both.read_retries,
         peak_vram_bytes=engine.peak_bytes(),
         peak_process_bytes=peak_resident_bytes(),
         vram_limit_bytes=engine.plan.vram_limit_bytes,

@@ -14,6 +14,7 @@ from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
+from edgemoe.models.waiting import convert_once
 from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
 from storage.errors import UserError
@@ -88,7 +89,7 @@ def convert_from_hub(
     from edgemoe.hub.checkpoint import open_streamed
 
     checked = _checked(options)
-    source = downloads_directory() / f"{model.slug}-{checked['layout'].name}"
+    source = _download(model, options["layout"])
     source.mkdir(parents=True, exist_ok=True)
     kept = source / KEPT
     if keep_source:
@@ -129,7 +130,7 @@ def convert_named(
 def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
     """Returns the store of `model`: the model itself, or its cached conversion, made now if it is missing.
 
-    A long conversion is announced on stderr.
+    A long conversion is announced on stderr. While another process converts the model this one waits for it.
 
     Args:
         model: a store, a checkpoint, or the name of a model on the Hub.
@@ -146,15 +147,23 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         return model
     if hub:
         store = _cached(hub.slug, layout)
-        if keep_source or not (store / MANIFEST_NAME).exists():
-            convert_from_hub(hub, store, keep_source=keep_source, **options)
+        convert_once(
+            hub.name,
+            store,
+            lambda: keep_source or not (store / MANIFEST_NAME).exists(),
+            lambda: convert_from_hub(hub, store, keep_source=keep_source, **options),
+            download=_download(hub, layout),
+        )
     elif (model / "config.json").exists() or find_gguf(model):
         require_known(model)
         checkpoint, name = Checkpoint.open(model), model.resolve().name
         store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
-        if not (store / MANIFEST_NAME).exists():
+
+        def convert() -> None:
             announce(checkpoint, name, store.parent, ASSUMED_RATE)
             convert_checkpoint(model, store, **options)
+
+        convert_once(name, store, lambda: not (store / MANIFEST_NAME).exists(), convert)
     else:
         raise UserError(
             f"a model at {model}",
@@ -185,6 +194,11 @@ def _hub_model(model: Path, keep_source: bool) -> HubModel | None:
 def _cached(name: str, layout: str) -> Path:
     """The path of a model's store in the cache, whether it exists or not."""
     return stores_directory() / f"{name}-{choose_layout(layout).name}"
+
+
+def _download(model: HubModel, layout: str) -> Path:
+    """The path of a model's checkpoint in the cache, while it is converted to a layout or kept."""
+    return downloads_directory() / f"{model.slug}-{choose_layout(layout).name}"
 
 
 def _print_error(manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -56,6 +57,22 @@ def test_leaving_does_not_wait_for_all_experts(engine, monkeypatch) -> None:
         assert begun.wait(60)
         raise ZeroDivisionError
     assert len(engine.vram.resident()) < engine.shape.experts
+    check_integrity(engine.vram)
+
+
+def test_leaving_does_not_wait_for_retries(engine, monkeypatch) -> None:
+    """Where the disk fails, the block ends without the 5 s in which reads are tried again, and gives no warning."""
+    begun = threading.Event()
+
+    def fail(*arguments):
+        begun.set()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with idle_prefetch(engine):
+        assert begun.wait(60)
+        start = time.monotonic()
+    assert time.monotonic() - start < 1
     check_integrity(engine.vram)
 
 
