@@ -27,6 +27,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_s
 from edgemoe.hub.name import HubModel
 from storage.atomic import require_free
 from storage.errors import DamagedData, EdgemoeError, UserError
+from storage.untrusted import shortened
 
 TIMEOUT = 5.0
 """Seconds until the first byte of an answer."""
@@ -198,3 +199,6 @@ def _errors(model: HubModel) -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         action = "connect to the network and run the same command again, or give a directory"
         raise UserError(wanted, f"no connection: it cannot be reached ({reason})", action) from error
+    except Exception as error:  # what huggingface_hub raises about an answer that is none of a Hub
+        found = f"an answer that cannot be read ({type(error).__name__}: {shortened(str(error))})"
+        raise UserError(wanted, found, "check HF_ENDPOINT, or give a directory") from error
