@@ -8,26 +8,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from edgemoe.chat.template import Message, encode_chat, render_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, generate
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
-from storage.errors import ContextExceeded, ModelRefused, UserError
-from storage.untrusted import CHECK_ORIGIN, foreign_code, shortened
-
-VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-"""Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""
-
-_RANGES = {
-    "temperature": (0, 1000),
-    "top_p": (0, 1),
-    "top_k": (0, 10_000_000),
-    "repetition_penalty": (0.01, 100),
-}
-"""Key of generation_config.json -> least and largest value that a sampler is given."""
+from edgemoe.models.runnable import require_tokenizer
+from storage.errors import ContextExceeded, UserError
+from storage.untrusted import foreign_code
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -37,48 +27,13 @@ def load_tokenizer(directory: Path) -> Any:
         UserError: no tokenizer, or one that would run code from the model directory.
     """
     wanted = f"a fast tokenizer in {directory}"
-    if not any((directory / name).exists() for name in VOCABULARIES):
-        found = f"none of {', '.join(VOCABULARIES)}"
-        raise UserError(wanted, found, "convert from a checkpoint with tokenizer.json")
+    require_tokenizer(directory)
     with foreign_code(wanted, "convert from a checkpoint with tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if not tokenizer.is_fast:
         found = f"{type(tokenizer).__name__} without tokenizer.json"
         raise UserError(wanted, found, "save the tokenizer with save_pretrained and convert again")
     return tokenizer
-
-
-def generation_config(directory: Path) -> GenerationConfig:
-    """Loads the model's generation_config.json, or transformers' defaults without one.
-
-    Raises:
-        ModelRefused: a value that no sampler can use, with its key.
-    """
-    if not (directory / "generation_config.json").exists():
-        return GenerationConfig()
-    with foreign_code(f"a generation_config.json in {directory} that transformers accepts"):
-        config = GenerationConfig.from_pretrained(directory)
-    for key, (least, most) in _RANGES.items():
-        value = getattr(config, key)
-        if value is not None and not (_is_number(value) and least <= value <= most):
-            raise ModelRefused(
-                f"a number from {least} to {most} for {key} in {directory / 'generation_config.json'}",
-                shortened(value),
-                CHECK_ORIGIN,
-            )
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = [] if ends == [None] else ends
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise ModelRefused(
-            f"token ids for eos_token_id in {directory / 'generation_config.json'}",
-            shortened(config.eos_token_id),
-            CHECK_ORIGIN,
-        )
-    return config
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Conversation:

@@ -93,8 +93,8 @@ def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampl
     Raises:
         UserError: --top-p at temperature 0.
     """
-    from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.sampling import Sampling
+    from edgemoe.models.runnable import generation_config
 
     sampling = Sampling.of_model(generation_config(directory), eos, **vars(given))
     if given.top_p is not None and sampling.temperature == 0:
