@@ -73,9 +73,9 @@ def chat_command(
         from edgemoe.chat.loop import run_chat
         from edgemoe.chat.slash_commands import refuse_command
         from edgemoe.chat.template import renderer
-        from edgemoe.chat.tokenizer import load_tokenizer
         from edgemoe.engine.engine import Engine
         from edgemoe.models.heat import keeping_heat
+        from edgemoe.models.tokenizer import load_tokenizer
 
     # Wrong options are refused before the model is loaded.
     if prompt is not None:
@@ -100,8 +100,8 @@ def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampl
     Raises:
         UserError: --top-p at temperature 0.
     """
-    from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.sampling import Sampling
+    from edgemoe.models.runnable import generation_config
 
     sampling = Sampling.of_model(generation_config(directory), eos, **vars(given))
     if given.top_p is not None and sampling.temperature == 0:

@@ -15,18 +15,18 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
     anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
-    from edgemoe.layers.build import check_dense
+    from edgemoe.layers.build import check_dense, dense_specs
     from edgemoe.models.store_model import StoreModel
     from storage.errors import EdgemoeError
     from storage.verify import verify
+    from storage.writer import DENSE_NAME
 
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
     damage: list[EdgemoeError] = [*report.damage]
     if not damage:
         try:
-            StoreModel.open(store)
-            check_dense(store)
+            check_dense(store, StoreModel.open(store).config, dense_specs(store / DENSE_NAME))
         except EdgemoeError as error:
             damage.append(error)
     if as_json:

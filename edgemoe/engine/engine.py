@@ -42,7 +42,7 @@ from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
-from storage.errors import NotFinite, UserError
+from storage.errors import ModelRefused, NotFinite, UserError
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME
 
@@ -72,7 +72,7 @@ class Engine:
         wrap_source: Callable[[ExpertSource], ExpertSource] = lambda source: source,
     ) -> None:
         freeze_existing_objects()  # before any object of an engine exists: these are collected with it
-        model = skeleton(store.directory)
+        model = skeleton(store.directory, store.config)
         return_free_memory()
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
@@ -226,10 +226,17 @@ class Engine:
 
         Raises:
             UserError: there is no token.
+            ModelRefused: a token that the model does not have, from a tokenizer of another model.
             ContextExceeded: there are too many; nothing was run.
         """
         if not tokens:
             raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
+        if max(tokens) >= self.shape.vocab:
+            raise ModelRefused(
+                f"token ids below {self.shape.vocab}, the vocabulary that config.json has",
+                f"{max(tokens)} from the tokenizer",
+                "convert the model again with its own tokenizer",
+            )
         sequence.require(len(tokens))
         for start in range(0, len(tokens), PREFILL_ROWS):
             logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))

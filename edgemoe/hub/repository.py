@@ -29,7 +29,7 @@ from edgemoe.hub.name import HubModel
 from storage.atomic import require_free
 from storage.errors import DamagedData, EdgemoeError, UserError
 from storage.retry import open_regular
-from storage.untrusted import foreign_code
+from storage.untrusted import shortened
 
 TIMEOUT = 5.0
 """Seconds until the first byte of an answer."""
@@ -83,11 +83,9 @@ class HubRepository:
         """Opens the repository at a commit; None: at the revision's present one.
 
         Raises:
-            UserError: there is no such model, revision or commit, it is gated, or the Hub cannot be reached.
-            ModelRefused: the Hub's answer is not understood.
+            UserError: no such model, revision or commit, it is gated, or the Hub cannot be reached or understood.
         """
-        wanted = f"a list of the files of {model.name} from the Hub at {constants.ENDPOINT}"
-        with foreign_code(wanted, "check HF_ENDPOINT, and try again later"), _errors(model):
+        with _errors(model):
             found = HfApi().model_info(
                 model.repo, revision=commit or model.revision, timeout=TIMEOUT, files_metadata=True
             )
@@ -232,3 +230,6 @@ def _errors(model: HubModel) -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         action = "connect to the network and run the same command again, or give a directory"
         raise UserError(wanted, f"no connection: it cannot be reached ({reason})", action) from error
+    except Exception as error:  # what huggingface_hub raises about an answer that is none of a Hub
+        found = f"an answer that cannot be read ({type(error).__name__}: {shortened(str(error))})"
+        raise UserError(wanted, found, "check HF_ENDPOINT, or give a directory") from error

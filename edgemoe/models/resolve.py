@@ -60,10 +60,14 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
     Raises:
         UserError, DamagedData, DoesNotFit: from storage.convert.convert.
     """
+    from edgemoe.models.runnable import check_runnable
+
     checked = _checked(options)
     require_known(source)
     with ByteProgress(f"converting {source.name}") as bar:
-        family = family_of(Checkpoint.open(source).config)
+        checkpoint = Checkpoint.open(source)
+        check_runnable(checkpoint, options["dense_bits"])
+        family = family_of(checkpoint.config)
         manifest = convert(source, destination, family, **checked, progress=bar.update)
     _print_error(manifest)
     return manifest
@@ -87,6 +91,7 @@ def convert_from_hub(
         DamagedData, DoesNotFit: from storage.convert.convert, or a failed download.
     """
     from edgemoe.hub.checkpoint import open_streamed
+    from edgemoe.models.runnable import check_runnable
 
     checked = _checked(options)
     source = _download(model, options["layout"])
@@ -99,6 +104,7 @@ def convert_from_hub(
         shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
         progress.expect(total)
         checkpoint = Checkpoint.open(source)
+        check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
         family = family_of(checkpoint.config)

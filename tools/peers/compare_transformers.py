@@ -20,11 +20,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.tokenizer import load_tokenizer
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks
 from edgemoe.models.resolve import resolve_store
+from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.planes import dequantize, quantize
 from storage.record import MatrixSpec

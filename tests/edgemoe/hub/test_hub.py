@@ -190,6 +190,18 @@ def test_a_broken_connection_is_resumed(served, straight, tmp_path, monkeypatch)
     assert contents(tmp_path / "store") == straight
 
 
+@pytest.mark.parametrize("error", [KeyError("sha"), TypeError("a list"), ValueError("no JSON")], ids=repr)
+def test_an_answer_that_no_hub_gives_is_refused(served, tmp_path, monkeypatch, error):
+    """Whatever huggingface_hub raises about an answer is one error that names the model."""
+
+    def model_info(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edgemoe.hub.repository.HfApi.model_info", model_info)
+    with pytest.raises(UserError, match=f"{REPO}.*{type(error).__name__}"):
+        get(tmp_path / "store")
+
+
 def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
     """The shard's hash detects a changed byte; the next run downloads the shard again."""
     served.corrupt.add(SECOND)
@@ -247,8 +259,8 @@ def test_the_blob_id_is_gits(tmp_path, content, digits):
     ("listing", "message"),
     [
         ([{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}], "the size of config.json"),
-        ([{"name": "config.json"}], "a list of the files of acme/tiny"),
-        (["config.json"], "a list of the files of acme/tiny"),
+        ([{"name": "config.json"}], "an answer that cannot be read"),
+        (["config.json"], "an answer that cannot be read"),
         ([], "weights as safetensors"),
     ],
 )
@@ -263,7 +275,9 @@ def test_a_list_of_files_that_is_not_understood_is_refused(served, tmp_path, lis
 def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
     """At every step the disk has at most the largest shard and the tensors still to be read."""
     wide = {"num_hidden_layers": 6, "num_experts": 8, "hidden_size": 256, "moe_intermediate_size": 128}
-    monkeypatch.setattr(small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide)
+    monkeypatch.setattr(
+        small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide | {"num_attention_heads": 8}
+    )
     for key, value in {"LAYERS": 6, "EXPERTS": 8, "HIDDEN": 256, "INNER": 128}.items():
         monkeypatch.setattr(small_checkpoint, key, value)
     shutil.rmtree(served.directory)
@@ -296,6 +310,7 @@ def save_in_shards(directory: Path, count: int) -> None:
     """Saves the checkpoint in `count` shards, whose borders cut layers."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(small_checkpoint.CONFIG))
+    small_checkpoint.save_tokenizer(directory)
     everything = small_checkpoint.tensors()
     names = list(everything)
     parts = [names[i * len(names) // count : (i + 1) * len(names) // count] for i in range(count)]

@@ -78,7 +78,7 @@ def test_a_second_process_waits_and_uses_the_store(start, halted, tmp_path):
     third.send_signal(signal.SIGINT)
     interrupted = time.monotonic()
     assert third.wait(timeout=60) == 130
-    assert time.monotonic() - interrupted < 4
+    assert time.monotonic() - interrupted < 20
     assert first.poll() is second.poll() is None
     gate.unlink()
     out, err = first.communicate(timeout=60)

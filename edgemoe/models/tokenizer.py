@@ -34,37 +34,46 @@ _MOST_RULES = 1 << 16
 
 _IDS_AT_ONCE = 256
 
+_WANTED = "a fast tokenizer in {}"
+
 _ACTION = "convert from a checkpoint with tokenizer.json"
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Loads the fast tokenizer of a store.
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a model's directory has a file of a tokenizer. Whether it works is found out by check_tokenizer."""
+    return any((directory / name).exists() for name in VOCABULARIES)
 
-    It is loaded and used in a confined process first, so that a hostile one ends there.
+
+def check_tokenizer(directory: Path) -> None:
+    """Loads and uses the tokenizer of a model in a confined process, where a hostile one ends.
 
     Raises:
-        UserError: there is no tokenizer, or no fast one.
+        UserError: there is no file of a tokenizer.
         ModelRefused: one that would run code from the model directory, cannot be loaded, takes too long or too much
             memory, or has ids that the model does not have.
     """
-    wanted = f"a fast tokenizer in {directory}"
-    if not any((directory / name).exists() for name in VOCABULARIES):
-        found = f"none of {', '.join(VOCABULARIES)}"
-        raise UserError(wanted, found, _ACTION)
+    if not has_tokenizer(directory):
+        raise UserError(_WANTED.format(directory), f"none of {', '.join(VOCABULARIES)}", _ACTION)
     words = bounded_config(read_json(directory, "config.json"))["vocab_size"]
     wrong = confined(lambda: try_tokenizer(directory, words), seconds=CPU_SECONDS, memory=MEMORY_BYTES)
     if wrong is not None:
         raise ModelRefused(f"a tokenizer in {directory} that works", wrong, CHECK_ORIGIN)
-    tokenizer = _load(directory, wanted)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Loads the fast tokenizer of a store, once it has passed check_tokenizer.
+
+    Raises:
+        UserError, ModelRefused: as check_tokenizer, or it is no fast one.
+    """
+    check_tokenizer(directory)
+    wanted = _WANTED.format(directory)
+    with foreign_code(wanted, _ACTION):
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if not tokenizer.is_fast:
         found = f"{type(tokenizer).__name__} without tokenizer.json"
         raise UserError(wanted, found, "save the tokenizer with save_pretrained and convert again")
     return tokenizer
-
-
-def _load(directory: Path, wanted: str) -> Any:
-    with foreign_code(wanted, _ACTION):
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
 
 def try_tokenizer(directory: Path, words: int) -> str | None:
@@ -77,7 +86,7 @@ def try_tokenizer(directory: Path, words: int) -> str | None:
     Returns:
         what is wrong; None: nothing. Whatever a library raises passes.
     """
-    tokenizer = _load(directory, "")
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if not tokenizer.is_fast:
         return None
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgemoe.chat import tokenizer as tokenizer_module
-from edgemoe.chat.tokenizer import load_tokenizer, try_tokenizer
 from edgemoe.commands.options import DEMO
+from edgemoe.models import tokenizer as tokenizer_module
+from edgemoe.models.tokenizer import load_tokenizer, try_tokenizer
 from storage.errors import ModelRefused
 
 Edit = Callable[[dict[str, Any]], object]
@@ -74,7 +74,7 @@ def test_too_many_added_tokens_are_refused(edited, monkeypatch):
     )
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"vocab_size": 100_000}))
-    with pytest.raises(ModelRefused, match=r"more than 1 s of computing"):
+    with pytest.raises(ModelRefused, match=r"more than [13] s"):
         load_tokenizer(directory)
 
 
