@@ -17,6 +17,9 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
 from prefetch.counts import TransferCounts
 from storage.base import LEVELS
+from storage.untrusted import foreign_code
+
+_DECODES = "a tokenizer that decodes the model's tokens"
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def generate(
 
     Raises:
         ContextExceeded: the prompt does not fit; nothing is computed.
+        ModelRefused: the tokenizer cannot decode a token.
         KeyboardInterrupt: sequence and tokens are consistent.
     """
     prompt, sampling = len(tokens), sampler.sampling
@@ -164,7 +168,9 @@ def generate(
             reason = "stop"
             break
         answer.append(token)
-        if piece := stream.step(tokenizer.backend_tokenizer, token):
+        with foreign_code(_DECODES):
+            piece = stream.step(tokenizer.backend_tokenizer, token)
+        if piece:
             shown += piece
             on_text(piece)
         if len(answer) >= sampling.max_new_tokens:
@@ -172,7 +178,8 @@ def generate(
         if sequence.length >= sequence.context:
             reason = "context"
             break
-    text = tokenizer.decode(answer, skip_special_tokens=True)
+    with foreign_code(_DECODES):
+        text = tokenizer.decode(answer, skip_special_tokens=True)
     # The stream withholds an incomplete character; the whole text has a replacement character in its place.
     if text != shown and text.startswith(shown):
         on_text(text[len(shown) :])

@@ -9,6 +9,8 @@ import pytest
 from mutated_models import CONFIGS, GENERATIONS
 from resealed_store import reseal
 
+from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.engine.sampling import Sampling
 from storage.errors import ModelRefused, UserError
 from storage.untrusted import foreign_code
 
@@ -79,6 +81,40 @@ def test_a_panic_is_a_refusal_and_an_interrupt_is_not():
     for error in (KeyboardInterrupt(), MemoryError(), SystemExit(), UserError("a", "b", "c")):
         with pytest.raises(type(error)), foreign_code("a model"):
             raise error
+
+
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}], ids=repr)
+def test_a_tokenizer_config_that_cannot_encode(run, damageable, value):
+    """A value that transformers reads while it encodes a prompt is refused."""
+    changed(damageable / "tokenizer_config.json", model_max_length=value)
+    refused(run, damageable)
+
+
+def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
+    """Whatever tokenizers raises about an answer's token is a refusal, in the stream and in the whole text."""
+    tokenizer = load_tokenizer(tiny_store)
+    conversation = Conversation(open_engine(tiny_store), tokenizer, Sampling(0, 1, 0, 1, 0, 3, frozenset()))
+
+    class Broken:
+        """Encodes, and does not decode."""
+
+        backend_tokenizer = tokenizer.backend_tokenizer
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(tokenizer, name)
+
+        def __call__(self, *arguments: object, **named: object) -> object:
+            return tokenizer(*arguments, **named)
+
+        def decode(self, *arguments: object, **named: object) -> str:
+            raise RuntimeError("no such token")
+
+    conversation._tokenizer = Broken()
+    with pytest.raises(ModelRefused, match="no such token"):
+        conversation.ask("a", lambda text: None)
+    Broken.backend_tokenizer = None
+    with pytest.raises(ModelRefused, match="decodes the model's tokens"):
+        conversation.ask("a", lambda text: None)
 
 
 def test_a_tokenizer_of_a_larger_vocabulary(run, damageable):
