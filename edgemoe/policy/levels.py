@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
@@ -11,7 +12,7 @@ from edgemoe.policy.importance import expert_importance
 from edgemoe.policy.schedule import (
     by_damage,
     cost_of_levels,
-    critical,
+    critical_counts,
     price_per_bit,
     retention,
     row_sums,
@@ -50,7 +51,7 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, retention, importance, heavy_hitters, depth and only_layer are used.
+        settings: levels, retention, critical, importance, heavy_hitters, depth and only_layer are used.
         layers: of the model.
         experts: in a layer.
     """
@@ -58,6 +59,8 @@ class LevelPolicy:
     def __init__(self, settings: RunSettings, layers: int, experts: int) -> None:
         self.settings, self.experts, self._layers = settings, experts, layers
         levels = settings.levels
+        fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
+        self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
         self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
         """The levels that are read ahead, high to low: never 8 where a schedule has more than two."""
 
@@ -106,7 +109,7 @@ class LevelPolicy:
         if self._is_uniform(layer):
             return DecodeRule(UNIFORM, levels[:1], 0, (0.0,), (0.0,))
         if len(levels) == 2:
-            return DecodeRule(RANKED, levels, critical(self._retention(layer), slots), (0.0,) * 2, (0.0,) * 2)
+            return DecodeRule(RANKED, levels, self.critical(layer, slots), (0.0,) * 2, (0.0,) * 2)
         error, price = cost_of_levels(levels, self._price(layer))
         return DecodeRule(PRICED, levels, 0, tuple(error.tolist()), tuple(price.tolist()))
 
@@ -117,15 +120,16 @@ class LevelPolicy:
         `ahead`, the others the level below it.
         """
         levels = self.ahead
-        count = len(experts) if len(levels) == 1 else critical(self._retention(layer), len(experts))
+        count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
         by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
         return {expert: level for expert, level in by_order.items() if level}
 
     def _is_uniform(self, layer: int) -> bool:
         return len(self.settings.levels) == 1 or self.settings.only_layer not in (None, layer)
 
-    def _retention(self, layer: int) -> float:
-        return retention(layer, self._layers, self.settings.retention, self.settings.depth)
+    def critical(self, layer: int, chosen: int) -> int:
+        """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
+        return self._counts(chosen)[layer]
 
     def _price(self, layer: int) -> float:
         return price_per_bit(layer, self._layers, self.settings.retention, self.settings.depth)
@@ -134,7 +138,7 @@ class LevelPolicy:
         """Levels [rows, M] of the M experts that each row chooses among."""
         levels = self.settings.levels
         if len(levels) == 2:
-            return two_levels(importance, *levels, self._retention(layer))
+            return two_levels(importance, *levels, self.critical(layer, importance.shape[1]))
         return by_damage(damage, levels, self._price(layer))
 
 
