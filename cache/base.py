@@ -144,3 +144,11 @@ class EvictionPolicy(ABC):
 
         The tier takes the first that it can evict, changes nothing while it iterates, and iterates once at a time.
         """
+
+    def heat(self) -> dict[ExpertKey, float]:
+        """Returns how hot each expert is, above 0, at most 1; experts that are not resident may be missing.
+
+        Here the first to be evicted is the coldest.
+        """
+        keys = list(self.candidates())
+        return {key: place / len(keys) for place, key in enumerate(keys, start=1)}

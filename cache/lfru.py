@@ -84,3 +84,8 @@ class LFRU(EvictionPolicy):
             else:
                 self._passed.append(heappop(heap))
                 yield key
+
+    def heat(self) -> dict[ExpertKey, float]:
+        """Returns the score of every expert that was ever used, relative to the highest."""
+        highest = max(self._scores.values(), default=0.0)
+        return {key: max(exp2(score - highest), 1e-9) for key, score in self._scores.items()}

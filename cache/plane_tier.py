@@ -139,6 +139,11 @@ class PlaneTier:
         with self._lock:
             return {key: version.level for key, version in self._resident.items()}
 
+    def heat(self) -> dict[ExpertKey, float]:
+        """Returns how hot each expert is by the policy of the base planes (EvictionPolicy.heat)."""
+        with self._lock:
+            return self._policies[self._blocks.kinds[0]].heat()
+
     def observe(self, observer: Observer) -> None:
         """Calls `observer` for every resident expert now, and whenever an expert arrives, changes its level or goes.
 

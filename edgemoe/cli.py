@@ -11,7 +11,7 @@ import typer
 from edgemoe.commands import bench, calibrate, chat, convert, doctor, inspect, models, plan, verify
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
-from edgemoe.console.printable import PrintableFormatter, printable
+from edgemoe.console.printable import PrintableRecord, printable
 from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
@@ -47,9 +47,9 @@ for name, command, epilog in (
 
 def main() -> int:
     """Runs the command line; returns its exit code."""
-    log = logging.StreamHandler()
-    log.setFormatter(PrintableFormatter("edgemoe: %(message)s"))
-    logging.basicConfig(handlers=[log], level=logging.WARNING)
+    logging.setLogRecordFactory(PrintableRecord)
+    logging.captureWarnings(True)
+    logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING)
     try:
         result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
     except EdgemoeError as error:

@@ -61,6 +61,8 @@ class TransferCounts:
     """Read from disk, ahead or not."""
     dram_bytes: int = 0
     """Copied from the DRAM tier into the VRAM tier."""
+    read_retries: int = 0
+    """Attempts after failures, of reads from disk that succeeded in the end."""
     spilled_bytes: int = 0
     """Copied from the VRAM tier into the DRAM tier on eviction."""
     vram_hits: int = 0

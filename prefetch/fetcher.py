@@ -31,6 +31,7 @@ from prefetch.transfer_path import TransferPath
 from prefetch.transfers import Transfers
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 from storage.errors import DamagedData
+from storage.retry import GivingUp
 
 BATCH_BYTES = 1 << 26
 """Bytes per warm-up batch: keeps all readers busy, bounds the delay of an arriving request."""
@@ -70,7 +71,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         path = path or RamPath(vram, dram, form)
-        self._vram = vram
+        self._vram, self._reader, self._retries = vram, reader, 0
         self._transfers = Transfers(
             vram, dram, path, form, reader, workers=workers, scan_workers=scan_workers, clock=clock
         )
@@ -172,12 +173,13 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Ends predictions, their reads and their leases."""
         if self._request and self._request.open:
             raise ValueError("expected no open request, got one")
-        with DeferredInterrupt():
+        with DeferredInterrupt(), GivingUp():
             self._speculation.end()
 
     def take_counts(self) -> TransferCounts:
         """Returns the counters since the last call, and resets them."""
         taken, self._transfers.counts = self._transfers.counts, TransferCounts()
+        taken.read_retries, self._retries = self._reader.retries - self._retries, self._reader.retries
         return taken
 
     def close(self) -> None:

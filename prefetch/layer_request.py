@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from cache.base import Lease
@@ -13,6 +13,10 @@ from prefetch.speculation import Speculation
 from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
 from storage.errors import DoesNotFit
+from storage.retry import GivingUp
+
+CHECK_EVERY = 0.1
+"""Seconds of a wait for transfers after which a Ctrl-C is raised: a failing read is tried again for seconds."""
 
 
 class LayerRequest(Request):
@@ -68,7 +72,8 @@ class LayerRequest(Request):
         try:
             self.finish()
             if error is not None:
-                self._speculation.end()
+                with GivingUp():
+                    self._speculation.end()
         finally:
             self.open = False
             self._interrupt.__exit__(kind, error, trace)
@@ -112,7 +117,7 @@ class LayerRequest(Request):
             self.advance()
             if not self._transfers.under_way:
                 self._start_alone()
-            self._transfers.next_done(self._transfers.under_way.values())
+            self._transfers.await_done(self._transfers.under_way.values(), CHECK_EVERY)
         raise StopIteration
 
     def advance(self) -> None:
@@ -133,12 +138,19 @@ class LayerRequest(Request):
         self._hits, self._arrived = [], []
         while self._in_dram:
             self._release_dram(self._in_dram.popleft())
-        for transfer in begun:
-            lease = self._end(self._transfers.next_done((transfer,)))
-            if lease:
-                self._vram.release(lease)
+        if begun:
+            self._end_begun(begun)
         if self._brought:
             self._vram.mark_evict_first(self._brought)
+
+    def _end_begun(self, transfers: Sequence[Transfer]) -> None:
+        """Waits for transfers whose experts are not wanted any more; their failed reads are not tried again."""
+        with GivingUp():
+            for transfer in transfers:
+                self._transfers.await_done((transfer,))
+                lease = self._end(transfer)
+                if lease:
+                    self._vram.release(lease)
 
     def _leave_in_dram(self, split: Split) -> None:
         """Takes from the missing experts those that stay in DRAM: some of those that DRAM has whole.

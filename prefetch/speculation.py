@@ -169,7 +169,8 @@ class Speculation:
             self._count_wasted(transfer)
         self._forget()
         for transfer in [t for t in list(self._flying.values()) if not self.cancel(t)]:
-            self.land(self._transfers.next_done((transfer,)))
+            self._transfers.await_done((transfer,))
+            self.land(transfer)
 
     def _forget(self) -> None:
         self._predicted.clear()

@@ -144,15 +144,13 @@ class Transfers:
         """The transfers that are done."""
         return [transfer for transfer in self.under_way.values() if transfer.done]
 
-    def next_done(self, among: Collection[Transfer]) -> Transfer:
-        """Waits until one of some transfers is done, and returns it."""
+    def await_done(self, among: Collection[Transfer], seconds: float | None = None) -> None:
+        """Waits until one of some transfers is done, or until one wait of `seconds` has passed without any's end."""
         while True:
             # Cleared before the look: a worker that ends after the look sets it again.
             self._ended.clear()
-            for transfer in among:
-                if transfer.done:
-                    return transfer
-            self._ended.wait()
+            if any(transfer.done for transfer in among) or not self._ended.wait(seconds):
+                return
 
     def end(self, transfer: Transfer) -> Lease | None:
         """Publishes a transfer that is done, and returns its lease; None: it failed, or never began."""

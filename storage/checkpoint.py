@@ -19,6 +19,7 @@ import xxhash
 from storage.errors import ModelRefused
 from storage.formats import GGUF, open_weights
 from storage.formats.base import Weight
+from storage.retry import open_regular
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from storage.untrusted import (
     CHECK_ORIGIN,
@@ -68,8 +69,14 @@ OPTIONAL_BOUNDS = {
     "moe_intermediate_size": 131_072,
     "max_position_embeddings": 1 << 30,
     "decoder_sparse_step": 1024,
+    "sliding_window": 1 << 30,
+    "full_attention_interval": 1024,
+    "num_nextn_predict_layers": 1024,
 }
 """Config key -> largest value accepted; the smallest is 1. Several times the values of all known models."""
+
+ZERO_ALLOWED = ("sliding_window", "num_nextn_predict_layers")
+"""Keys of OPTIONAL_BOUNDS whose smallest value is 0, which some published configs have."""
 
 _SAMPLE = 1 << 16
 """Bytes hashed at each end of a file's data, besides its header."""
@@ -95,9 +102,12 @@ def bounded_config(config: object) -> dict[str, Any]:
         value = config.get(key)
         if value is None and key in OPTIONAL_BOUNDS:
             continue
-        if type(value) is not int or not 1 <= value <= bound:
+        least = int(key not in ZERO_ALLOWED)
+        if type(value) is not int or not least <= value <= bound:
             raise ModelRefused(
-                f"a whole number from 1 to {bound} for {key} in config.json", shortened(value), CHECK_ORIGIN
+                f"a whole number from {least} to {bound} for {key} in config.json",
+                shortened(value),
+                CHECK_ORIGIN,
             )
     top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
     top_k = config.get(top_k_key) or 1
@@ -189,7 +199,7 @@ class Checkpoint:
         for path, head in sorted((whole | first).items()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest.update(file.read(head + _SAMPLE))
                 file.seek(max(size - _SAMPLE, 0))
                 digest.update(file.read(_SAMPLE))

@@ -22,6 +22,7 @@ from storage.expert_weights import ExpertNames, ExpertWeights
 from storage.layout import Layout
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.planes import Bytes
+from storage.retry import GivingUp
 from storage.source_error import SourceError
 from storage.writer import StoreWriter
 
@@ -67,9 +68,10 @@ def convert(
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
 
-    A finished store of the same source and options is not changed. The store's bytes do not depend on the number of
-    threads. All checks that need no weights come before the first write. Peak memory: the largest dense tensor with its
-    stored form, or two experts per thread, up to 1.5 GB or one expert.
+    A finished store of the same source and options is not changed, also where another process finishes it meanwhile.
+    The store's bytes do not depend on the number of threads. All checks that need no weights come before the first
+    write. Peak memory: the largest dense tensor with its stored form, or two experts per thread, up to 1.5 GB or one
+    expert.
 
     Args:
         source: directory of the checkpoint.
@@ -101,6 +103,8 @@ def convert(
             destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
         ) as writer,
     ):
+        if (destination / MANIFEST_NAME).exists():
+            return Manifest.load(destination)
         job.write(writer, threads or 2 * cores(), arrivals)
         with _source_errors(source):
             now = Checkpoint.open(source).fingerprint()
@@ -270,5 +274,6 @@ def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)
+        with GivingUp():
+            pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)

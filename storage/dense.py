@@ -14,12 +14,9 @@ import torch
 from storage.checkpoint import Checkpoint
 from storage.errors import DamagedData, ModelRefused
 from storage.expert_weights import ExpertNames, all_finite
-from storage.header import tensor_bytes
+from storage.header import Spec, tensor_bytes
 from storage.planes import round_up_bf16
 from storage.untrusted import DOWNLOAD_AGAIN
-
-Spec = tuple[str, tuple[int, ...]]
-"""safetensors' dtype and the shape of a tensor."""
 
 SCALE_SUFFIX = "_scale"
 """The scales of a tensor `name` of codes are the tensor `name` + this suffix."""

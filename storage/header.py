@@ -32,6 +32,9 @@ DTYPE_BITS = {
 }
 """safetensors' name of an element type -> bits of one element."""
 
+Spec = tuple[str, tuple[int, ...]]
+"""safetensors' dtype and the shape of a tensor."""
+
 _ACTION = "download or convert the file again"
 _MAX_DIMENSIONS = 64
 _MAX_SIZE = 2**63 - 1
@@ -52,6 +55,11 @@ class TensorEntry:
     shape: tuple[int, ...]
     range: ByteRange
     path: Path
+
+    @property
+    def spec(self) -> Spec:
+        """Type and shape."""
+        return self.dtype, self.shape
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """The lock of a store: any number of readers, or one converter.
 
-The lock is flock on the store's directory: it leaves no file, works on read-only media, and ends with its process.
+The lock is flock on the store's directory: it leaves no file, works on read-only media, and ends with its process. On
+Linux /proc/locks names the process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from storage.errors import ReadFailed, StoreBusy, UserError
@@ -20,6 +21,19 @@ except ImportError:  # Windows
 _log = logging.getLogger("edgemoe")
 
 
+def writer_of(directory: Path) -> int | None:
+    """The id of the process that has locked a store for writing; None: there is none, or the system does not say."""
+    with suppress(OSError):
+        found = directory.stat()
+        inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        # 3: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF
+        for line in Path("/proc/locks").read_text().splitlines():
+            match line.split():
+                case [_, "FLOCK", _, "WRITE", pid, place, *_] if place == inode and pid.isdecimal():
+                    return int(pid) or None  # 0: a process outside of this container
+    return None
+
+
 class StoreLock(AbstractContextManager["StoreLock"]):
     """A lock on a store, from construction to close(), for all threads of the process. Never waits.
 
@@ -28,7 +42,7 @@ class StoreLock(AbstractContextManager["StoreLock"]):
         exclusive: True for a converter, False for a reader.
 
     Raises:
-        StoreBusy: an existing lock, of this or another process, excludes this one.
+        StoreBusy: an existing lock, of this or another process, excludes this one, or the directory is being removed.
         UserError: the directory does not exist, its file system has no locks (a reader only logs a warning), or the
             platform has none.
         ReadFailed: the operating system refuses to open the directory.
@@ -49,9 +63,9 @@ class StoreLock(AbstractContextManager["StoreLock"]):
             fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
-            found = (
-                "another process that reads or writes it" if exclusive else "another process that writes it"
-            )
+            pid = writer_of(directory)
+            process = f"another process (id {pid})" if pid else "another process"
+            found = f"{process} that {'reads or writes' if exclusive and not pid else 'writes'} it"
             raise StoreBusy(wanted, found, "wait until that process ends, or stop it") from error
         except OSError as error:
             self.close()
@@ -62,6 +76,17 @@ class StoreLock(AbstractContextManager["StoreLock"]):
             _log.warning(
                 "%s cannot be locked (%s): do not convert to it while it is read", directory, error.strerror
             )
+        else:
+            if not self._is_at(directory):
+                self.close()
+                raise StoreBusy(wanted, "another process that has just removed it", "run the command again")
+
+    def _is_at(self, directory: Path) -> bool:
+        """Whether the locked directory still has its name: not where it was removed between opening and locking."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), directory.stat())
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Releases the lock. Idempotent."""

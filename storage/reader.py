@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from storage.lock import StoreLock
 from storage.manifest import Manifest
 from storage.manifest_entries import LayerRecords
 from storage.record import RecordGeometry
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT, open_regular, read_errors
+from storage.retry import Retries, open_regular, read_errors
 from storage.unbuffered import bypass_cache, forget, use_cache
 
 _ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
@@ -91,7 +90,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         return not self._buffered
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
-        """Reads planes with one preadv where possible. A transient error is retried RETRIES times.
+        """Reads planes with one preadv where possible. A transient error is retried for PATIENCE.
 
         Raises:
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
@@ -106,9 +105,11 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
-        self._fill(shard, ByteRange(shard.records[key.expert].offset + offset, length), into, wanted)
+        span = ByteRange(shard.records[key.expert].offset + offset, length)
+        retried = self._fill(shard, span, into, wanted)
         with self._lock:
             self._bytes_read += length
+            self.retries += retried
         self._verify(shard, key, first, last, into)
         return length
 
@@ -134,37 +135,34 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         if not bypass_cache(fd):
             self._go_buffered(shard)
 
-    def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
-        """Reads `span` of the file, and continues where a short read stopped."""
-        done = failures = 0
+    def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> int:
+        """Reads `span` of the file, and continues where a short read stopped. Returns the number of retries."""
+        done, retries = 0, Retries(shard.path)
         while done < span.length:
             direct = shard.direct
             try:
                 rest = list(_pieces(into, done, span.length - done)) if done else into
                 got = os.preadv(shard.fd, rest, span.offset + done)
-            except OSError as error:
-                if error.errno == errno.EINVAL and direct:
-                    self._go_buffered(shard)
-                    continue
-                if error.errno not in TRANSIENT or failures == RETRIES:
-                    found = f"{error.strerror}, {failures + 1} times, from {shard.path} at offset {span.offset + done}"
-                    raise ReadFailed(wanted, found, _ACTION) from error
-                got = 0
-            else:
                 # A short read was interrupted, or cut by the end of the file.
                 if done + got < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
                     found = f"the end of {shard.path} at {size}, before offset {span.end}"
                     raise TruncatedFile(wanted, found, _ACTION)
-            # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
-            progress = (done + got) // BLOCK * BLOCK - done
-            done += progress
-            failures = 0 if progress else failures + 1
-            if failures > RETRIES:
-                raise ReadFailed(wanted, f"no bytes from {shard.path} at {span.offset + done}", _ACTION)
-            if failures:
-                time.sleep(BACK_OFF * 2 ** (failures - 1))
+                # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
+                end = (done + got) // BLOCK * BLOCK
+                if end == done:
+                    raise OSError(errno.EIO, "no bytes")
+            except OSError as error:
+                if error.errno == errno.EINVAL and direct:
+                    self._go_buffered(shard)
+                elif failure := retries.failed(error):
+                    place = f"from {shard.path} at offset {span.offset + done}"
+                    raise ReadFailed(wanted, f"{failure}, {place}", _ACTION) from error
+            else:
+                done = end
+                retries.progress()
         if not shard.direct:
             forget(shard.fd, span.offset, span.length)
+        return retries.count
 
     def _verify(
         self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]

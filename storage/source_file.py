@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 from storage.base import BLOCK
 from storage.errors import TruncatedFile
 from storage.planes import Bytes
 from storage.record import align
-from storage.retry import BACK_OFF, RETRIES, TRANSIENT, open_regular, read_errors
+from storage.retry import Retries, open_regular, read_errors
 from storage.unbuffered import aligned, bypass_cache, use_cache
 
 DIRECT_FROM = 1 << 20
@@ -21,7 +20,7 @@ _ACTION = "check the disk, or download the file again"
 
 
 def read_range(path: Path, offset: int, size: int) -> Bytes:
-    """Reads uint8 [size] from `offset` on. A transient error is retried RETRIES times.
+    """Reads uint8 [size] from `offset` on. A transient error is retried for PATIENCE.
 
     The bytes have the alignment in memory that they have in the file, up to BLOCK.
 
@@ -41,30 +40,28 @@ def read_range(path: Path, offset: int, size: int) -> Bytes:
     with read_errors(wanted, _ACTION), open_regular(path) as file:
         fd = file.fileno()
         direct = size >= DIRECT_FROM and bypass_cache(fd)
-        got = _fill(fd, offset - before, buffer.data, before + size, direct)
+        got = _fill(fd, path, offset - before, buffer.data, before + size, direct)
     if got < before + size:
         raise TruncatedFile(wanted, f"{max(got - before, 0)} bytes before the end of the file", _ACTION)
     return buffer[before : before + size]
 
 
-def _fill(fd: int, start: int, into: memoryview, wanted: int, direct: bool) -> int:
+def _fill(fd: int, path: Path, start: int, into: memoryview, wanted: int, direct: bool) -> int:
     """Reads at least `wanted` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
-    done = failures = 0
+    done, retries = 0, Retries(path)
     while done < wanted:
         try:
             got = os.preadv(fd, [into[done:]], start + done)
         except OSError as error:
             if not (direct and error.errno == errno.EINVAL):
-                if error.errno not in TRANSIENT or failures == RETRIES:
-                    raise
-                time.sleep(BACK_OFF * 2**failures)
-                failures += 1
+                if found := retries.failed(error):
+                    raise OSError(error.errno, found) from error
                 continue
             got = 0
         else:
             if not got:
                 break
-            failures = 0
+            retries.progress()
         done += got
         if direct and done < wanted:
             # O_DIRECT was refused, or ended inside a block, from where it cannot continue.

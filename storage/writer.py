@@ -27,6 +27,7 @@ from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
 from storage.planes import Bytes
 from storage.record import RecordGeometry
+from storage.retry import open_regular
 from storage.source_error import SourceError
 from storage.source_file import read_whole
 from storage.unbuffered import aligned, bypass_cache
@@ -249,7 +250,7 @@ class StoreWriter:
         numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
         checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
         ours = self._shard_header(layer, checksums, error)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(len(ours)) != ours:
                 raise ValueError(f"other records than those of layer {layer} in {path}")
         self._errors[layer] = error

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *("storage.base", "storage.errors", "cache.base", "prefetch.base", "prefetch.counts"),
+    *("storage.base", "storage.errors", "storage.retry", "cache.base", "prefetch.base", "prefetch.counts"),
     *("edgemoe.kernels.base", "edgemoe.kernels.activation", "edgemoe.policy.levels"),
     *("edgemoe.experts.assignments", "edgemoe.experts.use"),
 )

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from edgemoe.chat.conversation import VOCABULARIES, load_tokenizer
 from edgemoe.chat.template import Message, encode_chat
 from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.tasks import Task, training_tasks
+from edgemoe.models.tokenizer import has_tokenizer, load_tokenizer
 from storage.errors import UserError
 
 CHOICES = ("text", "random", "both")
@@ -63,8 +63,7 @@ def make_prompts(
     if file and choice == "random":
         raise UserError("--prompts random alone", f"--prompt-file {file} too", "leave one of them out")
     sets = []
-    has_tokenizer = any((store.directory / name).exists() for name in VOCABULARIES)
-    if choice != "random" and (file or has_tokenizer):
+    if choice != "random" and (file or has_tokenizer(store.directory)):
         sets.append(text_prompts(load_tokenizer(store.directory), file, tokens, runs, seed))
     if choice != "text" or not sets:
         generator = torch.Generator().manual_seed(seed)

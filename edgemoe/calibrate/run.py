@@ -13,7 +13,6 @@ import xxhash
 
 from edgemoe.calibrate.state import CalibrationState
 from edgemoe.calibrate.windows import spread_windows
-from edgemoe.chat.conversation import load_tokenizer
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.metrics import QualityMeter
@@ -21,6 +20,7 @@ from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
 from edgemoe.kernels.base import Part
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.calibration import TEXT, Calibration
 from storage.errors import UserError

@@ -5,80 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
-
-from transformers import AutoTokenizer, GenerationConfig
 
 from edgemoe.chat.template import Message, encode_chat, render_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, generate
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
-from storage.errors import ContextExceeded, ModelRefused, UserError
-from storage.untrusted import CHECK_ORIGIN, foreign_code, shortened
-
-VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-"""Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""
-
-_RANGES = {
-    "temperature": (0, 1000),
-    "top_p": (0, 1),
-    "top_k": (0, 10_000_000),
-    "repetition_penalty": (0.01, 100),
-}
-"""Key of generation_config.json -> least and largest value that a sampler is given."""
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """Loads the fast tokenizer of a store.
-
-    Raises:
-        UserError: no tokenizer, or one that would run code from the model directory.
-    """
-    wanted = f"a fast tokenizer in {directory}"
-    if not any((directory / name).exists() for name in VOCABULARIES):
-        found = f"none of {', '.join(VOCABULARIES)}"
-        raise UserError(wanted, found, "convert from a checkpoint with tokenizer.json")
-    with foreign_code(wanted, "convert from a checkpoint with tokenizer.json"):
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        found = f"{type(tokenizer).__name__} without tokenizer.json"
-        raise UserError(wanted, found, "save the tokenizer with save_pretrained and convert again")
-    return tokenizer
-
-
-def generation_config(directory: Path) -> GenerationConfig:
-    """Loads the model's generation_config.json, or transformers' defaults without one.
-
-    Raises:
-        ModelRefused: a value that no sampler can use, with its key.
-    """
-    if not (directory / "generation_config.json").exists():
-        return GenerationConfig()
-    with foreign_code(f"a generation_config.json in {directory} that transformers accepts"):
-        config = GenerationConfig.from_pretrained(directory)
-    for key, (least, most) in _RANGES.items():
-        value = getattr(config, key)
-        if value is not None and not (_is_number(value) and least <= value <= most):
-            raise ModelRefused(
-                f"a number from {least} to {most} for {key} in {directory / 'generation_config.json'}",
-                shortened(value),
-                CHECK_ORIGIN,
-            )
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = [] if ends == [None] else ends
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise ModelRefused(
-            f"token ids for eos_token_id in {directory / 'generation_config.json'}",
-            shortened(config.eos_token_id),
-            CHECK_ORIGIN,
-        )
-    return config
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+from storage.errors import ContextExceeded, UserError
 
 
 class Conversation:
@@ -89,7 +23,7 @@ class Conversation:
 
     Args:
         engine: computes the answers.
-        tokenizer: of the model, from load_tokenizer.
+        tokenizer: of the model, from models.tokenizer.load_tokenizer.
         sampling: how tokens are chosen.
         system: a system message.
         sequence: of a finished conversation, to be reused; by default a new one.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from edgemoe.engine.engine import Engine
 from prefetch.sigint import DeferredInterrupt
+from storage.retry import GivingUp
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def idle_prefetch(engine: Engine) -> Iterator[None]:
         thread.start()
         yield
     finally:
-        with DeferredInterrupt():
+        with DeferredInterrupt(), GivingUp():
             ended.set()
             if thread.ident is not None:
                 thread.join()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.ctrl_c import InterruptedTwice, counting_interrupts
+from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import COMPLETIONS, run_command
@@ -14,7 +16,14 @@ from edgemoe.engine.engine import Engine
 from storage.errors import ContextExceeded, UserError
 
 
-def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, as_json: bool) -> None:
+def run_chat(
+    engine: Engine,
+    conversation: Conversation,
+    prompt: str | None,
+    *,
+    as_json: bool,
+    answered: Callable[[], None] = lambda: None,
+) -> None:
     """Answers `prompt`, or every turn of stdin until its end or /exit.
 
     At a terminal the chat continues after a mistake or a cancelled answer; in a pipe both end it, because a script
@@ -25,6 +34,7 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
         conversation: answers the turns.
         prompt: the only turn; None: turns come from stdin.
         as_json: prints answers as JSON lines.
+        answered: called after every answer.
 
     Raises:
         UserError: a turn in a pipe that cannot be answered.
@@ -32,25 +42,26 @@ def run_chat(engine: Engine, conversation: Conversation, prompt: str | None, *, 
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
     interactive = prompt is None and sys.stdin.isatty()
-    chat = Chat(engine, conversation, as_json=as_json, short=interactive)
+    chat = Chat(engine, conversation, as_json=as_json, short=interactive, answered=answered)
     if prompt is not None:
         chat.ask(prompt)
         return
     turns = open_turns(COMPLETIONS)
-    while True:
-        try:
-            turn = _read_and_prefetch(chat, turns) if interactive else turns.read()
-            if turn and turn.text.strip():
-                _answer(chat, turn, interactive=interactive)
-        except EOFError:
-            return
+    with CtrlC(as_key=turns.reads_ctrl_c) if interactive else nullcontext() as ctrl_c:
+        while True:
+            try:
+                turn = _read_and_prefetch(chat, turns, ctrl_c) if ctrl_c else turns.read()
+                if turn and turn.text.strip():
+                    _answer(chat, turn, ctrl_c)
+            except EOFError:
+                return
 
 
-def _read_and_prefetch(chat: Chat, turns: TurnSource) -> Turn | None:
+def _read_and_prefetch(chat: Chat, turns: TurnSource, ctrl_c: CtrlC) -> Turn | None:
     """Reads the next turn and prefetches experts meanwhile; None where Ctrl-C came directly after the turn."""
     turn: Turn | None = None
     try:
-        with idle_prefetch(chat.engine):
+        with idle_prefetch(chat.engine), ctrl_c.reading():
             turn = turns.read()
     except KeyboardInterrupt:
         if turn is None:
@@ -60,14 +71,18 @@ def _read_and_prefetch(chat: Chat, turns: TurnSource) -> Turn | None:
     return turn
 
 
-def _answer(chat: Chat, turn: Turn, *, interactive: bool) -> None:
-    """Runs a command or answers a question. Errors and the first Ctrl-C are only printed where `interactive`."""
+def _answer(chat: Chat, turn: Turn, ctrl_c: CtrlC | None) -> None:
+    """Runs a command or answers a question. In a chat at a terminal errors and the first Ctrl-C are only printed.
+
+    Args:
+        ctrl_c: of a chat at a terminal; None: turns come from a pipe.
+    """
     try:
-        with counting_interrupts():
+        with ctrl_c.answering() if ctrl_c else nullcontext():
             if not run_command(chat, turn):
                 chat.ask(turn.text)
     except UserError as error:
-        if not interactive:
+        if not ctrl_c:
             raise
         chat.say(f"edgemoe: {error}")
         if isinstance(error, ContextExceeded):
@@ -75,6 +90,6 @@ def _answer(chat: Chat, turn: Turn, *, interactive: bool) -> None:
     except InterruptedTwice:
         raise
     except KeyboardInterrupt:
-        if not interactive:
+        if not ctrl_c:
             raise
         chat.say("\n(cancelled; the turn is dropped, /regen answers it again)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour
@@ -23,6 +24,7 @@ def stats_line(answer: Answer) -> str:
     levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
     reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
     on_cpu = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
+    retried = f", {answer.read_retries} read retries" if answer.read_retries else ""
     retention = ""
     if answer.effective_retention is not None and answer.effective_retention < 1:
         retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
@@ -30,7 +32,8 @@ def stats_line(answer: Answer) -> str:
         f"{short_stats(answer)}, "
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
-        f"{format_size(answer.bytes_read['dram'])} from DRAM, levels {levels or '-'}{reused}{on_cpu}{retention}, "
+        f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
+        f"levels {levels or '-'}{reused}{on_cpu}{retention}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
@@ -53,10 +56,19 @@ class Chat:
         conversation: answers the turns.
         as_json: prints answers as JSON lines.
         short: prints only times and token counts after an answer; /stats prints the full cost.
+        answered: called after every answer.
     """
 
-    def __init__(self, engine: Engine, conversation: Conversation, *, as_json: bool, short: bool) -> None:
-        self.engine, self.conversation = engine, conversation
+    def __init__(
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        *,
+        as_json: bool,
+        short: bool,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self.conversation, self._answered = engine, conversation, answered
         self._as_json, self._short = as_json, short
         self.answers: list[Answer] = []
         self.cancelled: str | None = None
@@ -90,6 +102,7 @@ class Chat:
 
     def _show(self, answer: Answer) -> None:
         self.answers.append(answer)
+        self._answered()
         if self._as_json:
             print(json.dumps(answer.as_json()), flush=True)
             return

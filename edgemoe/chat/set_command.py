@@ -10,9 +10,11 @@ from typing import Any
 
 from edgemoe.engine.sampling import Sampling
 from edgemoe.policy.importance import needs_attention
-from edgemoe.policy.settings import SIGNALS, RunSettings, format_levels, parse_levels
+from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings, format_levels, parse_levels
 from prefetch.base import MODES
 from storage.errors import UserError
+
+SWITCH = ("on", "off")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,11 @@ class Tuning:
         return {
             "exact" if run.exact else "levels": format_levels(run.levels),
             **({"retention": f"{run.retention:g}"} if run.bits is None else {"bits": f"{run.bits:g}"}),
+            "depth": run.depth,
+            "critical": run.critical,
             "importance": run.importance,
             "heavy-hitters": f"{run.heavy_hitters:g}",
+            "renormalise": "on" if run.renormalise else "off",
             "speculate": run.speculate,
             "temperature": f"{sampling.temperature:g}",
             "top-p": f"{sampling.top_p:g}",
@@ -84,18 +89,7 @@ def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callabl
                 f"one level for all, {now.run.levels[0]}",
                 "enter /set levels 4/2 or another pair first",
             )
-        if now.run.priced and name in ("importance", "heavy-hitters"):
-            raise UserError(
-                f"two levels that go by retention, for /set {name} {value}",
-                f"{now.run.name}, which goes by damage",
-                "enter /set levels 4/2 and /set retention 0.75 first",
-            )
-        if name == "heavy-hitters" and not needs_attention(now.run.importance):
-            raise UserError(
-                f"an importance that counts heavy hitters, for /set {name} {value}",
-                f"importance {now.run.importance}, which counts none",
-                "enter /set importance heavy-hitters or mix first",
-            )
+        _require_effect(now.run, name, value)
         return _run(now, **{name.replace("-", "_"): convert(value)}, **others)
 
     return change
@@ -106,6 +100,34 @@ def _levels(now: Tuning, value: str) -> Tuning:
     levels = parse_levels(value)
     bits = now.run.bits if len(levels) > 1 else None
     return _run(now, levels=levels, exact=False, bits=bits)
+
+
+def _require_effect(run: RunSettings, name: str, value: str) -> None:
+    """Refuses signals where levels go by damage, heavy hitters that are not counted, and scaling without skipping."""
+    if run.priced and name in ("importance", "heavy-hitters"):
+        raise UserError(
+            f"two levels that go by retention, for /set {name} {value}",
+            f"{run.name}, which goes by damage",
+            "enter /set levels 4/2 and /set retention 0.75 first",
+        )
+    if name == "heavy-hitters" and not needs_attention(run.importance):
+        raise UserError(
+            f"an importance that counts heavy hitters, for /set {name} {value}",
+            f"importance {run.importance}, which counts none",
+            "enter /set importance heavy-hitters or mix first",
+        )
+    if name == "renormalise" and value == "on" and 0 not in run.levels:
+        raise UserError(
+            f"levels that skip experts, for /set {name} {value}",
+            format_levels(run.levels),
+            "enter /set levels 4/0 or another list that ends with 0 first",
+        )
+
+
+def _switch(value: str) -> bool:
+    if value not in SWITCH:
+        raise ValueError
+    return value == "on"
 
 
 def _sampling(
@@ -138,10 +160,13 @@ SETTINGS = {
         lambda now, value: _run(now, levels=parse_levels(str(int(value))), exact=True, bits=None),
         ("8", "4", "2"),
     ),
-    "retention": Setting("a fraction from 0.5 to 1", _ranking("retention", float, bits=None)),
+    "retention": Setting("a fraction above 0, at most 1", _ranking("retention", float, bits=None)),
     "bits": Setting("mean bits a weight, such as 3.5,", _ranking("bits", float)),
+    "depth": Setting("a course over the layers", _ranking("depth", str), DEPTHS),
+    "critical": Setting("a rounding", _ranking("critical", str), CRITICAL),
     "importance": Setting("a signal", _ranking("importance", str), SIGNALS),
     "heavy-hitters": Setting("a fraction up to 1", _ranking("heavy-hitters", float)),
+    "renormalise": Setting("on or off", _ranking("renormalise", _switch), SWITCH),
     "speculate": Setting("a mode", lambda now, value: _run(now, speculate=value), MODES),
     "temperature": Setting("a number from 0", _sampling("temperature", float, lambda t: 0 <= t < math.inf)),
     "top-p": Setting(

@@ -106,6 +106,8 @@ def _set(chat: Chat, argument: str) -> None:
     if len(words) != 2:
         raise UserError("/set NAME VALUE", f"/set {argument}", "enter /set to list all settings")
     then = changed(now, *words)
+    if then.run.doubt and then.run.doubt != now.run.doubt:
+        chat.say(then.run.doubt)
     chat.engine.configure(then.run)
     chat.conversation.set_sampling(then.sampling)
     chat.say(f"set: {then.run.name}" if words[0] in ("levels", "exact", "retention") else f"set: {argument}")

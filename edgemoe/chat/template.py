@@ -16,6 +16,7 @@ from typing import Any
 
 from storage.atomic import write_all
 from storage.errors import ModelRefused, UserError
+from storage.untrusted import foreign_code
 
 CPU_SECONDS = 2.0
 """CPU time for one rendering; the operating system counts whole seconds, and kills."""
@@ -157,21 +158,24 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     """
     if not tokenizer.chat_template:
         return "\n".join(message["content"] for message in messages)
+    with foreign_code("a chat template and special tokens that transformers finds"):
+        template, special = tokenizer.get_chat_template(), tokenizer.special_tokens_map
     variables = {
-        **tokenizer.special_tokens_map,
+        **special,
         "messages": [dict(message) for message in messages],
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
     }
-    return renderer().render(tokenizer.get_chat_template(), variables)
+    return renderer().render(template, variables)
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Encodes a conversation as token ids; without a chat template, with the tokenizer's special tokens around it.
 
     Raises:
-        UserError, ModelRefused: from TemplateRenderer.render.
+        UserError, ModelRefused: from TemplateRenderer.render; the tokenizer cannot encode the text.
     """
-    templated = bool(tokenizer.chat_template)
-    return list(tokenizer(render_chat(tokenizer, messages), add_special_tokens=not templated)["input_ids"])
+    text, templated = render_chat(tokenizer, messages), bool(tokenizer.chat_template)
+    with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
+        return list(tokenizer(text, add_special_tokens=not templated)["input_ids"])

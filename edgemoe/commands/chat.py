@@ -69,11 +69,13 @@ def chat_command(
     if not as_json:
         print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
     with starting("loading transformers"):
-        from edgemoe.chat.conversation import Conversation, load_tokenizer
+        from edgemoe.chat.conversation import Conversation
         from edgemoe.chat.loop import run_chat
         from edgemoe.chat.slash_commands import refuse_command
         from edgemoe.chat.template import renderer
         from edgemoe.engine.engine import Engine
+        from edgemoe.models.heat import keeping_heat
+        from edgemoe.models.tokenizer import load_tokenizer
 
     # Wrong options are refused before the model is loaded.
     if prompt is not None:
@@ -86,7 +88,12 @@ def chat_command(
             engine = stack.enter_context(Engine(store, plan, settings))
         if engine.damage and not as_json:
             print(f"levels by damage, measured on {engine.damage.origin}", file=sys.stderr, flush=True)
-        run_chat(engine, Conversation(engine, tokenizer, sampling, system), prompt, as_json=as_json)
+        before, answered = stack.enter_context(
+            keeping_heat(store.directory, store.manifest, engine.vram.heat)
+        )
+        engine.fill_first(before)
+        conversation = Conversation(engine, tokenizer, sampling, system)
+        run_chat(engine, conversation, prompt, as_json=as_json, answered=answered)
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:
@@ -95,8 +102,8 @@ def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampl
     Raises:
         UserError: --top-p at temperature 0.
     """
-    from edgemoe.chat.conversation import generation_config
     from edgemoe.engine.sampling import Sampling
+    from edgemoe.models.runnable import generation_config
 
     sampling = Sampling.of_model(generation_config(directory), eos, **vars(given))
     if given.top_p is not None and sampling.temperature == 0:

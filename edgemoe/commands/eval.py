@@ -40,11 +40,17 @@ class MeasureOptions:
         "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0."
     )
     retention: list[float] | None = option(
-        "Mean share of critical experts, 0.5 to 1; repeat for more. Default: 0.75 and, with --text, 0.9, 1."
+        "Mean share of critical experts, above 0, at most 1; repeat for more. "
+        "Default: 0.75 and, with --text, 0.9, 1."
     )
     bits: list[float] | None = option(
         "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
+    depth: str | None = option(options.DEPTH_HELP)
+    critical: str | None = option(options.CRITICAL_HELP)
+    importance: str | None = option(options.IMPORTANCE_HELP)
+    heavy_hitters: float | None = option(options.HEAVY_HITTERS_HELP)
+    renormalise: bool = option(options.RENORMALISE_HELP, False)
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
         "Tokens of a window of the text, each run alone. Default: 512.", min=2, max=512
@@ -58,7 +64,7 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows beside the table: signals, depth, layers or skipping; repeat for more."
+        "Rows beside the table: signals, depth, critical, layers or skipping; repeat for more."
     )
     reuse: bool = option(
         "Mixed settings once more, with higher planes used where they are resident; "
@@ -137,20 +143,28 @@ def _table(measure: MeasureOptions) -> list[Arm]:
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    if (retention or reuse) and all(len(each) == 1 for each in levels):
-        given = f"--retention {retention[0]}" if retention else "--reuse"
-        found = f"{given} with one level for all experts"
-        raise UserError("a setting of several levels", found, "give --levels 4/2 or another pair with it")
-    if measure.bits and all(len(each) < 3 for each in levels):
-        found = f"--bits {measure.bits[0]:g} with two levels at most"
+    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in ("retention", "bits")}
+    if all(len(each) == 1 for each in levels):
+        found = "one level for all experts"
+        if reuse:
+            raise UserError(
+                "two or more levels for --reuse", found, "give --levels 4/2 or another pair with it"
+            )
+        options.require_no_ranking(chosen | {"retention": retention and retention[0]}, found)
+    bits = list(dict.fromkeys(measure.bits or ()))
+    if bits and all(len(each) < 3 for each in levels):
+        found = f"--bits {bits[0]:g} with two levels at most"
         raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
     retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
-    return studies.table_arms(
-        list(dict.fromkeys(levels)),
-        list(dict.fromkeys(retentions)),
-        list(dict.fromkeys(measure.bits or ())),
-        reuse=reuse,
+    given = {name: value for name, value in chosen.items() if value not in (None, False)}
+    arms = studies.table_arms(
+        list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, bits, reuse=reuse
     )
+    skipping = [arm for arm in arms if 0 in arm.settings.levels] or arms
+    options.require_effect(skipping[0].settings, given)
+    for arm in arms:
+        options.warn_of_doubt(arm.settings)
+    return arms
 
 
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +26,8 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
-        "(org/name[@revision]), which is converted on first use. Default: the demo model that comes with edgemoe.",
+        "(org/name[@revision]), which is converted on first use; a conversion of it in another process is waited for. "
+        "Default: the demo model that comes with edgemoe.",
         show_default=False,
     ),
 ]
@@ -36,6 +40,25 @@ KeepSourceOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 StoreArgument = Annotated[Path, typer.Argument(help="Store directory.")]
+
+
+DEPTH_HELP = (
+    "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine."
+)
+CRITICAL_HELP = (
+    "How a layer's number of critical experts is rounded: ceil (DyMoE), or carry, which rounds down and carries the "
+    "rest to the next layer, so that the mean is --retention. Default: carry."
+)
+IMPORTANCE_HELP = (
+    "What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, heavy-hitters-last, mix, gate "
+    "or random. Default: gate."
+)
+HEAVY_HITTERS_HELP = (
+    "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
+)
+RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
+RANKING = ("retention", "bits", "depth", "critical", "importance", "heavy_hitters", "renormalise")
+"""Options that rank experts: fields of RunSettings without effect where all experts have one level."""
 
 
 @dataclass(frozen=True)
@@ -66,27 +89,24 @@ class LevelOptions:
         "Planes already in memory are used. Default: the store's highest level."
     )
     retention: float | None = option(
-        "Mean fraction of critical experts over the layers, 0.5 to 1. Default: 0.75. With three or more levels it "
-        "stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+        "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
+        "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
     )
     bits: float | None = option(
         "Mean bits a weight of experts, such as 3.5, instead of --retention. Each expert of a token gets the level "
         "that costs least, by what `edgemoe calibrate` has measured. Without --levels: out of 8, 4, 2 and 0."
     )
+    depth: str | None = option(DEPTH_HELP)
+    critical: str | None = option(CRITICAL_HELP)
 
 
 @dataclass(frozen=True)
 class SettingOptions(LevelOptions):
     """Options of run_settings. None stands for an option's default."""
 
-    importance: str | None = option(
-        "What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, "
-        "heavy-hitters-last, mix, gate or random. Default: gate."
-    )
-    heavy_hitters: float | None = option(
-        "Fraction of a prompt's tokens that are heavy hitters, for an --importance that counts them. "
-        "Default: 0.5."
-    )
+    importance: str | None = option(IMPORTANCE_HELP)
+    heavy_hitters: float | None = option(HEAVY_HITTERS_HELP)
+    renormalise: bool = option(RENORMALISE_HELP, False)
     eviction: str | None = option("What leaves a full tier: lfru, lru-planes or lru-experts.")
     speculate: str | None = option(
         "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
@@ -126,16 +146,35 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
             "leave one of the two out",
         )
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    for name in ("retention", "bits", "importance", "heavy_hitters"):
-        if name in chosen and len(levels) == 1:
-            raise UserError(
-                f"two or more levels for --{name.replace('_', '-')} {chosen[name]}",
-                f"one level for all, {levels[0]}",
-                "give --levels 4/2 or another pair with it",
-            )
+    if len(levels) == 1:
+        require_no_ranking(chosen, f"one level for all, {levels[0]}")
     # The library's own default, in RunSettings, is off for both.
     defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
     settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
+    _require_signals(settings, chosen)
+    require_effect(settings, chosen)
+    warn_of_doubt(settings)
+    return settings
+
+
+def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
+    """Refuses options that rank experts.
+
+    Args:
+        chosen: option's name -> value; None and False: not given.
+        found: why they have no effect, for the error.
+    """
+    for name in RANKING:
+        if chosen.get(name) not in (None, False):
+            option = f"--{name.replace('_', '-')}"
+            wanted = f"{option} {chosen[name]}" if name != "renormalise" else option
+            raise UserError(
+                f"two or more levels for {wanted}", found, "give --levels 4/2 or another pair with it"
+            )
+
+
+def _require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
+    """Refuses signals of importance where levels go by damage."""
     for name in ("importance", "heavy_hitters"):
         if name in chosen and settings.priced:
             raise UserError(
@@ -143,9 +182,35 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
                 f"{settings.name}, which goes by damage",
                 "leave that option out, or give --levels 4/2 without --bits",
             )
-    if given.heavy_hitters is not None:
-        _require_heavy_hitters(settings)
-    return settings
+
+
+def require_effect(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
+    """Refuses a fraction of heavy hitters that is not counted, and --renormalise where no expert is skipped."""
+    from edgemoe.policy.importance import needs_attention
+
+    if chosen.get("heavy_hitters") is not None and not needs_attention(settings.importance):
+        raise UserError(
+            f"an importance that counts heavy hitters, for --heavy-hitters {settings.heavy_hitters}",
+            f"--importance {settings.importance}, which counts none",
+            "give --importance heavy-hitters or mix with it",
+        )
+    if settings.renormalise and 0 not in settings.levels:
+        raise UserError(
+            "levels that skip experts, for --renormalise",
+            "/".join(map(str, settings.levels)),
+            "give --levels 4/0 or another list that ends with 0, or leave --renormalise out",
+        )
+
+
+def warn_of_doubt(settings: RunSettings) -> None:
+    """Logs the doubt about settings, if there is one; each once a process."""
+    if settings.doubt:
+        _warn(settings.doubt)
+
+
+@cache
+def _warn(sentence: str) -> None:
+    logging.getLogger("edgemoe").warning("%s", sentence)
 
 
 def _given_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | None:
@@ -163,14 +228,3 @@ def _given_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | No
     if exact not in (8, 4, 2):
         raise UserError("a level of 8, 4 or 2 bits for --exact", str(exact), "choose one of them")
     return (exact,)
-
-
-def _require_heavy_hitters(settings: RunSettings) -> None:
-    from edgemoe.policy.importance import needs_attention
-
-    if not needs_attention(settings.importance):
-        raise UserError(
-            f"an importance that counts heavy hitters, for --heavy-hitters {settings.heavy_hitters}",
-            f"--importance {settings.importance}, which counts none",
-            "give --importance heavy-hitters or mix with it",
-        )

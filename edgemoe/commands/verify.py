@@ -15,11 +15,12 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
     anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
-    from edgemoe.layers.build import check_dense
+    from edgemoe.layers.build import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from storage.errors import EdgemoeError
     from storage.verify import verify
+    from storage.writer import DENSE_NAME
 
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
@@ -27,7 +28,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     if not damage:
         try:
             opened = StoreModel.open(store)
-            check_dense(store)
+            check_dense(store, opened.config, dense_specs(store / DENSE_NAME))
             calibration_of(opened, opened.manifest.max_level)  # logs a warning about one that cannot be used
         except EdgemoeError as error:
             damage.append(error)

@@ -40,6 +40,9 @@ class Turn:
 class TurnSource(Protocol):
     """A source of turns."""
 
+    reads_ctrl_c: bool
+    """Whether Ctrl-C is a key while a turn is read, and not a signal."""
+
     def read(self) -> Turn:
         """Reads the next turn, which may be empty.
 
@@ -77,6 +80,8 @@ class PlainTurns:
         lines: stream to read.
         prompts: stream for a prompt before each line; None: no prompts.
     """
+
+    reads_ctrl_c = False
 
     def __init__(self, lines: IO[str], prompts: IO[str] | None) -> None:
         self._lines, self._prompts = lines, prompts
@@ -117,6 +122,8 @@ class EditedTurns:
         completions: of commands.
         history: file; where it cannot be written, history lasts until the program ends.
     """
+
+    reads_ctrl_c = True
 
     def __init__(self, completions: Completions, history: Path) -> None:
         from prompt_toolkit import PromptSession
@@ -182,6 +189,7 @@ def _keys() -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("c-c")
+    @keys.add("<sigint>")  # sent by another process
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()

@@ -6,13 +6,17 @@ import logging
 
 
 def printable(text: object) -> str:
-    """A text without the control characters that a terminal would interpret; newlines and tabs stay."""
-    return "".join(c for c in str(text) if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))
+    """A text without the control characters that a terminal would interpret; newlines and tabs stay.
+
+    Halves of surrogate pairs, which JSON may hold and no terminal's encoding has, become question marks.
+    """
+    kept = "".join(c for c in str(text) if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))
+    return kept.encode(errors="replace").decode()
 
 
-class PrintableFormatter(logging.Formatter):
-    """Formats log records with printable characters only."""
+class PrintableRecord(logging.LogRecord):
+    """A log record, of any library, whose message has printable characters only."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def getMessage(self) -> str:  # noqa: N802  # logging calls it so
         """The record's text."""
-        return printable(super().format(record))
+        return printable(super().getMessage())

@@ -9,7 +9,7 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import torch
@@ -47,7 +47,7 @@ from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
 from storage.calibration import CALIBRATION_NAME, Calibration
-from storage.errors import DoesNotFit, EdgemoeError, NotFinite, UserError
+from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME
 
@@ -82,7 +82,7 @@ class Engine:
         wrap_source: Callable[[ExpertSource], ExpertSource] = lambda source: source,
     ) -> None:
         freeze_existing_objects()  # before any object of an engine exists: these are collected with it
-        model = skeleton(store.directory)
+        model = skeleton(store.directory, store.config)
         return_free_memory()
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
@@ -304,17 +304,24 @@ class Engine:
 
         Raises:
             UserError: there is no token.
+            ModelRefused: a token that the model does not have, from a tokenizer of another model.
             ContextExceeded: there are too many; nothing was run.
         """
         if not tokens:
             raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
+        if max(tokens) >= self.shape.vocab:
+            raise ModelRefused(
+                f"token ids below {self.shape.vocab}, the vocabulary that config.json has",
+                f"{max(tokens)} from the tokenizer",
+                "convert the model again with its own tokenizer",
+            )
         sequence.require(len(tokens))
         for start in range(0, len(tokens), PREFILL_ROWS):
             logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))
         return logits[0]
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Reads experts into free blocks of the fastest tier, equally many of every layer (ExpertSource.fill).
+        """Reads experts into free blocks of the fastest tier, in the order of fill_first (ExpertSource.fill).
 
         On any thread, while no other thread uses the engine (chat.idle_prefetch).
 
@@ -324,6 +331,10 @@ class Engine:
         settings = self.settings
         if settings.cache:
             self._source.fill(self._keys, [level for level in settings.levels if level], go_on)
+
+    def fill_first(self, heat: Mapping[ExpertKey, float]) -> None:
+        """Has `fill` read the hottest experts first. By default it reads equally many of every layer."""
+        self._keys.sort(key=lambda key: -heat.get(key, 0.0))
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""

@@ -17,6 +17,9 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
 from prefetch.counts import TransferCounts
 from storage.base import LEVELS
+from storage.untrusted import foreign_code
+
+_DECODES = "a tokenizer that decodes the model's tokens"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Answer:
     """
     bytes_read: dict[str, int]
     """Bytes moved from each slower tier, ssd and dram, by prefill and decode."""
+    read_retries: int
+    """Attempts after failures, of reads of experts that succeeded in the end; 0 on a sound disk."""
     peak_vram_bytes: int
     """Peak of the memory that --vram-limit limits (Engine.peak_bytes)."""
     peak_process_bytes: int
@@ -150,6 +155,7 @@ def generate(
 
     Raises:
         ContextExceeded: the prompt does not fit; nothing is computed.
+        ModelRefused: the tokenizer cannot decode a token.
         KeyboardInterrupt: sequence and tokens are consistent.
     """
     prompt, sampling = len(tokens), sampler.sampling
@@ -162,7 +168,9 @@ def generate(
             reason = "stop"
             break
         answer.append(token)
-        if piece := stream.step(tokenizer.backend_tokenizer, token):
+        with foreign_code(_DECODES):
+            piece = stream.step(tokenizer.backend_tokenizer, token)
+        if piece:
             shown += piece
             on_text(piece)
         if len(answer) >= sampling.max_new_tokens:
@@ -170,7 +178,8 @@ def generate(
         if sequence.length >= sequence.context:
             reason = "context"
             break
-    text = tokenizer.decode(answer, skip_special_tokens=True)
+    with foreign_code(_DECODES):
+        text = tokenizer.decode(answer, skip_special_tokens=True)
     # The stream withholds an incomplete character; the whole text has a replacement character in its place.
     if text != shown and text.startswith(shown):
         on_text(text[len(shown) :])
@@ -197,6 +206,7 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         cpu_experts=both.left_below,
         effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
+        read_retries=both.read_retries,
         peak_vram_bytes=engine.peak_bytes(),
         peak_process_bytes=peak_resident_bytes(),
         vram_limit_bytes=engine.plan.vram_limit_bytes,

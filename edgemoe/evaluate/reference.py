@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from storage.checkpoint import Checkpoint
 from storage.errors import DoesNotFit, MissingTensor, UserError
+from storage.untrusted import foreign_code
 
 
 class Reference:
@@ -44,9 +45,10 @@ class Reference:
                 "%s is not the checkpoint that the store was converted from: KL compares two models",
                 checkpoint,
             )
-        model, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True
-        )
+        with foreign_code(f"a checkpoint in {checkpoint} that transformers loads", values=opened.config):
+            model, report = AutoModelForCausalLM.from_pretrained(
+                checkpoint, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True
+            )
         if report["missing_keys"]:
             missing = sorted(report["missing_keys"])
             raise MissingTensor(

@@ -14,7 +14,7 @@ from edgemoe.policy.settings import format_levels
 BF16 = "bf16"
 """Name of the reference's row."""
 
-CHOICE_FIELDS = ("importance", "heavy_hitters", "depth", "renormalise")
+CHOICE_FIELDS = ("importance", "heavy_hitters", "depth", "critical", "renormalise")
 """Fields of RunSettings, besides levels and retention, on which quality depends; reports name them the same."""
 
 
@@ -51,6 +51,7 @@ class EvalRow:
     importance: str | None = None
     heavy_hitters: float | None = None
     depth: str | None = None
+    critical: str | None = None
     renormalise: bool | None = None
     layer: int | None = None
     """The only layer that is scheduled; None: all."""

@@ -13,7 +13,6 @@ import torch
 import transformers
 
 from edgemoe import __version__
-from edgemoe.chat.conversation import generation_config, load_tokenizer
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
@@ -32,6 +31,8 @@ from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.runnable import generation_config
+from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from edgemoe.policy.settings import DEPTHS, SIGNALS, RunSettings
+from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 TABLE = "table"
-STUDIES = ("signals", "depth", "layers", "skipping")
+STUDIES = ("signals", "depth", "critical", "layers", "skipping")
 
 FOUR_LEVELS = (8, 4, 2, 0)
 
@@ -30,6 +30,7 @@ TABLE_RETENTIONS = (0.75, 0.9, 1.0)
 STUDIED_LEVELS = ((4, 2), (4, 0))
 SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
 DEPTH_RETENTION = 0.75
+CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
 LAYER_RETENTION = 0.5
 
 
@@ -57,6 +58,7 @@ class Arm:
         varied = {
             "signals": f" {settings.importance}",
             "depth": f" {settings.depth}",
+            "critical": f" {settings.critical}",
             "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
             "layers": f" layer {settings.only_layer}",
         }
@@ -64,13 +66,19 @@ class Arm:
 
 
 def table_arms(
-    levels: Sequence[tuple[int, ...]], retentions: Sequence[float], bits: Sequence[float] = (), *, reuse: bool
+    levels: Sequence[tuple[int, ...]],
+    retentions: Sequence[float],
+    ranking: Mapping[str, Any] | None = None,
+    bits: Sequence[float] = (),
+    *,
+    reuse: bool,
 ) -> list[Arm]:
     """Returns the arms of the table: mixed levels at every retention, uniform levels once.
 
     Args:
         levels: bits per expert, high to low, of each setting.
-        retentions: mean fraction of critical experts, 0.5 to 1.
+        retentions: mean fraction of critical experts, above 0, at most 1.
+        ranking: other fields of the settings that rank experts; None: their defaults.
         bits: mean bits a weight of settings of three or more levels, in place of retentions.
         reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
@@ -80,7 +88,7 @@ def table_arms(
         if bits and len(each) > 2:
             varied = [{"bits": wanted} for wanted in bits]
         for changes in varied:
-            settings = RunSettings(levels=each, exact=True, **changes)
+            settings = RunSettings(levels=each, exact=True, **changes, **ranking or {})
             arms.append(Arm(settings, PHASES, TABLE))
             if reuse and len(each) > 1:
                 arms.append(Arm(settings.with_(exact=False), PHASES, TABLE))
@@ -92,6 +100,7 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
 
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3);
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
+    - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
     - skipping: with and without scaling the other gate weights up where experts are skipped;
     - layers: one layer at a time loses its less important half to 2 bits, or altogether, while all others keep
       `top` bits (DyMoE figure 5).
@@ -112,13 +121,17 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
         varied = [(levels, {"retention": r, "importance": signal}) for levels, r, signal in triples]
     elif study == "depth":
         varied = [(levels, {"depth": depth}) for levels in STUDIED_LEVELS for depth in DEPTHS]
+    elif study == "critical":
+        phases = ("decode",)
+        triples = product(STUDIED_LEVELS, CRITICAL_RETENTIONS, CRITICAL)
+        varied = [(levels, {"retention": r, "critical": rounding}) for levels, r, rounding in triples]
     elif study == "skipping":
         varied = [
             (levels, {"renormalise": scale}) for levels in ((4, 0), FOUR_LEVELS) for scale in (False, True)
         ]
     elif study == "layers":
         phases = ("prefill",)
-        half = {"retention": LAYER_RETENTION, "depth": "equal"}
+        half = {"retention": LAYER_RETENTION, "depth": "equal", "critical": "ceil"}
         varied = [((top, low), half | {"only_layer": layer}) for low in (2, 0) for layer in layers]
     else:
         raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")

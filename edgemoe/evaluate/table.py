@@ -31,6 +31,7 @@ _COLUMNS: dict[str, list[_Column]] = {
     TABLE: [*_QUALITY, ("tasks", lambda row: _number(row.task_accuracy, ".3f"))],
     "signals": [("signal", lambda row: row.importance or "-"), *_QUALITY],
     "depth": [("depth", lambda row: row.depth or "-"), *_QUALITY],
+    "critical": [("critical", lambda row: row.critical or "-"), *_QUALITY],
     "layers": [("layer", lambda row: _number(row.layer, "d")), *_QUALITY],
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
 }

@@ -140,7 +140,7 @@ class Family:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
         if any(re.fullmatch(pattern, name) for pattern in (_ROTARY, *self.unused)):
             return True
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        layer = re.match(r"model\.layers\.([0-9]{1,6})\.", name)
         if layer is None or not self.predicts_ahead:
             return False
         first, more = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 1

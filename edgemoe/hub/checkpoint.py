@@ -43,7 +43,8 @@ def open_streamed(
         DoesNotFit, DamagedData: from HubRepository.download.
     """
     (directory / STATE).mkdir(parents=True, exist_ok=True)
-    repository, names = _at_commit(model, directory / STATE / _COMMIT)
+    repository = _at_commit(model, directory / STATE / _COMMIT)
+    names = repository.names
     if not names & {_WEIGHTS, _INDEX}:
         raise ModelRefused(
             f"weights as safetensors in {model.name} on the Hub",
@@ -63,23 +64,34 @@ def open_streamed(
     return shards, sum(file.size for file in files)
 
 
-def _at_commit(model: HubModel, record: Path) -> tuple[HubRepository, set[str]]:
-    """Opens the repository at the recorded commit, or at the revision's, which it records; returns its file names."""
+def _at_commit(model: HubModel, record: Path) -> HubRepository:
+    """Opens the repository at the recorded commit, or at the revision's, which it records."""
     if record.exists():
-        try:
-            recorded = json.loads(record.read_bytes())
-            return HubRepository(model, recorded["commit"]), set(recorded["files"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DamagedData(
-                f"the commit of the unfinished download of {model.name} in {record}",
-                "a damaged file",
-                f"run `edgemoe rm {model.name}`, then start again",
-            ) from error
-    repository, names = HubRepository.find(model)
-    raw = json.dumps({"commit": repository.commit, "files": sorted(names)}).encode()
+        return HubRepository.find(model, _recorded(model, record))
+    repository = HubRepository.find(model)
+    raw = json.dumps({"commit": repository.commit}).encode()
     with replacing(record, len(raw)) as fd:
         write_all(fd, raw)
-    return repository, names
+    return repository
+
+
+def _recorded(model: HubModel, record: Path) -> str:
+    """Reads the commit of an unfinished download.
+
+    Raises:
+        DamagedData: the record is damaged.
+    """
+    try:
+        commit = json.loads(record.read_bytes())["commit"]
+        if isinstance(commit, str):
+            return commit
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DamagedData(
+        f"the commit of the unfinished download of {model.name} in {record}",
+        "a damaged file",
+        f"run `edgemoe rm {model.name}`, then start again",
+    )
 
 
 def _weight_files(model: HubModel, directory: Path, names: set[str]) -> list[str]:

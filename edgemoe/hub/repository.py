@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -22,11 +22,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
 from edgemoe.hub.name import HubModel
 from storage.atomic import require_free
 from storage.errors import DamagedData, EdgemoeError, UserError
+from storage.retry import open_regular
+from storage.untrusted import shortened
 
 TIMEOUT = 5.0
 """Seconds until the first byte of an answer."""
@@ -34,7 +37,16 @@ TIMEOUT = 5.0
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
 """Base of every error of the HTTP library; its name depends on huggingface_hub's version."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = "sha256"
+"""Hash of a file's bytes, which the Hub gives for files in LFS or Xet: weights, large tokenizers."""
+
+BLOB_ID = "git blob id"
+"""SHA-1 of git's header and the file's bytes, which the Hub gives for all other files."""
+
+_DIGITS = {SHA256: 64, BLOB_ID: 40}
+
+_PIECE = 1 << 20
+"""Bytes hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +56,12 @@ class RemoteFile:
     Args:
         name: in the repository.
         size: bytes.
-        sha256: of its contents; None where the Hub has none (it has one for weights).
+        hash: (SHA256 or BLOB_ID, hex digits) of its contents; None where the Hub gives none.
     """
 
     name: str
     size: int
-    sha256: str | None
+    hash: tuple[str, str] | None
 
 
 class HubRepository:
@@ -58,37 +70,47 @@ class HubRepository:
     Args:
         model: on the Hub.
         commit: full hash.
+        files: at that commit, with sizes and hashes.
     """
 
-    def __init__(self, model: HubModel, commit: str) -> None:
+    def __init__(self, model: HubModel, commit: str, files: Collection[RepoSibling]) -> None:
         disable_progress_bars()  # edgemoe shows one bar for all files
         self.model, self.commit = model, commit
+        self._files = {file.rfilename: file for file in files}
 
     @classmethod
-    def find(cls, model: HubModel) -> tuple[HubRepository, set[str]]:
-        """Opens the repository at the revision's present commit; returns it and the names of its files.
+    def find(cls, model: HubModel, commit: str | None = None) -> HubRepository:
+        """Opens the repository at a commit; None: at the revision's present one.
 
         Raises:
-            UserError: there is no such model or revision, it is gated, or the Hub cannot be reached.
+            UserError: no such model, revision or commit, it is gated, or the Hub cannot be reached or understood.
         """
         with _errors(model):
-            found = HfApi().model_info(model.repo, revision=model.revision, timeout=TIMEOUT)
+            found = HfApi().model_info(
+                model.repo, revision=commit or model.revision, timeout=TIMEOUT, files_metadata=True
+            )
         if not found.sha:
             raise UserError(f"a commit of {model.name} from the Hub", "none", "try again later")
-        return cls(model, found.sha), {file.rfilename for file in found.siblings or []}
+        return cls(model, commit or found.sha, found.siblings or [])
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all files."""
+        return set(self._files)
 
     def file(self, name: str) -> RemoteFile:
-        """Looks up size and hash of a file.
+        """Looks up size and hash of a file by one of `names`.
 
         Raises:
-            UserError: from find.
+            UserError: the Hub gives no size.
         """
-        with _errors(self.model):
-            found = get_hf_file_metadata(self._url(name), timeout=TIMEOUT, headers=self._headers())
-        if found.size is None:
+        found = self._files[name]
+        if not isinstance(found.size, int):
             raise UserError(f"the size of {name} of {self.model.name} from the Hub", "none", "try again")
-        sha256 = found.etag if found.etag and _SHA256.fullmatch(found.etag) else None
-        return RemoteFile(name, found.size, sha256)
+        # The blob id of a file in LFS is that of its pointer.
+        kind, digits = (SHA256, found.lfs.sha256) if found.lfs else (BLOB_ID, found.blob_id)
+        known = re.fullmatch(rf"[0-9a-f]{{{_DIGITS[kind]}}}", str(digits))
+        return RemoteFile(name, found.size, (kind, known[0]) if known else None)
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
         """Reads bytes start .. end - 1 of a file.
@@ -141,12 +163,15 @@ class HubRepository:
                         headers=self._headers(),
                         expected_size=file.size,
                     )
-        found = _sha256(part) if file.sha256 else None
-        if found != file.sha256:
+        if file.hash is None:
+            return
+        kind, digits = file.hash
+        found = _hash(part, kind)
+        if found != digits:
             part.unlink()
             raise DamagedData(
-                f"{file.name} of {self.model.name} with sha256 {file.sha256}",
-                f"sha256 {found}",
+                f"{file.name} of {self.model.name} with {kind} {digits}",
+                f"{kind} {found}",
                 "run the same command again: it downloads the file again",
             )
 
@@ -173,9 +198,16 @@ class _Counting:
         return getattr(self._file, name)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(path: Path, kind: str) -> str:
+    """Computes the SHA256 or BLOB_ID of a file, in hex digits."""
+    if kind == SHA256:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with open_regular(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -198,3 +230,6 @@ def _errors(model: HubModel) -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         action = "connect to the network and run the same command again, or give a directory"
         raise UserError(wanted, f"no connection: it cannot be reached ({reason})", action) from error
+    except Exception as error:  # what huggingface_hub raises about an answer that is none of a Hub
+        found = f"an answer that cannot be read ({type(error).__name__}: {shortened(str(error))})"
+        raise UserError(wanted, found, "check HF_ENDPOINT, or give a directory") from error

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from edgemoe.hub.repository import HubRepository, RemoteFile
@@ -20,6 +21,7 @@ from storage.atomic import replacing, write_all
 from storage.base import ByteRange
 from storage.errors import BadHeader
 from storage.header import HEADER_LIMIT, Header, read_header
+from storage.retry import open_regular
 
 STATE = ".edgemoe"
 """Subdirectory of a checkpoint for the state of its download."""
@@ -164,8 +166,8 @@ class _Shard:
         head = ByteRange(0, min(self.header.data_start + ENDS, self.file.size))
         tail = ByteRange(max(self.file.size - ENDS, 0), min(ENDS, self.file.size))
         self._write_record(self.here.intersection(names))
-        with self._path.open("rb") as source:
-            self._replace((span.offset, _pieces(source.fileno(), span)) for span in (head, *kept, tail))
+        with open_regular(self._path) as source:
+            self._replace((span.offset, _pieces(source, span)) for span in (head, *kept, tail))
 
     def _replace(self, spans: Iterable[tuple[int, Iterable[bytes]]]) -> None:
         """Replaces the file by a sparse one with the data of `spans` (offset, pieces) and holes between them."""
@@ -183,9 +185,10 @@ class _Shard:
         self.here = here
 
 
-def _pieces(fd: int, span: ByteRange) -> Iterable[bytes]:
+def _pieces(source: FileIO, span: ByteRange) -> Iterable[bytes]:
+    source.seek(span.offset)
     for offset in range(span.offset, span.end, _PIECE):
-        yield os.pread(fd, min(_PIECE, span.end - offset), offset)
+        yield source.read(min(_PIECE, span.end - offset))
 
 
 def _head(repository: HubRepository, file: RemoteFile) -> bytes:

@@ -15,7 +15,7 @@ from edgemoe.experts import layer as experts
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
 from edgemoe.families.base import Family
-from edgemoe.families.table import known_family
+from edgemoe.families.table import family_of, known_family
 from edgemoe.kernels.activation import CUSTOM, fused_name
 from edgemoe.layers import attention
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
@@ -23,34 +23,49 @@ from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.huge_pages import in_huge_pages
+from storage.checkpoint import Config
 from storage.dense import SCALE_SUFFIX
 from storage.errors import MissingTensor, ModelRefused
-from storage.header import TensorEntry, read_header
+from storage.header import Spec, read_header
 from storage.manifest_entries import FileEntry
 from storage.untrusted import foreign_code
 
 _MATRICES = (nn.Linear, nn.Embedding)
 """Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
 
+_LOGITS_ONLY = {
+    "return_dict": True,
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), False),
+}
+"""Keys of a config that are for training and would change what a model returns."""
 
-def skeleton(directory: Path) -> nn.Module:
+
+def skeleton(directory: Path, bounded: Config) -> nn.Module:
     """The model of a store without any weights: transformers' modules on the meta device.
 
-    Imports the code of the model's class, which counts as the program's memory.
+    A step of two tokens shows that the modules compute with the config's values. Imports the code of the model's class,
+    which counts as the program's memory.
 
     Args:
         directory: with config.json.
+        bounded: its contents, bounded.
 
     Raises:
-        ModelRefused: transformers does not accept a value of the config.
+        ModelRefused: transformers does not accept a value of the config, or its modules cannot compute with it.
     """
-    with foreign_code(f"a config.json in {directory} that transformers accepts"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        model: nn.Module = AutoModelForCausalLM.from_config(
+    file = directory / "config.json"
+    family = family_of(bounded)
+    with foreign_code(f"values in {file} that transformers accepts", values=bounded), torch.device("meta"):
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, **_LOGITS_ONLY)
+        model: Any = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
         )
-    return model
+        model.set_experts_implementation(experts.NAME)
+    with foreign_code(f"values in {file} that transformers' modules compute with", values=bounded):
+        try_step(model, family, bounded)
+    return model  # type: ignore[no-any-return]
 
 
 def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime) -> nn.Module:
@@ -63,13 +78,12 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
         runtime: shared by all MoE layers; dense weights go to its device.
 
     Raises:
-        MissingTensor, ModelRefused: as check_dense; the architecture has parts that are not supported.
+        MissingTensor, ModelRefused: as check_dense.
         ChecksumMismatch, TruncatedFile, BadHeader: the file is damaged.
     """
-    model.set_experts_implementation(experts.NAME)
     family, device = known_family(model.config.model_type), runtime.device
     modules = _without_weights(model)
-    _check_dense(model, read_header(dense).tensors)
+    _check_dense(model, dense_specs(dense), dense.parent)
     tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense, file, device).items()}
     _place_dense(model, tensors)
     _place_buffers(model, device.place if device else None)
@@ -86,16 +100,29 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     return model.eval()  # type: ignore[no-any-return]
 
 
-def check_dense(directory: Path) -> None:
-    """Compares the header of a store's dense weights with transformers' modules of its config.json.
+def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) -> None:
+    """Compares the dense tensors of a store, made or still to be made, with transformers' modules of a config.json.
+
+    Args:
+        directory, bounded: as in skeleton.
+        stored: every dense tensor.
 
     Raises:
-        MissingTensor: a parameter of the model is not in the store, or has another shape or type.
-        ModelRefused: a tensor without a parameter, or an architecture that is not supported.
+        MissingTensor: a parameter of the model is not among them, or has another shape or type.
+        ModelRefused: a tensor without a parameter, or a config that skeleton refuses.
     """
-    model = skeleton(directory)
+    model = skeleton(directory, bounded)
     _without_weights(model)
-    _check_dense(model, read_header(directory / "dense.safetensors").tensors)
+    _check_dense(model, stored, directory)
+
+
+def dense_specs(path: Path) -> dict[str, Spec]:
+    """Every tensor of a store's dense.safetensors.
+
+    Raises:
+        BadHeader, TruncatedFile, MissingTensor: from read_header.
+    """
+    return {name: entry.spec for name, entry in read_header(path).tensors.items()}
 
 
 def _without_weights(model: nn.Module) -> dict[int, str]:
@@ -135,33 +162,30 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
         module.edgemoe = kind(layer, runtime, module, activation, next_router)
 
 
-def _check_dense(model: Any, stored: Mapping[str, TensorEntry]) -> None:
-    """Compares the dense tensors of a store with the parameters of a model, by name, shape and type.
+def _check_dense(model: Any, stored: Mapping[str, Spec], directory: Path) -> None:
+    """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
     Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; biases are BF16, and
     other parameters BF16 or F32.
     """
     family = known_family(model.config.model_type)
-    left = {family.in_modules(name): entry for name, entry in stored.items()}
+    left = {family.in_modules(name): spec for name, spec in stored.items()}
     _tie(model, left)
     wrong = []
     for name, shape, other in _parameters(model):
-        entry, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
-        found = entry and (entry.shape, entry.dtype, scale and (scale.shape, scale.dtype))
-        scales = (shape[:1], "BF16") if other == "I8" else None
-        if found not in ((shape, "BF16", None), (shape, other, scales)):
-            wrong.append(
-                f"{name} of {list(shape)}: {f'{entry.dtype} {list(entry.shape)}' if entry else 'none'}"
-            )
+        found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
+        scales = ("BF16", shape[:1]) if other == "I8" else None
+        if (found, scale) not in ((("BF16", shape), None), ((other, shape), scales)):
+            wrong.append(f"{name} of {list(shape)}: {f'{found[0]} {list(found[1])}' if found else 'none'}")
     if wrong:
         raise MissingTensor(
-            f"all dense tensors of {type(model).__name__} in the store",
+            f"all dense tensors of {type(model).__name__} in {directory}",
             f"{len(wrong)} missing or of another shape or type, first {wrong[0]}",
             "convert the model again from a complete checkpoint",
         )
     if left:
         raise ModelRefused(
-            f"a module of {type(model).__name__} for every dense tensor",
+            f"a module of {type(model).__name__} for every dense tensor in {directory}",
             f"{len(left)} tensors without one, first {min(left)}",
             "check that config.json belongs to this checkpoint",
         )
@@ -225,15 +249,5 @@ def _place_native_parts(model: Any, family: Family) -> None:
 
 def _place_buffers(model: nn.Module, place: torch.device | None) -> None:
     """Computes buffers that no checkpoint holds (rotary frequencies), which the meta device left empty."""
-    for name, module in list(model.named_modules()):
-        if any(buffer.is_meta for _, buffer in module.named_buffers(recurse=False)):
-            kind: Any = type(module)
-            try:
-                fresh = kind(config=model.config)
-            except TypeError as error:
-                raise ModelRefused(
-                    f"{name} to be built from its config",
-                    f"{error} in {kind.__name__}",
-                    "choose a supported model family",
-                ) from error
-            model.set_submodule(name, fresh.to(place))
+    for name, module in buffers_of_config(model).items():
+        model.set_submodule(name, module.to(place))

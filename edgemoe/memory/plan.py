@@ -207,7 +207,9 @@ def _blocks(
         dram: bytes of the DRAM tier.
         exclusive: whether an expert is in one tier at most, as where both lie in RAM.
     """
-    fractions = {kind: fraction_at(settings, kind.level) for kind in form.kinds_at(settings.levels[0])}
+    sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
+    kinds = form.kinds_at(settings.levels[0])
+    fractions = {kind: fraction_at(settings, kind.level, **sizes) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram = count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)

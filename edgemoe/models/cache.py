@@ -41,6 +41,11 @@ def downloads_directory() -> Path:
     return _cache_directory() / "downloads"
 
 
+def heat_directory() -> Path:
+    """The directory of the hot experts of stores that cannot be written to (models.heat)."""
+    return _cache_directory() / "heat"
+
+
 def file_name(text: str) -> str:
     """Makes `text` one harmless file name."""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", text)

@@ -15,6 +15,7 @@ from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
+from edgemoe.models.waiting import convert_once
 from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
 from storage.errors import UserError
@@ -60,10 +61,14 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
     Raises:
         UserError, DamagedData, DoesNotFit: from storage.convert.convert.
     """
+    from edgemoe.models.runnable import check_runnable
+
     checked = _checked(options)
     require_known(source)
     with ByteProgress(f"converting {source.name}") as bar:
-        family = family_of(Checkpoint.open(source).config)
+        checkpoint = Checkpoint.open(source)
+        check_runnable(checkpoint, options["dense_bits"])
+        family = family_of(checkpoint.config)
         manifest = convert(source, destination, family, **checked, progress=bar.update)
     adopt_calibration(source, destination)
     _print_error(manifest)
@@ -88,9 +93,10 @@ def convert_from_hub(
         DamagedData, DoesNotFit: from storage.convert.convert, or a failed download.
     """
     from edgemoe.hub.checkpoint import open_streamed
+    from edgemoe.models.runnable import check_runnable
 
     checked = _checked(options)
-    source = downloads_directory() / f"{model.slug}-{checked['layout'].name}"
+    source = _download(model, options["layout"])
     source.mkdir(parents=True, exist_ok=True)
     kept = source / KEPT
     if keep_source:
@@ -100,6 +106,7 @@ def convert_from_hub(
         shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
         progress.expect(total)
         checkpoint = Checkpoint.open(source)
+        check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
         family = family_of(checkpoint.config)
@@ -131,7 +138,7 @@ def convert_named(
 def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
     """Returns the store of `model`: the model itself, or its cached conversion, made now if it is missing.
 
-    A long conversion is announced on stderr.
+    A long conversion is announced on stderr. While another process converts the model this one waits for it.
 
     Args:
         model: a store, a checkpoint, or the name of a model on the Hub.
@@ -148,15 +155,23 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         return model
     if hub:
         store = _cached(hub.slug, layout)
-        if keep_source or not (store / MANIFEST_NAME).exists():
-            convert_from_hub(hub, store, keep_source=keep_source, **options)
+        convert_once(
+            hub.name,
+            store,
+            lambda: keep_source or not (store / MANIFEST_NAME).exists(),
+            lambda: convert_from_hub(hub, store, keep_source=keep_source, **options),
+            download=_download(hub, layout),
+        )
     elif (model / "config.json").exists() or find_gguf(model):
         require_known(model)
         checkpoint, name = Checkpoint.open(model), model.resolve().name
         store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
-        if not (store / MANIFEST_NAME).exists():
+
+        def convert() -> None:
             announce(checkpoint, name, store.parent, ASSUMED_RATE)
             convert_checkpoint(model, store, **options)
+
+        convert_once(name, store, lambda: not (store / MANIFEST_NAME).exists(), convert)
         adopt_calibration(model, store)
     else:
         raise UserError(
@@ -188,6 +203,11 @@ def _hub_model(model: Path, keep_source: bool) -> HubModel | None:
 def _cached(name: str, layout: str) -> Path:
     """The path of a model's store in the cache, whether it exists or not."""
     return stores_directory() / f"{name}-{choose_layout(layout).name}"
+
+
+def _download(model: HubModel, layout: str) -> Path:
+    """The path of a model's checkpoint in the cache, while it is converted to a layout or kept."""
+    return downloads_directory() / f"{model.slug}-{choose_layout(layout).name}"
 
 
 def _print_error(manifest: Manifest) -> None:

@@ -97,7 +97,7 @@ class StoreModel:
 
     def default_context(self) -> int:
         """Tokens of context by default: the model's maximum, at most 4096."""
-        return min(int(self.config.get("max_position_embeddings", 4096)), 4096)
+        return min(self.config.get("max_position_embeddings") or 4096, 4096)
 
     def plan(
         self,

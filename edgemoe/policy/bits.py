@@ -6,18 +6,18 @@ BITS_PER_WEIGHT = {8: 8.5, 4: 4.5, 2: 2.5, 0: 0.0}
 """level -> bits read per weight, group parameters at group 64 included."""
 
 BITS_OF_RETENTION = {0.5: 3.2, 0.75: 3.5, 0.9: 3.9}
-"""Mean retention -> bits a weight of a choice by damage. 1 is the highest level; straight lines lie between them."""
+"""Mean retention -> bits a weight of a choice by damage; straight lines lie between, to the outer levels at 0 and 1."""
 
 
 def bits_of_retention(mean: float, levels: tuple[int, ...]) -> float:
     """The mean bits a weight that a mean retention stands for where levels go by damage.
 
     Args:
-        mean: retention, 0.5 to 1.
+        mean: retention, above 0, at most 1.
         levels: to choose from, high to low.
     """
     low, high = BITS_PER_WEIGHT[levels[-1]], BITS_PER_WEIGHT[levels[0]]
-    known = {r: min(max(bits, low), high) for r, bits in BITS_OF_RETENTION.items()} | {1.0: high}
+    known = {0.0: low, 1.0: high} | {r: min(max(bits, low), high) for r, bits in BITS_OF_RETENTION.items()}
     below = max(r for r in known if r <= mean)
     above = min(r for r in known if r >= mean)
     part = (mean - below) / (above - below) if above > below else 0.0

@@ -1,4 +1,4 @@
-"""The price of a bit: each expert gets the level that costs a token least (docs/decisions/0022).
+"""The price of a bit: each expert gets the level that costs a token least (docs/decisions/0024).
 
 The damage of computing an expert at a level is its squared gate weight, times the mean squared error of the expert's
 output at that level, times the layer's sensitivity. Each level costs its damage, plus a price for every bit a weight
@@ -8,6 +8,7 @@ that it reads. One price holds for a whole model, and is solved so that the mean
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,9 @@ import torch
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from storage.base import LEVELS
 from storage.calibration import Calibration
+
+TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
+"""level -> mean relative error of an expert's output, measured on two models (docs/decisions/0024)."""
 
 _STEPS = 40
 """Halvings of the interval in which a price lies."""
@@ -63,6 +67,23 @@ class Damage:
             torch.from_numpy(calibration.chosen.astype("int64")),
             torch.from_numpy(calibration.gates.astype("float32")),
         )
+
+    @classmethod
+    def typical(
+        cls, layers: Sequence[int], experts: int, chosen: torch.Tensor, gates: torch.Tensor
+    ) -> Damage:
+        """Equal experts with the errors of TYPICAL_ERROR, for what is planned before a model runs.
+
+        Args:
+            layers: numbers of the layers with experts.
+            experts: in a layer.
+            chosen: int64 [tokens, k], routers' choices in every layer, or [layers, tokens, k].
+            gates: of the same shape, their gate weights.
+        """
+        count = len(layers)
+        table = torch.tensor([TYPICAL_ERROR[level] ** 2 for level in LEVELS]).expand(count, experts, -1)
+        sample = chosen.expand(count, -1, -1), gates.float().expand(count, -1, -1)
+        return cls("typical errors", tuple(layers), table, *sample)
 
     def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""

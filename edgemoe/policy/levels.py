@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
 from edgemoe.policy.damage import Damage, cheapest, prices
 from edgemoe.policy.importance import expert_importance
-from edgemoe.policy.schedule import critical, retention, row_sums, two_levels
+from edgemoe.policy.schedule import critical_counts, retention, row_sums, two_levels
 from edgemoe.policy.settings import RunSettings
 
 UNIFORM, RANKED, PRICED = range(3)
@@ -44,7 +45,7 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, bits, retention, importance, heavy_hitters, depth and only_layer are used.
+        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and only_layer are used.
         layers: of the model.
         experts: in a layer.
         damage: of the model's experts.
@@ -60,6 +61,8 @@ class LevelPolicy:
             raise ValueError(f"expected the damage of each level for {settings.name}, got None")
         self.settings, self.experts, self._layers, self.damage = settings, experts, layers, damage
         levels = settings.levels
+        fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
+        self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
         self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
         """The levels that are read ahead, high to low: never 8 where a schedule has more than two."""
 
@@ -105,7 +108,7 @@ class LevelPolicy:
     def _ranked(self, layer: int, importance: torch.Tensor) -> torch.Tensor:
         """The paper's two levels [rows, M] of the M experts that each row chooses among."""
         high, low = self.settings.levels
-        return two_levels(importance, high, low, self._retention(layer))
+        return two_levels(importance, high, low, self.critical(layer, importance.shape[1]))
 
     def _cheapest(
         self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, *, decode: bool
@@ -125,7 +128,7 @@ class LevelPolicy:
         if without_experts or self._is_uniform(layer):
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
-            return DecodeRule(RANKED, levels, critical(self._retention(layer), slots))
+            return DecodeRule(RANKED, levels, self.critical(layer, slots))
         return DecodeRule(
             PRICED, levels, 0, self._damage(layer), tuple(prices(levels, self._price(0)).tolist())
         )
@@ -137,15 +140,16 @@ class LevelPolicy:
         `ahead`, the others the level below it.
         """
         levels = self.ahead
-        count = len(experts) if len(levels) == 1 else critical(self._retention(layer), len(experts))
+        count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
         by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
         return {expert: level for expert, level in by_order.items() if level}
 
     def _is_uniform(self, layer: int) -> bool:
         return len(self.settings.levels) == 1 or self.settings.only_layer not in (None, layer)
 
-    def _retention(self, layer: int) -> float:
-        return retention(layer, self._layers, self.settings.retention, self.settings.depth)
+    def critical(self, layer: int, chosen: int) -> int:
+        """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
+        return self._counts(chosen)[layer]
 
     def _damage(self, layer: int) -> torch.Tensor:
         """Damage [experts, levels] of a layer's experts for a gate weight of 1."""

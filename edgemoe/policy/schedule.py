@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
+
+_ROUNDING = 1e-9
+"""Above the rounding errors of a sum over layers, below any fraction of an expert that counts."""
 
 
 def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> float:
@@ -13,7 +17,8 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     Args:
         layer: 0 to layers - 1.
         layers: L.
-        mean: of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1.
+        mean: of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1. Below 0.5, where lambda is negative, the
+            cosine falls from 2 mean to 0 instead.
         depth: "cosine", or "equal" for the mean in every layer.
 
     Returns:
@@ -21,30 +26,44 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     """
     if depth == "equal" or layers == 1:
         return mean
-    floor = 2 * mean - 1
-    return (1 - floor) * (math.cos(math.pi * layer / (layers - 1)) + 1) / 2 + floor
+    top, floor = min(2 * mean, 1.0), max(2 * mean - 1, 0.0)
+    return (top - floor) * (math.cos(math.pi * layer / (layers - 1)) + 1) / 2 + floor
 
 
-def critical(fraction: float, chosen: int) -> int:
-    """t_l = ceil(r(l) M), the number of critical experts among the M that the router chose (DyMoE eq. 5)."""
-    # 0.75 * 8 must be 6 even where the product has a rounding error above it.
-    return math.ceil(fraction * chosen - 1e-9)
+def critical_counts(fractions: Sequence[float], chosen: int, rounding: str) -> tuple[int, ...]:
+    """t_l of every layer: critical experts among the M that its router chose, at least 1 (DyMoE eq. 5).
+
+    >>> critical_counts((1.0, 0.75, 0.5, 0.25), 2, "ceil"), critical_counts((1.0, 0.75, 0.5, 0.25), 2, "carry")
+    ((2, 2, 1, 1), (2, 1, 1, 1))
+
+    Args:
+        fractions: r(l) of every layer.
+        chosen: M, in each of them.
+        rounding: "ceil" rounds r(l) M up, as the paper does. "carry" rounds down and carries the rest to the next
+            layer, so that the mean over the layers is r.
+    """
+    counts, carried = [], 0.0
+    for fraction in fractions:
+        exact = fraction * chosen + carried
+        # 0.75 * 8 must be 6 even where the product or a sum has a rounding error.
+        count = max(math.ceil(exact - _ROUNDING) if rounding == "ceil" else math.floor(exact + _ROUNDING), 1)
+        counts.append(count)
+        carried = exact - count if rounding == "carry" else 0.0
+    return tuple(counts)
 
 
-def two_levels(importance: torch.Tensor, high: int, low: int, fraction: float) -> torch.Tensor:
-    """The paper's rule: the most important ceil(r M) experts of each row get the high level.
+def two_levels(importance: torch.Tensor, high: int, low: int, count: int) -> torch.Tensor:
+    """The paper's rule: the most important experts of each row get the high level.
 
     Args:
         importance: [rows, M]; the first of equals is the more important.
         high, low: levels.
-        fraction: r(l).
+        count: t_l, critical experts of a row.
 
     Returns:
         int64 [rows, M], levels.
     """
-    chosen = importance.shape[1]
-    count = critical(fraction, chosen)
-    if count >= chosen:
+    if count >= importance.shape[1]:
         return torch.full(importance.shape, high)
     order = importance.argsort(dim=1, descending=True, stable=True)
     return torch.full(importance.shape, low).scatter_(1, order[:, :count], high)

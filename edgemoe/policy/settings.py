@@ -15,15 +15,22 @@ from storage.errors import UserError
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""
 
+CRITICAL = ("carry", "ceil")
+"""How the number of critical experts is rounded (schedule.critical_counts); "ceil" is DyMoE's eq. 5."""
+
 SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", "gate", "mix", "random")
 """What makes an expert important in prefill (importance.expert_importance)."""
 
 CPU_EXPERTS = ("off", "auto")
 """What the CPU computes beside a device: nothing, or as many of the experts that are only in DRAM as pay."""
 
+LOW_RETENTION = 0.5
+"""Lowest retention without a doubt: DyMoE's lambda is 0 there."""
+
 _CHOICES = {
     "importance": SIGNALS,
     "depth": DEPTHS,
+    "critical": CRITICAL,
     "eviction": POLICIES,
     "speculate": MODES,
     "cpu_experts": CPU_EXPERTS,
@@ -37,13 +44,14 @@ class RunSettings:
 
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
-        retention: mean fraction r of critical experts over the layers, 0.5 to 1. Without effect with one level. With
-            three or more levels it stands for mean bits (schedule.bits_of_retention).
+        retention: mean fraction r of critical experts over the layers, above 0, at most 1. Without effect with one
+            level. With three or more levels it stands for mean bits (bits.bits_of_retention).
         bits: mean bits a weight; two levels then go by damage too, instead of by the paper's rule. None: retention.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.
         depth: one of DEPTHS.
+        critical: one of CRITICAL.
         renormalise: where experts are skipped, scale the others' gate weights to the previous sum.
         eviction: one of cache.policies.POLICIES.
         speculate: one of prefetch.base.MODES.
@@ -65,6 +73,7 @@ class RunSettings:
     importance: str = "gate"
     heavy_hitters: float = 0.5
     depth: str = "cosine"
+    critical: str = "carry"
     renormalise: bool = False
     eviction: str = "lfru"
     speculate: str = "off"
@@ -75,8 +84,9 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         parse_levels(format_levels(self.levels))
-        if not 0.5 <= self.retention <= 1:
-            raise UserError("a mean retention from 0.5 to 1", f"{self.retention}", "use 0.75, the default")
+        if not 0 < self.retention <= 1:
+            found = f"{self.retention}"
+            raise UserError("a mean retention above 0, at most 1", found, "use 0.75, the default")
         if not 0 < self.heavy_hitters <= 1:
             hitters = self.heavy_hitters
             raise UserError(
@@ -113,6 +123,16 @@ class RunSettings:
     def mean_bits(self) -> float:
         """The mean bits a weight of a choice by damage."""
         return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits
+
+    @property
+    def doubt(self) -> str | None:
+        """A sentence on settings that are valid and rarely wanted; None: there are none."""
+        if len(self.levels) == 1 or self.bits is not None or self.retention >= LOW_RETENTION:
+            return None
+        return (
+            f"at a retention of {self.retention:g} most experts get the low level, and answers may be much worse; "
+            f"{LOW_RETENTION} and above are measured"
+        )
 
     @property
     def name(self) -> str:

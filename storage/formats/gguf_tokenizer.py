@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ModelRefused
-from storage.untrusted import shortened
+from storage.untrusted import foreign_code
 
 _TEMPLATE = "tokenizer.chat_template"
 
@@ -26,14 +25,9 @@ def unpack_tokenizer(path: Path, fields: Mapping[str, Any], into: Path) -> None:
     # Imported here: transformers takes seconds to import, and only this function needs it.
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # transformers and tokenizers raise any type for an invalid vocabulary
-        raise ModelRefused(
-            f"a tokenizer that transformers reads in {path}",
-            f"an error ({shortened(str(error))})",
-            "choose another file, or the model's checkpoint as safetensors",
-        ) from error
     template = fields.get(_TEMPLATE)
-    tokenizer.chat_template = template if isinstance(template, str) else None
-    tokenizer.save_pretrained(into)
+    action = "choose another file, or the model's checkpoint as safetensors"
+    with foreign_code(f"a tokenizer that transformers reads in {path}", action):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer.chat_template = template if isinstance(template, str) else None
+        tokenizer.save_pretrained(into)

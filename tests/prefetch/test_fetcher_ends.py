@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import threading
+import time
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -11,7 +16,8 @@ from toys import MERGED, SLICED, contents, expected, put
 
 from prefetch.sigint import DeferredInterrupt
 from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch
+from storage.errors import ChecksumMismatch, ReadFailed
+from storage.retry import Retries
 
 A, B, C, D = (ExpertKey(0, e) for e in range(4))
 
@@ -175,3 +181,87 @@ def test_ctrl_c_between_entering_and_deferring_leaves_the_next_context_whole() -
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
+
+
+def failing(r: Rig, monkeypatch: pytest.MonkeyPatch, *keys: ExpertKey) -> threading.Event:
+    """Makes reads of some experts fail with EIO, retries included; returns an event that the first of them sets."""
+    begun, read = threading.Event(), r.reader.read
+
+    def fail(key, first, last, into):
+        retries = Retries(Path("experts"))
+        while key in keys:
+            begun.set()
+            if found := retries.failed(OSError(errno.EIO, "Input/output error")):
+                raise ReadFailed("an expert", found, "check the disk")
+        return read(key, first, last, into)
+
+    monkeypatch.setattr(r.reader, "read", fail)
+    return begun
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_does_not_wait_for_retries(
+    rig: type[Rig], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """SIGINT while the only reads are tried again is raised at once, and leaves the tiers whole."""
+    r = rig(MERGED, 4, workers=workers)
+    begun = failing(r, monkeypatch, A, B, C)
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        assert begun.wait(WAIT)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def wait_for_experts() -> None:
+        with r.fetcher.request({A: 4, B: 4, C: 4}) as request:
+            threading.Thread(target=interrupt).start()
+            next(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_experts()
+    assert time.monotonic() - interrupted[0] < 1
+    r.whole()
+    assert r.vram.resident() == {}
+
+
+def test_a_failed_request_does_not_wait_for_other_retries(
+    rig: type[Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is met at once ends the request while the reads of other experts are tried again."""
+    r = rig(MERGED, 4, workers=3)
+    begun = failing(r, monkeypatch, B, C)
+    r.reader.errors[A] = broken(A)
+    _, go = r.reader.delay(A)
+    with r.fetcher.request({A: 4, B: 4, C: 4}) as request:
+        assert begun.wait(WAIT)
+        start = time.monotonic()
+        go.set()
+        with pytest.raises(ChecksumMismatch):
+            next(request)
+    assert time.monotonic() - start < 1
+    r.whole()
+
+
+def test_the_end_of_a_prediction_does_not_wait_for_retries(
+    rig: type[Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """release_pins, as at the end of the program, gives up reads ahead that fail."""
+    r = rig(MERGED, 4, workers=2, look_ahead="full")
+    begun = failing(r, monkeypatch, A)
+    r.predict({A: 4})
+    assert begun.wait(WAIT)
+    start = time.monotonic()
+    r.fetcher.release_pins()
+    assert time.monotonic() - start < 1
+    r.whole()
+
+
+def test_retries_of_reads_are_counted(rig: type[Rig]) -> None:
+    """take_counts has the reader's retries since the call before."""
+    r = rig(MERGED, 4)
+    r.reader.retries = 3
+    assert r.fetcher.take_counts().read_retries == 3
+    r.reader.retries = 5
+    assert r.fetcher.take_counts().read_retries == 2
+    assert r.fetcher.take_counts().read_retries == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import a_tokenizer
 from engine_rig import limited
 from fetch_rig import Rig, rigs
 from hypothesis import given, settings
@@ -259,6 +260,7 @@ def sparse_store(tiny_model: Qwen3MoeForCausalLM, tmp_path_factory: pytest.TempP
     model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
     directory = tmp_path_factory.mktemp("sparse")
     model.save_pretrained(directory / "model")
+    a_tokenizer().save_pretrained(directory / "model")
     convert_checkpoint(directory / "model", directory / "store", max_level=8, layout="auto", dense_bits=16)
     return directory / "store"
 

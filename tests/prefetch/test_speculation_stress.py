@@ -50,18 +50,18 @@ class StressRig(Rig):
         transfers = self.fetcher._transfers
         self.reader = transfers._reader = PatientReader()
         self.demanded = 0
-        next_done, end = transfers.next_done, transfers.end
+        await_done, end = transfers.await_done, transfers.end
 
-        def opening(among: Collection[Transfer]) -> Transfer:
+        def opening(among: Collection[Transfer], seconds: float | None = None) -> None:
             self.reader.open.set()
-            return next_done(among)
+            await_done(among, seconds)
 
         def counting(transfer: Transfer) -> object:
             if not transfer.ahead:
                 self.demanded += transfer.read or 0
             return end(transfer)
 
-        transfers.next_done, transfers.end = opening, counting
+        transfers.await_done, transfers.end = opening, counting
 
     def one_request(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str) -> None:
         """Requests experts, predicts within the first list, and ends the request as `end` says."""

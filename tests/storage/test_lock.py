@@ -13,7 +13,7 @@ import pytest
 
 from storage import lock
 from storage.errors import StoreBusy, UserError
-from storage.lock import StoreLock
+from storage.lock import StoreLock, writer_of
 
 HOLD = """
 import sys, pathlib
@@ -53,6 +53,37 @@ def test_a_converter_excludes_all_others_until_it_ends(tmp_path, other_process, 
     process.kill()
     process.wait()
     StoreLock(tmp_path, exclusive=ours).close()
+
+
+def test_the_writer_is_named(tmp_path, other_process):
+    """The id of a process that writes is found, and is in the error; readers have none."""
+    assert writer_of(tmp_path) is None
+    reader = other_process(False)
+    assert writer_of(tmp_path) is None
+    reader.kill()
+    reader.wait()
+    process = other_process(True)
+    assert writer_of(tmp_path) == process.pid
+    with pytest.raises(StoreBusy, match=rf"another process \(id {process.pid}\) that writes it"):
+        StoreLock(tmp_path, exclusive=True)
+    assert writer_of(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_removed_while_it_is_locked_is_busy(tmp_path, monkeypatch, replaced):
+    """A lock on a directory that has lost its name, or given it to another, is no lock on that name."""
+    directory, real = tmp_path / "store", lock.fcntl.flock
+    directory.mkdir()
+
+    def remove(fd: int, operation: int) -> None:
+        directory.rename(tmp_path / "removed")
+        if replaced:
+            directory.mkdir()
+        real(fd, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", remove)
+    with pytest.raises(StoreBusy, match="has just removed it"):
+        StoreLock(directory, exclusive=True)
 
 
 def test_readers_share(tmp_path, other_process):

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 
 import pytest
-from faults import REAL, FaultyPreadv, error, short
+from faults import REAL, FaultyPreadv, Pauses, error, short
 from small_store import EXPERTS, LAYERS, buffer, convert, flip, geometry, record, writer
 
 from storage import reader as reader_module
@@ -23,7 +22,7 @@ from storage.base import ExpertKey, Plane
 from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
 from storage.manifest import Manifest
 from storage.reader import RecordReader
-from storage.retry import RETRIES
+from storage.retry import LONGEST_PAUSE, TRANSIENT
 
 GEOMETRY = geometry()
 SIZE = GEOMETRY.record_bytes
@@ -55,11 +54,11 @@ def opened(directory: Path) -> RecordReader:
 
 
 @contextmanager
-def faulty(directory: Path, *, preadv=REAL, sleep=time.sleep) -> Iterator[RecordReader]:
-    """Opens a reader; reads and waits go to doubles until it is closed."""
+def faulty(directory: Path, *, preadv=REAL, pauses: Pauses | None = None) -> Iterator[RecordReader]:
+    """Opens a reader; reads and pauses go to doubles until it is closed."""
     with pytest.MonkeyPatch.context() as patch, opened(directory) as reader:
         patch.setattr(os, "preadv", preadv)
-        patch.setattr(time, "sleep", sleep)
+        (Pauses() if pauses is None else pauses).install(patch)
         yield reader
 
 
@@ -126,7 +125,7 @@ def test_direct_reads_are_really_direct(good, caplog):
 def test_a_short_read_is_continued(good, count, cuts):
     """After a short read the rest is read from a whole block on, into the right places."""
     preadv = FaultyPreadv(short(count))
-    with faulty(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+    with faulty(good, preadv=preadv) as reader:
         assert read(reader, cuts=cuts) == EXPECTED
         assert reader.bytes_read == SIZE
     start = shard(good)[1]
@@ -134,43 +133,88 @@ def test_a_short_read_is_continued(good, count, cuts):
 
 
 def test_many_short_reads_are_not_a_failure(good):
-    """Retries count consecutive reads without progress, not all short reads."""
-    with faulty(good, preadv=FaultyPreadv(*[short(4096)] * 4)) as reader:
+    """A read that makes progress takes no pause, and is no retry."""
+    pauses = Pauses()
+    with faulty(good, preadv=FaultyPreadv(*[short(4096)] * 4), pauses=pauses) as reader:
         assert read(reader) == EXPECTED
+        assert reader.retries == 0
+    assert pauses == []
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EINTR, errno.EAGAIN])
-def test_a_transient_error_is_retried(good, number):
-    """Up to RETRIES consecutive errors are survived, with growing delays."""
-    waits: list[float] = []
-    with faulty(good, preadv=FaultyPreadv(*[error(number)] * RETRIES), sleep=waits.append) as reader:
+@pytest.mark.parametrize("number", TRANSIENT)
+def test_a_second_of_a_transient_error_is_survived(good, number):
+    """A read that fails for a second gives the same bytes, after growing pauses, and counts its retries."""
+    pauses = Pauses()
+    with faulty(good, preadv=pauses.until(1.0, number), pauses=pauses) as reader:
         assert read(reader) == EXPECTED
-    assert len(waits) == RETRIES
-    assert waits == sorted(set(waits))
-    assert 0 < sum(waits) < 1
+        assert reader.retries == len(pauses)
+        assert read(reader) == EXPECTED
+        assert reader.retries == len(pauses)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] <= LONGEST_PAUSE
+    assert 1 <= pauses.now < 2
 
 
-@pytest.mark.parametrize("fault", [error(errno.EIO), error(errno.EINTR), short(0), short(100)])
-def test_a_permanent_error_is_reported_with_its_place(good, fault):
-    """After RETRIES retries the error contains expert, planes, file and offset; the next read works."""
-    preadv = FaultyPreadv(*[fault] * (RETRIES + 1))
+@pytest.mark.parametrize("fault", [error(errno.EIO), error(errno.ETIMEDOUT), short(0), short(100)])
+def test_an_error_that_lasts_is_reported_with_its_place(good, fault):
+    """After 5 s the error contains expert, planes, file, offset, attempts and seconds; the next read works."""
+    preadv, pauses = FaultyPreadv(*[fault] * 1000), Pauses()
     path, offset = shard(good)
-    with faulty(good, preadv=preadv, sleep=lambda seconds: None) as reader:
+    with faulty(good, preadv=preadv, pauses=pauses) as reader:
         with pytest.raises(ReadFailed) as caught:
             read(reader, Plane.D4, Plane.D8)
-        for part in ("layer 4, expert 1", "d4 to d8", str(path), str(offset + 8192)):
+        attempts = len(preadv.offsets)
+        assert pauses.now == 5
+        for part in (
+            "layer 4, expert 1",
+            "d4 to d8",
+            str(path),
+            str(offset + 8192),
+            f"{attempts} times in 5.0 s",
+        ):
             assert part in str(caught.value)
-        assert len(preadv.offsets) == RETRIES + 1
-        assert reader.bytes_read == 0
+        assert attempts == len(pauses) + 1
+        assert reader.bytes_read == reader.retries == 0
+        preadv.faults.clear()
         assert read(reader) == EXPECTED
 
 
-def test_an_error_that_is_not_transient_is_not_retried(good):
-    """The error of a missing device is raised at once."""
-    preadv = FaultyPreadv(error(errno.ENODEV))
-    with faulty(good, preadv=preadv) as reader, pytest.raises(ReadFailed, match="No such device"):
+def test_progress_begins_the_five_seconds_again(good):
+    """Two failures of 4 s each are survived where bytes came between them."""
+    pauses, calls = Pauses(), []
+
+    def broken_twice(fd, buffers, offset):
+        if pauses.now < 4 or (calls and pauses.now < calls[0] + 4):
+            raise OSError(errno.EIO, "Input/output error")
+        calls.append(pauses.now)
+        return short(4096)(fd, buffers, offset) if len(calls) == 1 else REAL(fd, buffers, offset)
+
+    with faulty(good, preadv=broken_twice, pauses=pauses) as reader:
+        assert read(reader) == EXPECTED
+    assert pauses.now >= 8
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EBADF, errno.ENOENT, errno.ESTALE])
+def test_an_error_that_is_not_transient_is_not_retried(good, number):
+    """The error of a missing device or file is raised at once."""
+    preadv, pauses = FaultyPreadv(error(number)), Pauses()
+    with (
+        faulty(good, preadv=preadv, pauses=pauses) as reader,
+        pytest.raises(ReadFailed, match=os.strerror(number)),
+    ):
         read(reader)
     assert len(preadv.offsets) == 1
+    assert pauses == []
+
+
+def test_a_wrong_checksum_is_not_retried(store):
+    """Bytes that were read but differ are an error at once."""
+    path, offset = shard(store)
+    flip(path, offset)
+    preadv, pauses = FaultyPreadv(), Pauses()
+    with faulty(store, preadv=preadv, pauses=pauses) as reader, pytest.raises(ChecksumMismatch):
+        read(reader)
+    assert (len(preadv.offsets), pauses) == (1, [])
 
 
 def test_o_direct_refused_at_the_first_read_falls_back_with_one_warning(good, caplog):
@@ -261,7 +305,7 @@ def test_a_truncated_file_is_refused_at_open(store):
 def test_a_file_truncated_while_open_is_named(store, kept):
     """A file that becomes shorter raises an error, not a signal; records before the cut are still read."""
     path, offset = shard(store)
-    with faulty(store, sleep=lambda seconds: None) as reader:
+    with faulty(store) as reader:
         os.truncate(path, offset + kept)
         with pytest.raises(TruncatedFile, match=f"expert 1.*{path} at {offset + kept}"):
             read(reader)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "preadv", "lseek")
+CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "preadv", "readv", "lseek")
 
 
 class FaultyDisk:
@@ -42,6 +42,8 @@ class FaultyDisk:
                 raise OSError(self._number, os.strerror(self._number))
             if name == "write":
                 return real(args[0], args[1][:1])
+            if name == "readv":
+                return real(args[0], [memoryview(args[1][0])[:1]])
             if name == "preadv":
                 return real(args[0], [args[1][0][:1]], *args[2:])
             return real(*args, **kwargs)

@@ -146,7 +146,7 @@ class Rig:
         transfers = self.fetcher._transfers
         for key in keys:
             if key in transfers.under_way:
-                transfers.next_done((transfers.under_way[key],))
+                transfers.await_done((transfers.under_way[key],))
 
     def whole(self) -> None:
         """Asserts that no block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""

@@ -35,11 +35,11 @@ import torch
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.bench.quality import load_quality
-from edgemoe.chat.conversation import load_tokenizer
 from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.models.tokenizer import load_tokenizer
 from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed
 from tools.peers.limited import Controller, LimitError, find_controller

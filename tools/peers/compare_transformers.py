@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks
 from edgemoe.models.resolve import resolve_store
+from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.planes import dequantize, quantize
 from storage.record import MatrixSpec

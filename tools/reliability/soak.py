@@ -122,7 +122,8 @@ class Soak:
             self.enter("/clear")
             self._send(self._long())
             time.sleep(self._random.uniform(0, 0.05))
-            self._chat.sendintr()
+            # Where the answer has ended already, Ctrl-C at an empty prompt would end the chat: it deletes the x.
+            self._chat.send("x\x03")
             self._chat.expect(_READY)
         elif kind == "long":
             self.enter("/clear")

@@ -3,8 +3,9 @@
     python -m tools.timing.replay_eviction --model CHECKPOINT --text FILE [--levels 4/2] [--save-trace FILE] [--json]
     python -m tools.timing.replay_eviction --trace FILE [--resident 0.125 0.25 0.5] [--json]
 
-Replays a trace of requests (tools/timing/routing_trace.py) through the cache's tier, in a CPU's resident form, with
-every policy at several sizes. Prints the fraction of requests that were hits, and the fraction of the requested bits
+Replays a trace of requests (tools/timing/routing_trace.py) through the cache's tier, in the engine's resident form with
+the engine's split of bytes into blocks, with every policy at several sizes: bytes as a fraction of all experts' bytes
+at 4 bits. Prints the fraction of requests that were hits, and the fraction of the requested bits
 that had to be read. `belady` knows the future and evicts the expert whose next use is farthest: no policy has more hits
 where all requests are at one level. With several levels it still orders whole experts, so it is no bound there.
 """
@@ -29,19 +30,41 @@ from cache.base import EvictionPolicy, Lease
 from cache.plane_tier import PlaneTier
 from cache.policies import POLICIES, make_policy
 from edgemoe.console.output_files import require_folders
+from edgemoe.memory.block_counts import count_blocks, fraction_at
+from edgemoe.memory.plan import MINIMUM_EXPERTS
 from edgemoe.policy.bits import BITS_PER_WEIGHT
-from edgemoe.policy.settings import RunSettings, parse_levels
+from edgemoe.policy.settings import CRITICAL, RunSettings, parse_levels
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError
-from storage.forms import P0, P4, MergedForm
+from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
 from tools.command_line import failed, make_parser
-from tools.timing.routing_trace import Group, read_trace, record, write_trace
+from tools.timing.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
 
 BELADY = "belady"
-RECORDING = {"levels": "4", "retention": 0.75, "tokens": 4096, "context": 512, "prompt": 64}
+RECORDING = {
+    "levels": "4",
+    "retention": 0.75,
+    "critical": CRITICAL[0],
+    "tokens": 4096,
+    "context": 512,
+    "prompt": 64,
+}
 """Options of a recording, with their defaults."""
+
+
+def _form(gate_up: MatrixSpec, *others: MatrixSpec) -> PlaneForm:
+    """The form of edgemoe's own kernel on a CPU, for experts of these matrices."""
+    layout = LAYOUTS["cpu-avx2-paired"]
+    return PlaneForm(RecordGeometry((gate_up, *others), max_level=8), layout, layout)
+
+
+_SIZED = _form(MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768))
+"""Experts of Qwen3-30B-A3B: their planes' sizes decide how many blocks fit."""
+
+_REPLAYED = _form(MatrixSpec.of("gate_up", 16, 64))
+"""The smallest experts, which the tier holds in their place: no byte of a weight is moved."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +73,7 @@ class Outcome:
 
     Args:
         policy: name of the policy.
-        resident: experts that the blocks are for, as a fraction of the experts in the trace.
+        resident: bytes of the tier, as a fraction of all experts' bytes at 4 bits.
         blocks: kind -> blocks.
         requests: experts requested, each once a step and layer.
         hits: requests that needed no read.
@@ -103,12 +126,20 @@ class Belady(EvictionPolicy):
         return uses[after] if after < len(uses) else float("inf")
 
 
-def blocks_for(trace: list[Group], resident: float) -> dict[str, int]:
-    """Blocks of a tier for a fraction of the trace's experts; p0 in the proportion of the requests at level 8."""
-    experts = len(set().union(*trace))
-    requested = [level for group in trace for level in group.values()]
-    p4 = max(round(resident * experts), 1)
-    return {P4: p4, P0: -(-p4 * requested.count(8) // len(requested))}
+def blocks_for(source: TraceSource, resident: float) -> dict[str, int]:
+    """The engine's blocks for a tier of a fraction of all experts' bytes at 4 bits: kind -> blocks."""
+    experts, settings = source.layers * source.experts, source.settings
+    sizes = {"layers": source.layers, "experts": source.experts, "top_k": source.top_k}
+    kinds = _SIZED.kinds_at(settings.levels[0])
+    fractions = {kind: fraction_at(settings, kind.level, **sizes) for kind in kinds}
+    size = int(resident * experts * _SIZED.bytes_at(4))
+    if size < MINIMUM_EXPERTS * sum(kind.size for kind in kinds):
+        least = MINIMUM_EXPERTS * sum(kind.size for kind in kinds) / (experts * _SIZED.bytes_at(4))
+        found = f"--resident {resident:g} of {experts}"
+        raise UserError(
+            f"bytes for {MINIMUM_EXPERTS} experts", found, f"write --resident {least:.3g} or more"
+        )
+    return count_blocks(size, fractions, experts, MINIMUM_EXPERTS)
 
 
 def replay(
@@ -127,16 +158,13 @@ def replay(
     Raises:
         UserError: the tier is too small for one expert.
     """
-    # No byte of a weight is moved, so the smallest possible expert stands for all.
-    geometry = RecordGeometry((MatrixSpec.of("gate_up", 16, 64),), max_level=8)
-    form = MergedForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
     made: list[EvictionPolicy] = []
 
     def make() -> EvictionPolicy:
         made.append(policy())
         return made[-1]
 
-    tier = PlaneTier(form, blocks, make, device="cpu", name="replay")
+    tier = PlaneTier(_REPLAYED, blocks, make, device="cpu", name="replay")
     hits, bits = 0, 0.0
     for group in trace:
         for each in made:
@@ -158,8 +186,6 @@ def _fetch(tier: PlaneTier, key: ExpertKey, level: int, pinned: deque[Lease]) ->
     while (reservation := tier.reserve(key, level)) is None:
         if pinned:
             tier.release(pinned.popleft())
-        elif tier.level_of(key):
-            tier.drop(key)
         else:
             raise UserError(f"blocks for one expert at {level} bits", "none", "raise --resident")
     resident = reservation.held.level if reservation.held else 0
@@ -167,23 +193,22 @@ def _fetch(tier: PlaneTier, key: ExpertKey, level: int, pinned: deque[Lease]) ->
     return BITS_PER_WEIGHT[level] - BITS_PER_WEIGHT[resident]
 
 
-def compare(trace: list[Group], sizes: list[float]) -> list[Outcome]:
-    """Replays a trace with every policy and Belady's at every size, a fraction of the experts in the trace.
+def compare(trace: Trace, sizes: list[float]) -> list[Outcome]:
+    """Replays a trace with every policy and Belady's at every size, as blocks_for.
 
     Raises:
-        UserError: a size is not above 0.
+        UserError: a size is too small for two experts.
     """
-    if min(sizes) <= 0:
-        raise UserError("sizes above 0", f"{min(sizes):g}", "write for example --resident 0.25 0.5")
-    requests = sum(map(len, trace))
-    requested_bits = sum(BITS_PER_WEIGHT[level] for group in trace for level in group.values())
+    groups = trace.groups
+    requests = sum(map(len, groups))
+    requested_bits = sum(BITS_PER_WEIGHT[level] for group in groups for level in group.values())
     makers: dict[str, Callable[[], EvictionPolicy]] = {name: partial(make_policy, name) for name in POLICIES}
-    makers[BELADY] = partial(Belady, trace)
+    makers[BELADY] = partial(Belady, groups)
     outcomes = []
     for resident in sizes:
-        blocks = blocks_for(trace, resident)
+        blocks = blocks_for(trace.source, resident)
         for name, make in makers.items():
-            hits, bits = replay(trace, make, blocks)
+            hits, bits = replay(groups, make, blocks)
             rates = hits / requests, bits / requested_bits
             outcomes.append(Outcome(name, resident, blocks, requests, hits, *rates))
     return outcomes
@@ -202,7 +227,7 @@ def print_table(outcomes: list[Outcome]) -> None:
     console.print(table)
 
 
-def load(given: argparse.Namespace) -> list[Group]:
+def load(given: argparse.Namespace) -> Trace:
     """Returns the trace that the command line names; records it if the command line names a model.
 
     Raises:
@@ -220,7 +245,8 @@ def load(given: argparse.Namespace) -> list[Group]:
         raise UserError("a text for the model", "none", "add --text FILE")
     require_folders(given.save_trace)
     options: dict[str, Any] = RECORDING | recording
-    settings = RunSettings(levels=parse_levels(options.pop("levels")), retention=options.pop("retention"))
+    chosen = {name: options.pop(name) for name in ("retention", "critical")}
+    settings = RunSettings(levels=parse_levels(options.pop("levels")), **chosen)
     trace = record(given.model, given.text, settings, **options)
     if given.save_trace:
         write_trace(trace, given.save_trace)

@@ -122,7 +122,9 @@ def _vector_half(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.const
     """float32 [T.rows]: the matrix's rows `row` times a row of x."""
     SLAB: tl.constexpr = 4 * P.run
     SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
-    sums = tl.zeros((T.side, T.rows), tl.float32)
+    SIDE: tl.constexpr = T.side  # before Triton 3.8 a shape takes no fields of T
+    ROWS: tl.constexpr = T.rows
+    sums = tl.zeros((SIDE, ROWS), tl.float32)
     lane, across = tl.arange(0, P.run), row[None, :]
     for first in range(0, P.slabs, T.side):
         slab = (first + tl.arange(0, T.side))[:, None]
@@ -156,7 +158,9 @@ def _tile_half(
     """float32 [T.tokens, T.rows]: x times the matrix's rows `row`. tl.dot requires 16 lanes, of which run are used."""
     SLAB: tl.constexpr = 4 * P.run
     SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
-    sums = tl.zeros((T.tokens, T.rows), tl.float32)
+    TOKENS: tl.constexpr = T.tokens  # as in _vector_half
+    ROWS: tl.constexpr = T.rows
+    sums = tl.zeros((TOKENS, ROWS), tl.float32)
     lane = tl.arange(0, 16)[None, :]
     inside = (row[:, None] < P.padded_rows) & (lane < P.run)
     for slab in range(P.slabs):

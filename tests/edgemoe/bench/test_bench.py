@@ -43,6 +43,9 @@ ROW = {
     "quality",
     "importance",
     "heavy_hitters",
+    "depth",
+    "critical",
+    "renormalise",
 }
 SUMMARY = {"mean", "p50", "p90", "p95", "p99", "std", "n"}
 NEW_TOKENS, RUNS = 20, 2

@@ -8,8 +8,8 @@ import pytest
 from resealed_store import without_tokenizer
 
 from edgemoe.bench.prompts import CONVERSATIONS, RANDOM, make_prompts
-from edgemoe.chat.conversation import load_tokenizer
 from edgemoe.engine.engine import StoreModel
+from edgemoe.models.tokenizer import load_tokenizer
 from storage.errors import UserError
 
 TEXT = "the quick brown fox jumps over the lazy dog while another one thinks about it. " * 4

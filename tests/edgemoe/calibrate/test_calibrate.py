@@ -21,10 +21,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
 from edgemoe.calibrate.windows import DEFAULT_TEXT, spread_windows
-from edgemoe.chat.conversation import load_tokenizer
 from edgemoe.engine.engine import StoreModel
 from edgemoe.models import cache
 from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.calibration import CALIBRATION_NAME, RANDOM, Calibration
 from storage.errors import EdgemoeError, UserError

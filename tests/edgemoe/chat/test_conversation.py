@@ -8,11 +8,12 @@ from itertools import islice
 import pytest
 import torch
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Trace, decode_tokens
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.step import Step
+from edgemoe.models.tokenizer import load_tokenizer
 from prefetch.base import TransferCounts
 from storage.errors import ContextExceeded, UserError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -16,6 +17,7 @@ from integrity import check_integrity
 from terminals import Terminal
 
 from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.loop import _read_and_prefetch, run_chat
 from edgemoe.console.input import Turn
@@ -58,6 +60,22 @@ def test_leaving_does_not_wait_for_all_experts(engine, monkeypatch) -> None:
     check_integrity(engine.vram)
 
 
+def test_leaving_does_not_wait_for_retries(engine, monkeypatch) -> None:
+    """Where the disk fails, the block ends without the 5 s in which reads are tried again, and gives no warning."""
+    begun = threading.Event()
+
+    def fail(*arguments):
+        begun.set()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with idle_prefetch(engine):
+        assert begun.wait(60)
+        start = time.monotonic()
+    assert time.monotonic() - start < 1
+    check_integrity(engine.vram)
+
+
 def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
     """KeyboardInterrupt is raised after the last read has ended: the engine can be closed then."""
     begun, gate = threading.Event(), threading.Event()
@@ -96,14 +114,15 @@ def test_ctrl_c_after_a_turn_drops_it(engine, monkeypatch, capsys) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edgemoe.chat.loop.idle_prefetch", interrupted)
-    assert _read_and_prefetch(chat, SimpleNamespace(read=lambda: Turn("the fox"))) is None
+    source, ctrl_c = SimpleNamespace(read=lambda: Turn("the fox")), CtrlC(as_key=False)
+    assert _read_and_prefetch(chat, source, ctrl_c) is None
     assert "dropped" in capsys.readouterr().out
 
     def empty():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _read_and_prefetch(chat, SimpleNamespace(read=empty))
+        _read_and_prefetch(chat, SimpleNamespace(read=empty), ctrl_c)
 
 
 def test_an_error_is_logged(engine, monkeypatch, caplog) -> None:

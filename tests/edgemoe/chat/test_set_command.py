@@ -13,6 +13,8 @@ from storage.errors import UserError
 GREEDY = Tuning(RunSettings(levels=(8,)), Sampling(0.0, 1.0, 0, 1.0, 0, 64, frozenset({2})))
 MIXED = Tuning(RunSettings(levels=(4, 2)), Sampling(0.7, 0.9, 20, 1.1, 5, 64, frozenset({2})))
 
+SKIPPING = Tuning(RunSettings(levels=(4, 0)), MIXED.sampling)
+
 
 @pytest.mark.parametrize(
     ("now", "name", "value", "where", "want"),
@@ -21,6 +23,10 @@ MIXED = Tuning(RunSettings(levels=(4, 2)), Sampling(0.7, 0.9, 20, 1.1, 5, 64, fr
         (GREEDY, "exact", "4", ("run", "levels"), (4,)),
         (GREEDY, "exact", "4", ("run", "exact"), True),
         (MIXED, "retention", "0.9", ("run", "retention"), 0.9),
+        (MIXED, "retention", "0.2", ("run", "retention"), 0.2),
+        (MIXED, "depth", "equal", ("run", "depth"), "equal"),
+        (MIXED, "critical", "ceil", ("run", "critical"), "ceil"),
+        (SKIPPING, "renormalise", "on", ("run", "renormalise"), True),
         (MIXED, "importance", "load", ("run", "importance"), "load"),
         (GREEDY, "speculate", "auto", ("run", "speculate"), "auto"),
         (GREEDY, "temperature", "0.5", ("sampling", "temperature"), 0.5),
@@ -57,8 +63,13 @@ def test_heavy_hitters_need_an_importance_that_counts_them():
         (GREEDY, "importance", "load", "one level for all, 8"),
         (GREEDY, "top-p", "0.5", "temperature 0"),
         (GREEDY, "seed", "1", "temperature 0"),
-        (MIXED, "retention", "0.3", "0.5 to 1"),
-        (MIXED, "retention", "nan", "0.5 to 1"),
+        (MIXED, "retention", "0", "above 0, at most 1"),
+        (MIXED, "retention", "nan", "above 0, at most 1"),
+        (MIXED, "depth", "linear", "'linear'"),
+        (MIXED, "critical", "floor", "'floor'"),
+        (GREEDY, "critical", "ceil", "one level for all, 8"),
+        (MIXED, "renormalise", "on", "levels that skip experts"),
+        (SKIPPING, "renormalise", "yes", "on or off for renormalise"),
         (MIXED, "retention", "much", "'much'"),
         (MIXED, "importance", "taste", "'taste'"),
         (MIXED, "speculate", "maybe", "'maybe'"),
@@ -88,7 +99,7 @@ def test_every_completion_is_valid():
     """No value that Tab completes is refused."""
     for name, setting in SETTINGS.items():
         for choice in setting.choices:
-            assert changed(MIXED, name, choice).values()[name] == choice
+            assert changed(SKIPPING, name, choice).values()[name] == choice
 
 
 def test_every_command_is_completed():

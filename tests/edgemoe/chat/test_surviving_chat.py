@@ -1,15 +1,18 @@
-"""A store damaged under a running chat: exit 4 with the file's name, never wrong text."""
+"""A store damaged under a running chat, or a disk that fails: exit 4 with the file's name, never wrong text."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults import OUTAGE
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
@@ -30,11 +33,13 @@ def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
         StoreModel.open(tiny_store).plan(vram_limit=None, settings=settings, context=128).minimum_vram_bytes
     )
 
-    def start(store: Path) -> subprocess.Popen[str]:
+    def start(store: Path, outage: Path | None = None) -> subprocess.Popen[str]:
         limits = ("--vram-limit", least, "--context", 128, "--max-new-tokens", 6)
         options = (*limits, "--temperature", 0, "--exact", 8)
+        program = ("-m", "edgemoe") if outage is None else ("-c", OUTAGE, outage)
+        arguments = (*program, "chat", "--json", "--model", store, *options)
         process = subprocess.Popen(
-            [sys.executable, "-m", "edgemoe", "chat", "--json", "--model", *map(str, (store, *options))],
+            [sys.executable, *map(str, arguments)],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -50,14 +55,24 @@ def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def ask(process: subprocess.Popen[str], prompt: str) -> str:
-    """Reads the answer to one turn; empty if the process ended."""
+def send(process: subprocess.Popen[str], prompt: str) -> None:
+    """Types a turn."""
     assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(prompt + "\n")
     process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str], prompt: str) -> dict[str, object]:
+    """Reads the answer to one turn; empty if the process ended."""
+    send(process, prompt)
+    assert process.stdout is not None
     line = process.stdout.readline()
-    return json.loads(line)["text"] if line else ""
+    return json.loads(line) if line else {}
+
+
+def ask(process: subprocess.Popen[str], prompt: str) -> object:
+    """Reads the text of the answer to one turn; empty if the process ended."""
+    return answer(process, prompt).get("text", "")
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +122,47 @@ def test_a_store_replaced_under_a_running_chat(chat, tiny_store, damageable, sha
         other.write_bytes(bytes(path.stat().st_size))
         other.replace(path)
     assert ask(process, PROMPTS[1]) == expected[1]
+
+
+def test_a_disk_that_fails_for_a_second_and_then_for_good(chat, tiny_store, shards, tmp_path):
+    """EIO for a second changes no answer, is counted in it, and gives one warning; EIO for 5 s exits 4."""
+    until = tmp_path / "until"
+    process, undisturbed = chat(tiny_store, until), chat(tiny_store)
+    expected = [ask(undisturbed, prompt) for prompt in PROMPTS]
+    first = answer(process, PROMPTS[0])
+    assert (first["text"], first["read_retries"]) == (expected[0], 0)
+    until.write_text(str(time.time() + 1))
+    second = answer(process, PROMPTS[1])
+    assert second["text"] == expected[1]
+    assert isinstance(second["read_retries"], int)
+    assert second["read_retries"] > 0
+    until.write_text(str(time.time() + 1000))
+    start = time.monotonic()
+    assert ask(process, PROMPTS[0]) == ""
+    assert 5 <= time.monotonic() - start < 9
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert err.count("and then succeeded") == 1
+    assert any(shard in err.splitlines()[-1] for shard in shards)
+    assert " times in 5." in err.splitlines()[-1]
+
+
+def test_ctrl_c_while_a_read_is_tried_again(chat, tiny_store, tmp_path):
+    """Ctrl-C during the retries of an answer's reads exits 130 without waiting for their end."""
+    process = chat(tiny_store, tmp_path / "until")
+    assert ask(process, PROMPTS[0])
+    (tmp_path / "until").write_text(str(time.time() + 100))
+    send(process, PROMPTS[1])
+    await_file(tmp_path / "until.met")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert time.monotonic() - start < 4
+
+
+def await_file(path: Path) -> None:
+    """Waits until a file exists."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

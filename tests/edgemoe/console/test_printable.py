@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,30 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08"
 def test_control_characters_are_removed():
     """Those of 7 and of 8 bits, and DEL; newlines, tabs and every other character stay."""
     assert printable(f"a{HOSTILE}\x7f\x00\n\tö漢🙂") == "a]0;owned[2J31m\n\tö漢🙂"
+
+
+def test_halves_of_surrogate_pairs_are_replaced():
+    """JSON may hold a code that no terminal's encoding has."""
+    assert printable("a\ud800b\udfff🙂") == "a?b?🙂"
+
+
+def test_an_unprintable_format_is_printed(run, tmp_path, tiny_store):
+    """inspect of a store whose source_format is half of a surrogate pair prints, with and without --json."""
+    store = Path(shutil.copytree(tiny_store, tmp_path / "store"))
+    edit_manifest(store, lambda manifest: replace(manifest, source_format="\ud800"))
+    assert run("inspect", store)[0] == run("inspect", store, "--json")[0] == 0
+
+
+def test_log_lines_of_every_library_are_filtered(run, tiny_store, capsys):
+    """After the command line has started, a record of any logger has printable characters only."""
+    assert run("inspect", tiny_store)[0] == 0
+    log, stream = logging.getLogger("some.library"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    log.addHandler(handler)
+    log.warning("value %s", HOSTILE)
+    log.removeHandler(handler)
+    assert "owned" in stream.getvalue()
+    assert not any(c in stream.getvalue() for c in "\x1b\x9b\x07\x08")
 
 
 @pytest.mark.e2e

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
 from edgemoe.models.resolve import convert_checkpoint
-from edgemoe.policy.settings import RunSettings
+from edgemoe.models.tokenizer import load_tokenizer
+from edgemoe.policy.settings import RunSettings, parse_levels
+from storage.errors import DoesNotFit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,6 +51,30 @@ def test_chat_without_a_model_answers_offline(tmp_path):
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("context", "levels"), [(64, "8/4/2/0"), (256, "4")])
+def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels):
+    """A chat in its own process, with turns of many lengths, never prints a peak above the smallest limit there is."""
+    settings = RunSettings(levels=parse_levels(levels))
+    with pytest.raises(DoesNotFit) as caught:
+        store.plan(vram_limit=1_000_000, settings=settings, context=context)
+    least = caught.value.minimum
+    turns = [line for words in range(1, 11) for line in ("word " * words, "/clear")]
+    options = ("--vram-limit", str(least), "--context", str(context), "--levels", levels)
+    done = subprocess.run(
+        [sys.executable, "-m", "edgemoe", "chat", "--model", store.directory, "--json", *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input="\n".join(turns),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, len(answers)) == (0, 10)
+    assert all(answer["vram_limit_bytes"] == least for answer in answers)
+    assert 0 < max(answer["peak_vram_bytes"] for answer in answers) <= least
 
 
 @pytest.fixture(scope="module")

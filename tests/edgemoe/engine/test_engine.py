@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import a_tokenizer
 from transformers import Qwen3MoeForCausalLM
 
 from edgemoe.engine import engine as engine_module
@@ -49,6 +50,7 @@ def model(tiny_model) -> Qwen3MoeForCausalLM:
 def source(model, checkpoint, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("sharp") / "model"
     model.save_pretrained(directory)
+    a_tokenizer().save_pretrained(directory)
     return directory
 
 

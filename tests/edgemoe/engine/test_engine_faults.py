@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from small_store import flip
 
 from cache.lfru import LFRU
-from edgemoe.chat.ctrl_c import counting_interrupts
+from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
@@ -215,7 +215,7 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
     assert torch.equal(engine.step(one(sequence, 42)), want)
 
 
-@pytest.mark.parametrize("guard", [nullcontext, counting_interrupts], ids=["python", "chat"])
+@pytest.mark.parametrize("guard", [nullcontext, lambda: CtrlC(as_key=True)], ids=["python", "chat"])
 @pytest.mark.parametrize("method", ["used", "arrived", "forgotten"])
 def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, want, guard, method):
     """SIGINT between the two halves of a change, under Python's handler and a chat's, leaves the tier whole."""
@@ -231,7 +231,7 @@ def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(LFRU, method, interrupted)
-        with pytest.raises(KeyboardInterrupt), guard():
+        with pytest.raises(KeyboardInterrupt), guard() as chat, chat.answering() if chat else nullcontext():
             engine.step(one(sequence, 42))
     assert_unharmed(engine, sequence, before)
     assert torch.equal(engine.step(one(sequence, 42)), want)

@@ -356,7 +356,12 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--text", "x", "--study", "breadth"), "breadth"),
         (("--text", "x", "--levels", "2/4"), "2/4"),
         (("--text", "x", "--levels", 4, "--retention", 0.75), "--retention 0.75"),
-        (("--text", "x", "--levels", "4/2", "--retention", 0.3), "0.3"),
+        (("--text", "x", "--levels", "4/2", "--retention", 0), "0.0"),
+        (("--text", "x", "--levels", 4, "--critical", "ceil"), "--critical ceil"),
+        (("--text", "x", "--levels", 4, "--renormalise"), "--renormalise"),
+        (("--text", "x", "--levels", "4/2", "--renormalise"), "levels that skip"),
+        (("--text", "x", "--levels", "4/2", "--heavy-hitters", 0.1), "counts none"),
+        (("--text", "x", "--levels", "4/2", "--depth", "sine"), "'sine'"),
     ],
 )
 def test_options_without_effect_are_refused(command, arguments, said):
@@ -374,6 +379,39 @@ def test_the_largest_window_is_one_step(command):
     assert "neither --text nor --tasks" in str(most)
     assert isinstance(beyond, SystemExit)
     assert beyond.code == 2
+
+
+def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
+    """Depth, rounding, signal, share and scaling are those of the rows; uniform rows have them without effect."""
+    words = (
+        "--model",
+        tiny_store,
+        "--text",
+        text,
+        "--tokens",
+        32,
+        "--window",
+        32,
+        "--levels",
+        "4/0",
+        "--json",
+    )
+    ranking = ("--depth", "equal", "--critical", "ceil", "--importance", "load", "--renormalise")
+    error, out, _ = command(*words, "--retention", 0.4, *ranking)
+    assert error is None
+    rows = json.loads(out)["rows"]
+    names = ("retention", "depth", "critical", "importance", "renormalise")
+    assert {tuple(row[name] for name in names) for row in rows} == {(0.4, "equal", "ceil", "load", True)}
+    # Top-2 at r = 0.4 everywhere: ceil(0.8) = 1 of 2.
+    assert [row["effective_retention"] for row in rows if row["phase"] == "decode"] == [0.5]
+
+
+def test_rounding_is_studied_both_ways():
+    """The study of critical experts has each setting with both roundings, in decode, under distinct names."""
+    arms = study_arms("critical", (0, 1), 8)
+    pairs = {(arm.settings.levels, arm.settings.retention) for arm in arms}
+    assert len(arms) == 2 * len(pairs) == len({arm.name for arm in arms})
+    assert {arm.phases for arm in arms} == {("decode",)}
 
 
 def test_skipping_is_studied_both_ways():

@@ -73,7 +73,7 @@ def test_the_layer_study_lowers_one_layer_at_a_time():
 
 def test_an_unknown_study_is_refused():
     """The error names the studies that exist."""
-    with pytest.raises(UserError, match="signals, depth, layers"):
+    with pytest.raises(UserError, match="signals, depth, critical, layers"):
         study_arms("breadth", (), 8)
 
 

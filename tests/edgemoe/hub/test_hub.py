@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
+from faults import HALTING
 from hub_double import COMMIT, HubDouble
 from huggingface_hub import constants, hf_api
 from safetensors.torch import save_file
@@ -25,7 +26,7 @@ from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
-from edgemoe.models.resolve import convert_from_hub, resolve_store
+from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
@@ -189,6 +190,18 @@ def test_a_broken_connection_is_resumed(served, straight, tmp_path, monkeypatch)
     assert contents(tmp_path / "store") == straight
 
 
+@pytest.mark.parametrize("error", [KeyError("sha"), TypeError("a list"), ValueError("no JSON")], ids=repr)
+def test_an_answer_that_no_hub_gives_is_refused(served, tmp_path, monkeypatch, error):
+    """Whatever huggingface_hub raises about an answer is one error that names the model."""
+
+    def model_info(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edgemoe.hub.repository.HfApi.model_info", model_info)
+    with pytest.raises(UserError, match=f"{REPO}.*{type(error).__name__}"):
+        get(tmp_path / "store")
+
+
 def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
     """The shard's hash detects a changed byte; the next run downloads the shard again."""
     served.corrupt.add(SECOND)
@@ -199,10 +212,72 @@ def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
     assert contents(tmp_path / "store") == straight
 
 
+@pytest.mark.parametrize("name", ["config.json", small_checkpoint.INDEX])
+def test_a_corrupt_small_file_is_not_used(served, straight, tmp_path, name):
+    """git's blob id detects a changed byte of a file outside LFS; the next run downloads the file again."""
+    served.corrupt.add(name)
+    with pytest.raises(
+        DamagedData, match=rf"{name} of {REPO} with git blob id [0-9a-f]{{40}}, got git blob id"
+    ):
+        get(tmp_path / "store")
+    served.corrupt.clear()
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+@pytest.mark.parametrize("name", ["config.json", small_checkpoint.INDEX, SECOND])
+def test_a_file_whose_hash_is_another_is_not_used(served, tmp_path, name):
+    """A hash of other bytes in the Hub's list refuses every kind of file, exit 4."""
+    served.other_hashes[name] = "0" * (64 if name == SECOND else 40)
+    with pytest.raises(DamagedData, match=name) as caught:
+        get(tmp_path / "store")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("given", [None, "", "not hexadecimal"])
+def test_a_file_without_a_hash_is_compared_by_size(served, straight, tmp_path, given):
+    """Where the Hub gives no hash of a small file, the model is converted all the same."""
+    served.other_hashes["config.json"] = given
+    get(tmp_path / "store")
+    assert contents(tmp_path / "store") == straight
+
+
+@pytest.mark.parametrize(
+    ("content", "digits"),
+    [
+        (b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
+        (b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"),
+    ],
+)
+def test_the_blob_id_is_gits(tmp_path, content, digits):
+    """The ids are those that `git hash-object` prints."""
+    (tmp_path / "file").write_bytes(content)
+    assert hub._hash(tmp_path / "file", hub.BLOB_ID) == digits
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        ([{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}], "the size of config.json"),
+        ([{"name": "config.json"}], "an answer that cannot be read"),
+        (["config.json"], "an answer that cannot be read"),
+        ([], "weights as safetensors"),
+    ],
+)
+def test_a_list_of_files_that_is_not_understood_is_refused(served, tmp_path, listing, message):
+    """A server that answers without names or sizes gets exit 2, not a traceback."""
+    served.listing = listing
+    with pytest.raises(UserError, match=message) as caught:
+        get(tmp_path / "store")
+    assert caught.value.exit_code == 2
+
+
 def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
     """At every step the disk has at most the largest shard and the tensors still to be read."""
     wide = {"num_hidden_layers": 6, "num_experts": 8, "hidden_size": 256, "moe_intermediate_size": 128}
-    monkeypatch.setattr(small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide)
+    monkeypatch.setattr(
+        small_checkpoint, "CONFIG", small_checkpoint.CONFIG | wide | {"num_attention_heads": 8}
+    )
     for key, value in {"LAYERS": 6, "EXPERTS": 8, "HIDDEN": 256, "INNER": 128}.items():
         monkeypatch.setattr(small_checkpoint, key, value)
     shutil.rmtree(served.directory)
@@ -235,6 +310,7 @@ def save_in_shards(directory: Path, count: int) -> None:
     """Saves the checkpoint in `count` shards, whose borders cut layers."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(small_checkpoint.CONFIG))
+    small_checkpoint.save_tokenizer(directory)
     everything = small_checkpoint.tensors()
     names = list(everything)
     parts = [names[i * len(names) // count : (i + 1) * len(names) // count] for i in range(count)]
@@ -400,6 +476,29 @@ def test_damaged_records_of_a_download(served, straight, tmp_path):
     (work / ".edgemoe" / "commit.json").write_text(commit)
     get(tmp_path / "store")
     assert contents(tmp_path / "store") == straight
+
+
+def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path, capsys):
+    """It waits for the process that downloads and converts, names it, and resumes once that is killed."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    first = subprocess.Popen(
+        [sys.executable, "-c", HALTING, str(gate), "plan", "--model", REPO],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not gate.with_suffix(".halted").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    threading.Timer(0.5, first.kill).start()
+    store = resolve_store(Path(REPO))
+    assert first.wait(timeout=60) == -signal.SIGKILL
+    err = capsys.readouterr().err
+    assert f"{REPO} is being converted by process {first.pid} into {store}: waiting" in err
+    assert f"process {first.pid} ended before the store was finished: the conversion is resumed here" in err
+    convert_checkpoint(source, tmp_path / "straight", max_level=None, layout="auto", dense_bits=16)
+    assert contents(store) == contents(tmp_path / "straight")
+    assert downloads(tmp_path) == []
 
 
 def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):

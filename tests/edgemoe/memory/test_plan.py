@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
-from edgemoe.memory.block_counts import count_blocks
+from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
 from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
@@ -37,6 +37,9 @@ SHAPE = ModelShape(
     vocab=32000,
     dense_bytes=875_000_000,
 )
+
+DEMO_FRACTIONS = {0.5: (0.629, 0.061), 0.75: (0.680, 0.084), 0.9: (0.738, 0.126)}
+"""Retention -> fractions at 4 bits or more and at 8, of the unskipped experts of 3,584 new tokens of the demo."""
 
 
 def plan(**changes):
@@ -138,11 +141,44 @@ def test_blocks_of_mixed_levels_fill_the_limit_but_for_one_expert(limit, levels,
 
 
 def test_blocks_by_hand():
-    """8/4 at r = 0.5: for every p0 (2.36 MB) two p4 (2.65 MB each), 7.67 MB for two experts."""
-    made = plan(levels=(8, 4), retention=0.5)
-    pairs = made.plane_bytes / (2 * 2_654_208 + 2_359_296)
-    assert made.vram_blocks["p4"] == pytest.approx(2 * pairs, abs=2)
-    assert made.vram_blocks["p0"] == pytest.approx(pairs, abs=2)
+    """8/4 at r = 0.75: for every three p0 (2.36 MB each) four p4 (2.65 MB each), 17.7 MB for four experts."""
+    made = plan(levels=(8, 4), retention=0.75)
+    fours = made.plane_bytes / (4 * 2_654_208 + 3 * 2_359_296)
+    assert made.vram_blocks["p4"] == pytest.approx(4 * fours, abs=2)
+    assert made.vram_blocks["p0"] == pytest.approx(3 * fours, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "critical", "want"),
+    [((4, 2), "carry", 18 / 24), ((4, 2), "ceil", 20 / 24), ((4, 0), "ceil", 1), ((8, 4), "ceil", 20 / 24)],
+)
+def test_two_levels_split_by_the_schedules_own_mean(levels, critical, want):
+    """Top-4, six layers, r = 0.75: r(l) M is 4, 3.8, 3.3, 2.7, 2.2 and 2, which ceil makes 20 and carry 18 of 24."""
+    settings = RunSettings(levels=levels, retention=0.75, critical=critical)
+    assert fraction_at(settings, levels[0], layers=6, experts=32, top_k=4) == want
+    assert fraction_at(settings, 2, layers=6, experts=32, top_k=4) == 1
+
+
+@pytest.mark.parametrize(("retention", "measured"), DEMO_FRACTIONS.items())
+def test_four_levels_split_as_on_text(retention, measured):
+    """With four levels the sample's fractions are within 0.04 of the demo model's on a text."""
+    settings = RunSettings(levels=(8, 4, 2, 0), retention=retention)
+    got = [fraction_at(settings, level, layers=6, experts=32, top_k=4) for level in (2, 4, 8)]
+    assert got == pytest.approx([1, *measured], abs=0.04)
+
+
+@given(
+    levels=st.sampled_from([(8, 4), (4, 2, 0), (8, 4, 2), (8, 4, 2, 0)]),
+    retention=st.floats(0.05, 1),
+    top_k=st.integers(1, 8),
+)
+def test_fractions_fall_with_the_level(levels, retention, top_k):
+    """A higher level never has more experts, and at r = 1 all have the highest."""
+    settings = RunSettings(levels=levels, retention=retention)
+    got = [fraction_at(settings, level, layers=3, experts=8, top_k=top_k) for level in (2, 4, 8)]
+    assert 1 == got[0] >= got[1] >= got[2] >= 0
+    full = settings.with_(retention=1)
+    assert fraction_at(full, levels[0], layers=3, experts=8, top_k=top_k) == 1
 
 
 def test_leftover_bytes_go_to_every_kind():

@@ -6,35 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from mutated_models import CONFIGS, GENERATIONS
 from resealed_store import reseal
 
+from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.engine.sampling import Sampling
 from storage.errors import ModelRefused, UserError
 from storage.untrusted import foreign_code
-
-CONFIGS = {
-    "head_dim": "x",
-    "rms_norm_eps": "small",
-    "hidden_act": "no such function",
-    "rope_scaling": {"rope_type": 7},
-    "rope_parameters": [1, 2],
-    "attention_bias": "yes",
-    "sliding_window": "wide",
-    "layer_types": 5,
-    "torch_dtype": "float99",
-    "norm_topk_prob": [],
-    "pad_token_id": 10**9,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": "maybe",
-    "use_sliding_window": {"a": 1},
-}
-
-GENERATIONS = {
-    "temperature": ["x", float("nan"), float("inf"), -1, True],
-    "top_k": [-5, "many", 10**12],
-    "top_p": ["x", 1.5, -0.1, float("nan")],
-    "repetition_penalty": [0, -1, "x"],
-    "eos_token_id": ["x", [1, "y"], -3, {}],
-}
 
 TOKENIZERS = [
     b"",
@@ -103,3 +81,83 @@ def test_a_panic_is_a_refusal_and_an_interrupt_is_not():
     for error in (KeyboardInterrupt(), MemoryError(), SystemExit(), UserError("a", "b", "c")):
         with pytest.raises(type(error)), foreign_code("a model"):
             raise error
+
+
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}], ids=repr)
+def test_a_tokenizer_config_that_cannot_encode(run, damageable, value):
+    """A value that transformers reads while it encodes a prompt is refused."""
+    changed(damageable / "tokenizer_config.json", model_max_length=value)
+    refused(run, damageable)
+
+
+def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
+    """Whatever tokenizers raises about an answer's token is a refusal, in the stream and in the whole text."""
+    tokenizer = load_tokenizer(tiny_store)
+    conversation = Conversation(open_engine(tiny_store), tokenizer, Sampling(0, 1, 0, 1, 0, 3, frozenset()))
+
+    class Broken:
+        """Encodes, and does not decode."""
+
+        backend_tokenizer = tokenizer.backend_tokenizer
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(tokenizer, name)
+
+        def __call__(self, *arguments: object, **named: object) -> object:
+            return tokenizer(*arguments, **named)
+
+        def decode(self, *arguments: object, **named: object) -> str:
+            raise RuntimeError("no such token")
+
+    conversation._tokenizer = Broken()
+    with pytest.raises(ModelRefused, match="no such token"):
+        conversation.ask("a", lambda text: None)
+    Broken.backend_tokenizer = None
+    with pytest.raises(ModelRefused, match="decodes the model's tokens"):
+        conversation.ask("a", lambda text: None)
+
+
+def test_a_tokenizer_of_a_larger_vocabulary(run, damageable):
+    """A token that the model has no row for is refused before any prompt; the model never looks it up."""
+    tokenizer = json.loads((damageable / "tokenizer.json").read_text())
+    added = {
+        "id": 300,
+        "content": "<new>",
+        "special": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
+    tokenizer["added_tokens"].append(added | {"normalized": False})
+    (damageable / "tokenizer.json").write_text(json.dumps(tokenizer))
+    reseal(damageable, "tokenizer.json")
+    code, _, err = run("chat", "--model", damageable, "--prompt", "a")
+    assert (code, "token '<new>' with id 300" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (KeyError("hidden_act"), "hidden_act 'relu9' (KeyError"),
+        (ValueError("no function relu9 here"), "hidden_act 'relu9' (ValueError"),
+        (ValueError("a factor of yarn3"), "rope {'type': 'yarn3'} (ValueError"),
+        (ValueError("something else"), "ValueError: 'something else'"),
+    ],
+    ids=str,
+)
+def test_a_value_is_blamed_by_its_key_or_its_text(error, named):
+    """The message names the key that the library's text names or quotes, and none where there is none."""
+    values = {"hidden_act": "relu9", "rope": {"type": "yarn3"}, "a": "of"}
+    with pytest.raises(ModelRefused) as refused, foreign_code("a model", values=values):
+        raise error
+    assert named in str(refused.value)
+
+
+def test_the_line_that_failed_names_the_key():
+    """A library's line that reads config.head_dim blames head_dim."""
+    config = type("Config", (), {"head_dim": "x"})()
+    with (
+        pytest.raises(ModelRefused, match=r"head_dim 'x' \(TypeError"),
+        foreign_code("a model", values=vars(type(config))),
+    ):
+        _ = 1 // config.head_dim

@@ -39,10 +39,31 @@ def test_prefill_gives_an_expert_one_level():
 
 def test_heavy_hitters_decide_before_gate_weights():
     """Only token 1 is a heavy hitter: its experts 0, 1, 4, 5 come before 2 and 3 (eq. 2)."""
-    chosen = policy((4, 2), 0.8, importance="heavy-hitters", heavy_hitters=0.5)
+    chosen = policy((4, 2), 0.8, importance="heavy-hitters", heavy_hitters=0.5, critical="ceil")
     got = chosen.levels(1, INDEX, WEIGHTS, torch.tensor([0.1, 0.9]), decode=False)
     assert got[1].tolist() == [4, 4, 4, 4]
     assert got[0].tolist() == [4, 4, 4, 2]  # ceil(0.8 * 6) = 5: expert 2's gate breaks the tie with 3
+
+
+@pytest.mark.parametrize("critical", ["ceil", "carry"])
+def test_a_layer_keeps_an_expert(critical):
+    """At r = 0.5 the cosine ends at 0: one expert of the last layer stays high, in decode and in prefill."""
+    last = policy((4, 0), 0.5, critical=critical)
+    assert last.levels(2, INDEX, WEIGHTS, None, decode=True).tolist() == [[4, 0, 0, 0], [0, 0, 0, 4]]
+    assert last.levels(2, INDEX, WEIGHTS, None, decode=False).tolist() == [[4, 0, 0, 0], [4, 0, 0, 0]]
+    low = policy((4, 2), 0.01, critical=critical)
+    for layer in range(3):
+        assert (low.levels(layer, INDEX, WEIGHTS, None, decode=True) == 4).sum(1).tolist() == [1, 1]
+
+
+def test_the_rest_is_carried_over_layers():
+    """Top-2, r = 0.75 over three layers: 2, 1.5 and 1 critical experts; ceil gives the middle layer 2, carry 1."""
+    chosen, gates = torch.tensor([[3, 6]]), torch.tensor([[0.6, 0.4]])
+    for critical, want in (("ceil", [2, 2, 1]), ("carry", [2, 1, 1])):
+        rule = policy((4, 2), 0.75, critical=critical)
+        levels = [rule.levels(layer, chosen, gates, None, decode=True) for layer in range(3)]
+        assert [int((one == 4).sum()) for one in levels] == want
+        assert [rule.decode_rule(layer, 2).critical for layer in range(3)] == want
 
 
 def test_four_levels_skip_only_the_negligible():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.policy.schedule import (
-    critical,
+    critical_counts,
     retention,
     two_levels,
 )
@@ -23,7 +25,7 @@ def test_retention_by_hand():
     assert retention(3, 5, 0.75, "equal") == retention(0, 1, 0.75) == 0.75
 
 
-@given(mean=st.floats(0.5, 1), layers=st.integers(1, 100))
+@given(mean=st.floats(0.01, 1), layers=st.integers(1, 100))
 def test_retention_has_its_mean(mean, layers):
     """Over all layers the mean is r, and it never rises with depth."""
     fractions = [retention(layer, layers, mean) for layer in range(layers)]
@@ -31,17 +33,56 @@ def test_retention_has_its_mean(mean, layers):
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(fractions))
 
 
+def test_a_low_retention_falls_to_nothing():
+    """Below r = 0.5 lambda would be negative: r(l) falls from 2 r to 0 along the same cosine."""
+    assert [retention(layer, 3, 0.2) for layer in range(3)] == pytest.approx([0.4, 0.2, 0])
+
+
 @pytest.mark.parametrize(
     ("fraction", "chosen", "want"),
-    [(0.75, 8, 6), (0.76, 8, 7), (1, 8, 8), (0.5, 1, 1), (0.1, 8, 1), (0.3, 10, 3)],
+    [(0.75, 8, 6), (0.76, 8, 7), (1, 8, 8), (0.5, 1, 1), (0.1, 8, 1), (0.3, 10, 3), (0, 8, 1)],
 )
-def test_critical_rounds_up(fraction, chosen, want):
-    """t = ceil(r M), and a rounding error above a whole product does not raise it."""
-    assert critical(fraction, chosen) == want
+def test_ceil_rounds_up(fraction, chosen, want):
+    """t = ceil(r M), at least 1, and a rounding error above a whole product does not raise it."""
+    assert critical_counts((fraction,), chosen, "ceil") == (want,)
+
+
+def test_carry_by_hand():
+    """r(l) M = 1.5, 1.5, 0.9 and 0.5: the half of the first layer goes to the second, 0.9 of the third to the last."""
+    assert critical_counts((0.75, 0.75, 0.45, 0.25), 2, "carry") == (1, 2, 1, 1)
+    # 0.9 is below 1, so the third layer borrows 0.1 that the fourth lacks: 1.6 - 0.1 rounds down to 1.
+    assert critical_counts((0.75, 0.75, 0.45, 0.8), 2, "carry") == (1, 2, 1, 1)
+
+
+def test_a_model_of_two_experts_a_token():
+    """32 layers, top-2, r = 0.75: rounded up all but the last layer keep both, carried three quarters are critical."""
+    fractions = [retention(layer, 32, 0.75) for layer in range(32)]
+    assert sum(critical_counts(fractions, 2, "ceil")) == 63
+    assert sum(critical_counts(fractions, 2, "carry")) == 48
+
+
+@given(
+    fractions=st.lists(st.integers(0, 1000).map(lambda n: Fraction(n, 1000)), min_size=1, max_size=60),
+    chosen=st.integers(1, 64),
+)
+def test_counts_in_exact_arithmetic(fractions, chosen):
+    """In rational numbers: ceil of each product, or the floors of running sums; a layer's 1 is taken from the next."""
+    up = critical_counts([float(f) for f in fractions], chosen, "ceil")
+    assert up == tuple(max(math.ceil(f * chosen), 1) for f in fractions)
+    given_out, so_far, want = 0, Fraction(0), []
+    for fraction in fractions:
+        so_far += fraction * chosen
+        want.append(max(math.floor(so_far - given_out), 1))
+        given_out += want[-1]
+    got = critical_counts([float(f) for f in fractions], chosen, "carry")
+    assert got == tuple(want)
+    assert all(1 <= count <= chosen for count in got)
+    if all(f * chosen >= 1 for f in fractions):
+        assert sum(got) == math.floor(so_far)
 
 
 def test_two_levels_by_hand():
-    """Of four experts at r = 0.5 the two most important of each row are high."""
+    """Two of four experts are critical: the two most important of each row are high."""
     importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1]])
-    assert two_levels(importance, 4, 0, 0.5).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
-    assert two_levels(importance, 4, 2, 1.0).tolist() == [[4] * 4, [4] * 4]
+    assert two_levels(importance, 4, 0, 2).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
+    assert two_levels(importance, 4, 2, 4).tolist() == [[4] * 4, [4] * 4]

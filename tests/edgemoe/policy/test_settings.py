@@ -28,11 +28,12 @@ def test_wrong_levels_are_refused(text):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"retention": 0.4}, "0.4"),
+        ({"retention": 0.0}, "0.0"),
         ({"retention": 1.1}, "1.1"),
         ({"heavy_hitters": 0.0}, "0.0"),
         ({"importance": "luck"}, "'luck'"),
         ({"depth": "linear"}, "'linear'"),
+        ({"critical": "floor"}, "'floor'"),
         ({"eviction": "fifo"}, "'fifo'"),
         ({"speculate": "always"}, "'always'"),
         ({"cpu_experts": "on"}, "'on'"),
@@ -61,13 +62,23 @@ def test_options_that_exclude_each_other_are_refused():
         run_settings(8, levels="")
 
 
-@pytest.mark.parametrize("option", [{"retention": 1.0}, {"importance": "load"}, {"heavy_hitters": 0.2}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"retention": 1.0},
+        {"importance": "load"},
+        {"heavy_hitters": 0.2},
+        {"depth": "equal"},
+        {"critical": "ceil"},
+        {"renormalise": True},
+    ],
+)
 def test_options_of_the_schedule_need_two_levels(option):
     """One level ranks no experts, so an option of the ranking is refused; two levels accept it."""
     with pytest.raises(UserError, match="one level for all, 8"):
         run_settings(8, **option)
     wanted = option | ({"importance": "mix"} if "heavy_hitters" in option else {})
-    taken = run_settings(8, levels="4/2", **wanted)
+    taken = run_settings(8, levels="4/0", **wanted)
     assert {name: getattr(taken, name) for name in wanted} == wanted
 
 
@@ -76,6 +87,22 @@ def test_heavy_hitters_need_a_signal_that_counts_them(signal):
     """A fraction of heavy hitters is refused where the signal, the default included, counts none."""
     with pytest.raises(UserError, match="counts none"):
         run_settings(8, levels="4/2", heavy_hitters=0.2, importance=signal)
+
+
+def test_scaling_needs_levels_that_skip():
+    """--renormalise is refused where no expert is skipped, and nothing is refused without it."""
+    with pytest.raises(UserError, match="levels that skip experts"):
+        run_settings(8, levels="4/2", renormalise=True)
+    assert not run_settings(8, levels="4/2").renormalise
+
+
+def test_a_low_retention_warns_once(caplog):
+    """Below 0.5 one line warns, however often the settings are made; 0.5 and a single level do not."""
+    for _ in range(2):
+        assert run_settings(8, levels="4/2", retention=0.3125).retention == 0.3125
+    run_settings(8, levels="4/2", retention=0.5)
+    assert len(caplog.records) == 1
+    assert "retention of 0.3125" in caplog.text
 
 
 def test_levels_alone_are_a_schedule():

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from storage.checkpoint import Checkpoint, bounded_config
-from storage.errors import BadHeader, MissingTensor, ModelRefused, TruncatedFile
+from storage.errors import BadHeader, MissingTensor, ModelRefused, ReadFailed, TruncatedFile
 
 INDEX = "model.safetensors.index.json"
 FUSED = "model.layers.2.mlp.experts.gate_up_proj"
@@ -110,6 +110,25 @@ def test_a_shard_outside_the_directory_is_refused(sharded, target_kind):
     )
     with pytest.raises(ModelRefused, match="outside"):
         Checkpoint.open(sharded)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000, "b/" * 3000], ids=len)
+def test_a_name_that_no_file_can_have_is_refused(sharded, name):
+    """A weight_map with an over-long name is refused, although the operating system raises an error about it."""
+    point_shard(sharded, f"{name}.safetensors")
+    with pytest.raises((ModelRefused, MissingTensor)):
+        Checkpoint.open(sharded)
+
+
+def test_a_config_that_cannot_be_read_is_named(copy, monkeypatch):
+    """A read that the operating system refuses is an error with the file."""
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(ReadFailed, match=r"config\.json.*Permission denied"):
+        Checkpoint.open(copy)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -269,9 +288,10 @@ GOOD = {
 }
 
 
-def test_a_valid_config_is_returned_unchanged():
-    """The sizes of Qwen3-30B-A3B, with an optional value null, are returned unchanged."""
-    assert bounded_config(GOOD) == GOOD
+@pytest.mark.parametrize("more", [{}, {"sliding_window": 0}, {"num_nextn_predict_layers": 0}], ids=str)
+def test_a_valid_config_is_returned_unchanged(more):
+    """The sizes of Qwen3-30B-A3B, with an optional value null or 0, are returned unchanged."""
+    assert bounded_config(GOOD | more) == GOOD | more
 
 
 @pytest.mark.parametrize(
@@ -293,6 +313,10 @@ def test_a_valid_config_is_returned_unchanged():
         ("head_dim", -64),
         ("max_position_embeddings", 2**62),
         ("num_experts_per_tok", 129),
+        ("sliding_window", -1),
+        ("sliding_window", 2**63),
+        ("full_attention_interval", 0),
+        ("num_nextn_predict_layers", "1"),
         ("model_type", None),
         ("model_type", ["qwen3_moe"]),
     ],

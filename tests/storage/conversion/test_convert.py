@@ -25,6 +25,7 @@ from storage.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused,
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.planes import dequantize, quantize
+from storage.writer import StoreWriter
 
 LAYOUT = LAYOUTS["cpu-generic"]
 MOE_LAYERS, EXPERTS, HIDDEN, INNER = (0, 2), 8, 64, 32
@@ -348,6 +349,24 @@ def test_a_finished_store_is_left_alone(checkpoint, store, tmp_path):
     again = run(checkpoint, store, progress=lambda done, total: pytest.fail("weights were read"))
     assert again == Manifest.load(store)
     assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == times
+
+
+def test_a_store_that_is_finished_before_its_lock_is_left_alone(checkpoint, tmp_path, monkeypatch):
+    """Where another process finishes the store between the first look and the lock, no file is written again."""
+    times: dict[Path, int] = {}
+    enter = StoreWriter.__enter__
+
+    def late(writer: StoreWriter) -> StoreWriter:
+        if not times:
+            times[tmp_path] = 0
+            run(checkpoint, tmp_path / "store")
+            times.update((path, path.stat().st_mtime_ns) for path in (tmp_path / "store").iterdir())
+        return enter(writer)
+
+    monkeypatch.setattr(StoreWriter, "__enter__", late)
+    assert run(checkpoint, tmp_path / "store") == Manifest.load(tmp_path / "store")
+    del times[tmp_path]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()} == times
 
 
 @pytest.mark.parametrize("other", [{"max_level": 4}, {"dense_bits": 8}, {"layout": LAYOUTS["cuda"]}])

@@ -135,6 +135,7 @@ def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tm
                 parameter.copy_((parameter * 2**16).round().clamp(-127, 127) / 2**10)
     write_model(tmp_path / "model.gguf", model, a_tokenizer())
     model.save_pretrained(tmp_path / "saved")
+    a_tokenizer().save_pretrained(tmp_path / "saved")
     of_file = converted(tmp_path / "model.gguf", tmp_path / "gguf")
     of_saved = converted(tmp_path / "saved", tmp_path / "store")
     assert (of_file.max_level, of_file.source_format) == (8, "GGUF")

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from faults import OUTAGE, Pauses
 from faulty_disk import FaultyDisk
 from small_conversion import contents, run
 
 import storage.source_file
+from storage import retry
 from storage.atomic import PARTIAL
 from storage.errors import DamagedData, DoesNotFit, EdgemoeError, ReadFailed
 from storage.manifest import MANIFEST_NAME
-from storage.retry import RETRIES
 from storage.verify import verify
 
 pytestmark = pytest.mark.e2e
@@ -58,13 +61,14 @@ def test_a_failure_of_any_call_damages_no_file(
     small_source, straight_files, fast, monkeypatch, number, stays, direct_from
 ):
     """For every N, a failure of the Nth call gives a typed error or success, and the next run completes the store."""
-    monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
+    monkeypatch.setattr(retry, "PATIENCE", 0.005)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
     with monkeypatch.context() as patch:
         calls = FaultyDisk(patch, 0, None).calls
         run(small_source, fast / "0")
     assert len(calls) > 100
-    assert {"open", "write", "fsync", "replace", "preadv", "read"} <= set(calls)
+    assert {"open", "write", "fsync", "replace", "preadv", "readv"} <= set(calls)
     failed = 0
     for at in range(1, len(calls) + 1):
         store = fast / str(at)
@@ -88,27 +92,42 @@ def test_a_failure_of_any_call_damages_no_file(
     assert (failed == 0) == (number is None)
 
 
-@pytest.mark.parametrize("failures", [RETRIES, RETRIES + 1])
-def test_reads_of_the_source_survive_transient_errors(
-    small_source, straight_files, tmp_path, monkeypatch, failures
+@pytest.mark.parametrize("seconds", [1, 60])
+def test_reads_of_the_source_survive_a_second_of_errors(
+    small_source, straight_files, tmp_path, monkeypatch, seconds
 ):
-    """RETRIES consecutive EIO are survived; one more raises an error with the file's name."""
-    monkeypatch.setattr(storage.source_file, "BACK_OFF", 0)
-    real, left = os.preadv, [errno.EIO] * failures
-
-    def hesitate(fd, buffers, offset):
-        if left:
-            number = left.pop()
-            raise OSError(number, os.strerror(number))
-        return real(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", hesitate)
-    if failures > RETRIES:
-        with pytest.raises(ReadFailed, match=r"model-0000\d-of-00002\.safetensors, got Input/output error"):
+    """EIO for a second changes no byte of the store; after 5 s it is an error with the file's name and the attempts."""
+    pauses = Pauses()
+    pauses.install(monkeypatch)
+    monkeypatch.setattr(os, "preadv", pauses.until(seconds, errno.EIO))
+    if seconds > retry.PATIENCE:
+        with pytest.raises(
+            ReadFailed, match=r"model-0000\d-of-00002\.safetensors, got Input/output error, \d+ times in \d"
+        ):
             run(small_source, tmp_path / "store")
+        assert pauses.now >= retry.PATIENCE
         return
     run(small_source, tmp_path / "store")
     assert contents(tmp_path / "store") == straight_files
+
+
+def test_ctrl_c_while_a_read_of_the_source_is_tried_again(checkpoint, tmp_path):
+    """Ctrl-C during the retries of a conversion's reads exits 130 without waiting for their end."""
+    until = tmp_path / "until"
+    until.write_text(str(time.time() + 100))
+    process = subprocess.Popen(
+        [sys.executable, "-c", OUTAGE, str(until), "convert", str(checkpoint), str(tmp_path / "store")],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not until.with_suffix(".met").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert time.monotonic() - start < 4
 
 
 def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conftest import a_tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -169,8 +170,9 @@ def random_model(model_type: str, **changes: Any) -> nn.Module:
 
 
 def save(model: Any, directory: Path, *, fused: bool) -> Path:
-    """As transformers saves it, a tensor an expert's matrix, or one for all experts of a layer."""
+    """As transformers saves it, a tensor an expert's matrix, or one for all experts of a layer; with a tokenizer."""
     model.save_pretrained(directory, save_original_format=not fused)
+    a_tokenizer().save_pretrained(directory)
     return directory
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -21,6 +21,8 @@ class HubDouble:
         requests: (method, file, first byte of the range or None for the whole file), in order.
         cut: file -> bytes after which its next download breaks off, once.
         corrupt: files whose last byte is wrong in answers without a range.
+        other_hashes: file -> the hash that the list of files has, in place of the right one.
+        listing: the list of files; None: as the Hub gives it.
         down: every request is answered with 503.
         gated: every request is refused, as for a model whose terms are not accepted.
     """
@@ -30,12 +32,29 @@ class HubDouble:
         self.requests: list[tuple[str, str, int | None]] = []
         self.cut: dict[str, int] = {}
         self.corrupt: set[str] = set()
+        self.other_hashes: dict[str, str | None] = {}
+        self.listing: object = None
         self.down = self.gated = False
         self.endpoint = ""
 
     def downloads(self, file: str) -> list[int | None]:
         """Where each request for a file's bytes began."""
         return [start for method, name, start in self.requests if method == "GET" and name == file]
+
+    def siblings(self) -> list[dict[str, object]]:
+        """The list of files with sizes and hashes; as on the Hub, weights are in LFS, with another blob id."""
+        found = []
+        for path in sorted(path for path in self.directory.iterdir() if path.is_file()):
+            raw = path.read_bytes()
+            entry: dict[str, object] = {"rfilename": path.name, "size": len(raw)}
+            if path.suffix == ".safetensors":
+                sha256 = self.other_hashes.get(path.name, hashlib.sha256(raw).hexdigest())
+                entry |= {"blobId": "0" * 40, "lfs": {"sha256": sha256, "size": len(raw), "pointerSize": 134}}
+            else:
+                blob = hashlib.sha1(b"blob %d\0%b" % (len(raw), raw)).hexdigest()
+                entry["blobId"] = self.other_hashes.get(path.name, blob)
+            found.append(entry)
+        return found
 
     @contextmanager
     def serving(self) -> Iterator[HubDouble]:
@@ -65,14 +84,17 @@ class HubDouble:
                 pass
 
             def _answer(self, *, body: bool) -> None:
-                path = unquote(urlsplit(self.path).path)
+                url = urlsplit(self.path)
+                path = unquote(url.path)
                 if double.down:
                     self._json(503, {"error": "down"})
                 elif double.gated:
                     self._json(403, {"error": "gated"}, **{"X-Error-Code": "GatedRepo"})
                 elif path in (f"/api/models/{double.repo}/revision/{r}" for r in ("main", "v1", COMMIT)):
-                    names = [{"rfilename": p.name} for p in sorted(double.directory.iterdir()) if p.is_file()]
-                    self._json(200, {"id": double.repo, "sha": COMMIT, "siblings": names})
+                    files = double.siblings() if double.listing is None else double.listing
+                    if parse_qs(url.query).get("blobs") != ["true"]:
+                        files = [{"rfilename": file["rfilename"]} for file in double.siblings()]
+                    self._json(200, {"id": double.repo, "sha": COMMIT, "siblings": files})
                 elif path.startswith(f"/api/models/{double.repo}/"):
                     self._json(404, {"error": "no"}, **{"X-Error-Code": "RevisionNotFound"})
                 elif path.startswith(f"/{double.repo}/resolve/{COMMIT}/"):

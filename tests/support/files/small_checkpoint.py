@@ -46,11 +46,20 @@ def tensors() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
 
 
+def save_tokenizer(directory: Path) -> None:
+    """Writes a tokenizer of one word."""
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    (directory / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
 def save(directory: Path) -> Path:
     """Writes the checkpoint. The border between the shards lies inside an expert of layer 0."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "tokenizer.json").write_text('{"a": 1}')
+    save_tokenizer(directory)
     everything = tensors()
     border = list(everything).index("model.layers.0.mlp.experts.1.down_proj.weight")
     parts = (list(everything)[:border], list(everything)[border:])

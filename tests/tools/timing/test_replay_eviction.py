@@ -18,7 +18,9 @@ from edgemoe.policy.settings import RunSettings
 from storage.base import ExpertKey
 from storage.errors import DamagedData, UserError
 from tools.timing.replay_eviction import Belady, blocks_for, compare, main, replay
-from tools.timing.routing_trace import Group, read_trace, record, write_trace
+from tools.timing.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
+
+SOURCE = TraceSource("8/4", 0.75, "ceil", layers=2, experts=8, top_k=4)
 
 
 def one_at_a_time(experts: str, level: int = 4) -> list[Group]:
@@ -26,9 +28,9 @@ def one_at_a_time(experts: str, level: int = 4) -> list[Group]:
     return [{ExpertKey(0, ord(letter) - ord("a")): level} for letter in experts]
 
 
-def hits(name: str, trace: list[Group], p4: int) -> int:
+def hits(name: str, trace: list[Group], places: int) -> int:
     policy = partial(Belady, trace) if name == "belady" else partial(make_policy, name)
-    return replay(trace, policy, {"p4": p4})[0]
+    return replay(trace, policy, {"base": places, "d4": places})[0]
 
 
 @pytest.mark.parametrize(
@@ -45,30 +47,38 @@ def test_hits_and_bits_of_mixed_levels() -> None:
     """A promotion is a miss that reads only the missing bits; a level below the resident one is a hit."""
     a, b = ExpertKey(0, 0), ExpertKey(0, 1)
     trace = [{a: 2, b: 8}, {a: 4, b: 4}, {a: 8}, {b: 2}]
-    rows = compare(trace, [1.5])
-    # Three p4, because a's promotion from 2 to 4 needs a second block; one p0, because two of six requests are at 8.
-    # a's promotion to 8 evicts b's p0, and b at 4 is a hit at 2; or evicts all of b, which is then read again.
-    assert all((o.blocks, o.requests) == ({"p4": 3, "p0": 1}, 6) for o in rows)
+    blocks = {"base": 2, "d4": 2, "d8": 1}
+    # a's promotion to 8 takes b's d8, and b at 4 is a hit at 2; or it evicts all of b, which is then read again.
     read = 2.5 + 8.5 + 2 + 4
-    assert {o.policy: (o.hits, o.hit_rate, o.read_share) for o in rows} == {
-        "lru-planes": (2, 2 / 6, read / 31),
-        "lru-experts": (1, 1 / 6, (read + 2.5) / 31),
-        "lfru": (2, 2 / 6, read / 31),
-        "belady": (2, 2 / 6, read / 31),
-    }
+    wanted = {"lru-planes": (2, read), "lru-experts": (1, read + 2.5), "lfru": (2, read)}
+    assert {name: replay(trace, partial(make_policy, name), blocks) for name in POLICIES} == wanted
+    assert replay(trace, partial(Belady, trace), blocks) == (2, read)
+
+
+def test_rates_are_fractions_of_the_requests() -> None:
+    """Where everything fits, each expert is read once: rates follow from the requests of the trace."""
+    a, b = ExpertKey(0, 0), ExpertKey(0, 1)
+    rows = compare(Trace(SOURCE, [{a: 4, b: 8}, {a: 4}, {a: 8, b: 4}]), [2.0])
+    assert {(o.requests, o.hits, o.hit_rate, o.read_share) for o in rows} == {(5, 2, 2 / 5, 17 / 30.5)}
 
 
 def test_group_larger_than_the_tier_is_served_in_parts() -> None:
     """The oldest leases are released, every expert is read, and the last is a hit in the next step."""
     trace: list[Group] = [{ExpertKey(0, e): 4 for e in range(3)}] * 2
     for name in POLICIES:
-        assert replay(trace, partial(make_policy, name), {"p4": 1}) == (1, 5 * 4.5)
+        assert replay(trace, partial(make_policy, name), {"base": 1, "d4": 1}) == (1, 5 * 4.5)
 
 
-def test_promotion_in_a_tier_of_one_reads_the_whole_expert() -> None:
-    """Where the old and new block cannot both be resident, the whole expert is read again."""
+def test_promotion_reads_only_the_missing_plane() -> None:
+    """Raising the only expert of a tier from 2 to 4 bits keeps its base and reads two bits."""
     trace: list[Group] = [{ExpertKey(0, 0): 2}, {ExpertKey(0, 0): 4}]
-    assert replay(trace, partial(make_policy, "lru-planes"), {"p4": 1}) == (0, 2.5 + 4.5)
+    assert replay(trace, partial(make_policy, "lru-planes"), {"base": 1, "d4": 1}) == (0, 2.5 + 2)
+
+
+def test_a_tier_without_blocks_is_refused() -> None:
+    """A request that no eviction can serve ends the replay with an error."""
+    with pytest.raises(UserError, match="--resident"):
+        replay(one_at_a_time("a"), partial(make_policy, "lfru"), {"base": 1, "d4": 0})
 
 
 def most_hits(trace: str, places: int) -> int:
@@ -97,12 +107,16 @@ def test_belady_has_the_most_hits(trace: str, places: int) -> None:
     assert all(hits(name, one_at_a_time(trace), places) <= best for name in POLICIES)
 
 
-def test_sizes_follow_the_trace() -> None:
-    """p4 is a fraction of the trace's experts, p0 the fraction of its requests at level 8, rounded up."""
-    trace: list[Group] = [{ExpertKey(0, e): 8 if e < 3 else 4 for e in range(8)}]
-    assert blocks_for(trace, 0.5) == {"p4": 4, "p0": 2}
-    assert blocks_for(trace, 0.01) == {"p4": 1, "p0": 1}
-    assert blocks_for(one_at_a_time("ab"), 1.0) == {"p4": 2, "p0": 0}
+def test_blocks_are_those_of_the_engine() -> None:
+    """Half of 16 experts' bytes at 4 bits, for planes of 5, 4 and 8 units: 72 units.
+
+    At 8/4 and r = 0.75 layers keep ceil(4), ceil(2) of 4 experts at 8 bits: 0.75. So one base and one d4 go with three
+    quarters of a d8: 72 / 15 = 4.8, in whole blocks 4, 4 and 3, which leaves 12 units: two bases more.
+    """
+    assert blocks_for(SOURCE, 0.5) == {"base": 6, "d4": 4, "d8": 3}
+    assert blocks_for(SOURCE, 10) == {"base": 16, "d4": 16, "d8": 16}
+    with pytest.raises(UserError, match=r"--resident 0\.2\d* or more"):
+        blocks_for(SOURCE, 0.1)
 
 
 @pytest.fixture
@@ -127,23 +141,28 @@ def test_recorded_trace_has_the_routers_choices(checkpoint: Path, text: Path, ti
         for rows, (layer, of_layer) in itertools.product(steps, zip((0, 2), chosen, strict=True)):
             experts = set().union(*(of_layer[row] for row in rows))
             expected.append({ExpertKey(layer, e): 4 for e in experts})
-    assert trace == expected
+    assert trace.groups == expected
+    assert trace.source == TraceSource("4", 0.75, "carry", layers=3, experts=8, top_k=2)
 
 
 def test_levels_follow_the_settings(checkpoint: Path, text: Path) -> None:
     """At 4/2 with retention 0.5 two experts a token have one level each; at 4/0 the second is skipped."""
     settings = RunSettings(levels=(4, 2), retention=0.5, depth="equal")
     trace = record(checkpoint, text, settings, tokens=6, context=8, prompt=0)
-    assert [sorted(group.values()) for group in trace] == [[2, 4]] * 12
+    assert [sorted(group.values()) for group in trace.groups] == [[2, 4]] * 12
     skipping = record(checkpoint, text, settings.with_(levels=(4, 0)), tokens=6, context=8, prompt=0)
-    assert skipping == [{key: 4 for key, level in group.items() if level == 4} for group in trace]
+    assert skipping.groups == [
+        {key: 4 for key, level in group.items() if level == 4} for group in trace.groups
+    ]
 
 
 def test_trace_round_trips_through_a_file(tmp_path: Path) -> None:
     """read_trace returns the trace that write_trace wrote."""
-    trace: list[Group] = [{ExpertKey(0, 3): 8, ExpertKey(0, 1): 2}, {ExpertKey(2, 0): 4}]
+    trace = Trace(SOURCE, [{ExpertKey(0, 3): 8, ExpertKey(0, 1): 2}, {ExpertKey(2, 0): 4}])
     write_trace(trace, tmp_path / "trace.jsonl")
-    assert (tmp_path / "trace.jsonl").read_text() == "[[0, 3, 8], [0, 1, 2]]\n[[2, 0, 4]]\n"
+    first, *lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    assert json.loads(first)["levels"] == "8/4"
+    assert lines == ["[[0, 3, 8], [0, 1, 2]]", "[[2, 0, 4]]"]
     assert read_trace(tmp_path / "trace.jsonl") == trace
 
 
@@ -153,16 +172,24 @@ def test_trace_round_trips_through_a_file(tmp_path: Path) -> None:
 def test_damaged_trace_is_refused(tmp_path: Path, line: str) -> None:
     """A line that is no group stops the reading with its number."""
     path = tmp_path / "trace.jsonl"
-    path.write_text(f"[[0, 1, 4]]\n{line}\n")
-    with pytest.raises(DamagedData, match="line 2 of"):
+    write_trace(Trace(SOURCE, [{ExpertKey(0, 1): 4}]), path)
+    path.write_text(path.read_text() + f"{line}\n")
+    with pytest.raises(DamagedData, match="line 3 of"):
         read_trace(path)
 
 
-def test_empty_trace_is_refused(tmp_path: Path) -> None:
-    """A file without a line is no trace."""
-    write_trace([], tmp_path / "trace.jsonl")
-    with pytest.raises(DamagedData, match="empty"):
-        read_trace(tmp_path / "trace.jsonl")
+@pytest.mark.parametrize(
+    "first", ["", "[[0, 1, 4]]", "{}", "7", json.dumps(vars(SOURCE) | {"levels": "2/8"})]
+)
+def test_a_trace_of_unknown_source_is_refused(tmp_path: Path, first: str) -> None:
+    """A file whose first line does not name settings and model is no trace; nor is one without requests."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{first}\n[[0, 1, 4]]\n")
+    with pytest.raises(DamagedData, match="line 1 of"):
+        read_trace(path)
+    write_trace(Trace(SOURCE, []), path)
+    with pytest.raises(DamagedData, match="requests in"):
+        read_trace(path)
 
 
 def test_command_records_saves_and_replays(
@@ -207,7 +234,7 @@ def test_contradicting_options_are_refused(
 ) -> None:
     """Options without effect and missing files exit 2 with their names."""
     monkeypatch.chdir(text.parent)
-    write_trace(one_at_a_time("ab"), Path("trace.jsonl"))
+    write_trace(Trace(SOURCE, one_at_a_time("ab")), Path("trace.jsonl"))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 

@@ -1,0 +1,79 @@
+"""Whether a chat can run a model, as far as that is known without its weights: before a conversion, and at a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import GenerationConfig
+
+from edgemoe.families.table import family_of
+from edgemoe.layers.build import check_dense
+from edgemoe.models.tokenizer import check_tokenizer
+from storage.checkpoint import Checkpoint
+from storage.dense import DenseWeights
+from storage.errors import ModelRefused
+from storage.expert_weights import ExpertWeights
+from storage.untrusted import CHECK_ORIGIN, foreign_code, read_json, shortened
+
+_GENERATION = "generation_config.json"
+
+_RANGES = {
+    "temperature": (0, 1000),
+    "top_p": (0, 1),
+    "top_k": (0, 10_000_000),
+    "repetition_penalty": (0.01, 100),
+}
+"""Key of generation_config.json -> least and largest value that a sampler is given."""
+
+
+def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
+    """Refuses a checkpoint whose store a chat would refuse.
+
+    Args:
+        checkpoint: to be converted; no weights are read.
+        dense_bits: 16 or 8, of the store's dense weights.
+
+    Raises:
+        ModelRefused, MissingTensor: its experts or dense tensors are not those that config.json describes, or
+            transformers does not accept a value of config.json or generation_config.json.
+        UserError, ModelRefused: no tokenizer, or one that does not work.
+    """
+    config = checkpoint.config
+    family = family_of(config)
+    experts = ExpertWeights(checkpoint, family)
+    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
+    # A GGUF file contains its companions, which are unpacked elsewhere.
+    directory = checkpoint.companions()[0].parent
+    check_dense(directory, config, dense)
+    generation_config(directory)
+    check_tokenizer(directory)
+
+
+def generation_config(directory: Path) -> GenerationConfig:
+    """Loads the model's generation_config.json, or transformers' defaults without one.
+
+    Raises:
+        ModelRefused: a value that no sampler can use, with its key.
+    """
+    if not (directory / _GENERATION).exists():
+        return GenerationConfig()
+    values = read_json(directory, _GENERATION)
+    with foreign_code(f"values in {directory / _GENERATION} that transformers accepts", values=values):
+        config = GenerationConfig.from_pretrained(directory)
+    for key, (least, most) in _RANGES.items():
+        value = getattr(config, key)
+        if value is not None and not (_is_number(value) and least <= value <= most):
+            raise _refused(f"a number from {least} to {most} for {key}", value, directory)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = [] if ends == [None] else ends
+    if not all(type(end) is int and end >= 0 for end in ends):
+        raise _refused("token ids for eos_token_id", config.eos_token_id, directory)
+    return config
+
+
+def _refused(wanted: str, value: object, directory: Path) -> ModelRefused:
+    return ModelRefused(f"{wanted} in {directory / _GENERATION}", shortened(value), CHECK_ORIGIN)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

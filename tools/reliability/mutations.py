@@ -1,0 +1,201 @@
+"""Reads mutated files of models with every parser, in one process, and counts what happens.
+
+    python -m tools.reliability.mutations [--parser NAME] [--cases 100000] [--seed 0] [--json]
+
+A case is one valid file with some bytes or values changed. Its outcome is *accepted*, *typed* (an error of edgemoe's
+own, one line and an exit code for the user) or *untyped*: any other exception, or more than LIMIT seconds. An untyped
+case is printed with its number; `--first NUMBER --cases 1` runs it again. Exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from edgemoe.console.progress import CountProgress
+from edgemoe.console.sizes import format_size
+from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
+from storage.errors import EdgemoeError
+from tools.command_line import make_parser, positive
+from tools.reliability.parsers import PARSERS, Parser, mutated
+
+LIMIT = 20.0
+"""Seconds of one case."""
+
+LEAST = 20
+"""Cases that run although their time is over: a table without any would look like a success."""
+
+SHOWN = 5
+"""Untyped cases of a parser that are printed."""
+
+
+class OutOfTimeError(KeyboardInterrupt):
+    """A case took longer than LIMIT. A KeyboardInterrupt passes every boundary that makes errors typed."""
+
+
+@dataclass
+class Outcome:
+    """The counts of a parser's cases.
+
+    Args:
+        parser: its name.
+        cases: in all.
+        typed, accepted, untyped: of these.
+        worst_s: seconds of the slowest case.
+        worst_bytes: the largest growth of resident memory within a case.
+        shown: the first untyped cases.
+    """
+
+    parser: str
+    cases: int = 0
+    typed: int = 0
+    accepted: int = 0
+    untyped: int = 0
+    worst_s: float = 0.0
+    worst_bytes: int = 0
+    shown: list[str] = field(default_factory=list)
+
+
+def run(
+    name: str,
+    parser: Parser,
+    cases: range,
+    seed: int,
+    advance: Callable[[], None] = lambda: None,
+    seconds: float = math.inf,
+) -> Outcome:
+    """Runs cases of one parser.
+
+    Args:
+        name: of the parser; with `seed` and a case's number it determines the case.
+        parser: reads the files.
+        cases: their numbers.
+        seed: of the mutations.
+        advance: called after every case.
+        seconds: after which no case begins, but LEAST run in any case.
+
+    Raises:
+        EdgemoeError: a file is refused before it is changed.
+    """
+    out = Outcome(name)
+    with TemporaryDirectory() as directory:
+        files = {path: path.read_bytes() for path in parser.make(Path(directory))}
+        for path in files:
+            parser.parse(path)  # as it is; imports, too, are no part of a case
+        until = time.monotonic() + seconds
+        for case in cases:
+            if out.cases >= LEAST and time.monotonic() > until:
+                break
+            random = Random(f"{seed}/{name}/{case}")
+            path = random.choice(list(files))
+            path.write_bytes(mutated(path, files[path], random))
+            _count(out, case, lambda path=path: parser.parse(path))  # type: ignore[misc]
+            path.write_bytes(files[path])
+            advance()
+    return out
+
+
+def _count(out: Outcome, case: int, parse: Callable[[], object]) -> None:
+    """Runs a case and adds its outcome."""
+    reset_peak()
+    before, start = resident_bytes(), time.monotonic()
+    out.cases += 1
+    try:
+        with _limited():
+            parse()
+        out.accepted += 1
+    except EdgemoeError:
+        out.typed += 1
+    except (Exception, OutOfTimeError) as error:
+        out.untyped += 1
+        if len(out.shown) < SHOWN:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
+            out.shown.append(f"case {case}: {type(error).__name__}: {str(error)[:120]!r} at {place}")
+    out.worst_s = max(out.worst_s, time.monotonic() - start)
+    out.worst_bytes = max(out.worst_bytes, peak_resident_bytes() - before)
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raises OutOfTimeError in the block after LIMIT seconds. In the main thread only."""
+
+    def stop(number: int, frame: object) -> None:
+        raise OutOfTimeError(f"more than {LIMIT:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides the libraries' warnings about values within the block."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def as_table(outcomes: Sequence[Outcome]) -> str:
+    """A Markdown table with a row for each parser."""
+    rows = [
+        "| file | cases | refused | accepted | untyped | slowest, ms | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in outcomes:
+        rows.append(
+            f"| {each.parser} | {each.cases:,} | {each.typed:,} | {each.accepted:,} | {each.untyped} "
+            f"| {1000 * each.worst_s:.0f} | {format_size(each.worst_bytes)} |"
+        )
+    return "\n".join(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = make_parser("tools.reliability.mutations", __doc__)
+    parser.add_argument("--parser", choices=sorted(PARSERS), help="default: all, one after another")
+    parser.add_argument("--cases", type=positive, default=100_000, help="of each parser; default: 100000")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations; default: 0")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="most time of each parser; default: any"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a parser instead of a table")
+    options = parser.parse_args(argv)
+    cases, outcomes = range(options.first, options.first + options.cases), []
+    for name in [options.parser] if options.parser else PARSERS:
+        with CountProgress(name, options.cases) as progress, _quiet():
+            outcomes.append(
+                run(name, PARSERS[name], cases, options.seed, progress.advance, 60 * options.minutes)
+            )
+        if options.json:
+            print(json.dumps(asdict(outcomes[-1])), flush=True)
+        for line in outcomes[-1].shown:
+            print(f"{name}: {line}", file=sys.stderr)
+    if not options.json:
+        print(as_table(outcomes))
+    return int(any(outcome.untyped for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

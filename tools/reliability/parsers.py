@@ -1,0 +1,121 @@
+"""The parsers of model files, each with valid models whose files are mutated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from edgemoe.families.table import FAMILIES, family_of
+from edgemoe.models.store_model import StoreModel
+from storage.checkpoint import Checkpoint, bounded_config
+from storage.convert import store_bytes
+from storage.expert_weights import ExpertWeights
+from storage.formats import OPENERS
+from storage.formats.gguf_header import read_gguf_header
+from storage.header import read_header
+from storage.untrusted import read_json
+from tools.reliability import samples
+from tools.reliability.mutators import mutate_gguf, mutate_json, mutate_safetensors
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A function that reads one file of a model, and what to give it.
+
+    Args:
+        make: writes valid models under a directory; returns the files to mutate, one of them in a case.
+        parse: reads the model of a mutated file by its path.
+    """
+
+    make: Callable[[Path], Sequence[Path]]
+    parse: Callable[[Path], object]
+
+
+def mutated(path: Path, raw: bytes, random: Random) -> bytes:
+    """Another content for a file, by the kind of file that its name says."""
+    if path.suffix == ".gguf":
+        return mutate_gguf(*samples.gguf_model(), random)
+    if path.suffix == ".safetensors":
+        return mutate_safetensors(raw, random)
+    return mutate_json(json.loads(raw), random)
+
+
+def _read_config(path: Path) -> None:
+    """Reads a config.json as far as no library takes part: its bounds, and everything that a family reads from it."""
+    config = bounded_config(read_json(path.parent, path.name))
+    family = family_of(config)
+    family.moe_layers(config), family.intermediate(config), family.kv(config).bytes_for(512)
+    family.is_unused("model.layers.9.mlp.gate.weight", config)
+
+
+def _read_weights(path: Path) -> None:
+    """Opens a checkpoint and reads its first expert and all dense weights, as a conversion does."""
+    checkpoint = Checkpoint.open(path if path.suffix == ".gguf" else path.parent)
+    family = family_of(checkpoint.config)
+    store_bytes(checkpoint, family, max_level=None, dense_bits=8)
+    experts = ExpertWeights(checkpoint, family)
+    experts.read(experts.layers[0], 0)
+    for name in checkpoint.names() - experts.names:
+        checkpoint[name].read()
+    checkpoint.fingerprint()
+
+
+def _read_generation_config(path: Path) -> None:
+    from edgemoe.engine.sampling import Sampler, Sampling
+    from edgemoe.models.runnable import generation_config
+
+    config = generation_config(path.parent)
+    Sampler(Sampling.of_model(config, 2, temperature=None, top_p=None, seed=0, max_new_tokens=1))
+
+
+def _read_modules(path: Path) -> None:
+    from edgemoe.layers.build import skeleton
+
+    skeleton(path.parent, bounded_config(read_json(path.parent, path.name)))
+
+
+def _files(make: Callable[[Path], Path], *names: str) -> Callable[[Path], Sequence[Path]]:
+    """Files of one model."""
+    return lambda directory: [made / name for made in (make(directory / "model"),) for name in names]
+
+
+def _configs(directory: Path) -> Sequence[Path]:
+    return [
+        samples.write_config(directory / name, family) / "config.json" for name, family in FAMILIES.items()
+    ]
+
+
+def _packed(method: str) -> Parser:
+    make = _files(partial(samples.write_packed, method=method), "config.json", "model.safetensors")
+    return Parser(make, _read_weights)
+
+
+def _shards(directory: Path) -> Sequence[Path]:
+    return sorted(samples.write_checkpoint(directory / "model").glob("*.safetensors"))
+
+
+PARSERS = {
+    "safetensors header": Parser(_shards, read_header),
+    "GGUF header": Parser(_files(samples.write_gguf, "model.gguf"), read_gguf_header),
+    "GGUF model": Parser(_files(samples.write_gguf, "model.gguf"), _read_weights),
+    "store.json": Parser(
+        _files(samples.write_store, "store.json"), lambda path: StoreModel.open(path.parent)
+    ),
+    "config.json": Parser(_configs, _read_config),
+    "model.safetensors.index.json": Parser(
+        _files(samples.write_checkpoint, "model.safetensors.index.json"), _read_weights
+    ),
+    **{f"quantization_config: {method}": _packed(method) for method in OPENERS},
+    "generation_config.json": Parser(
+        _files(samples.write_checkpoint, "generation_config.json"), _read_generation_config
+    ),
+    "tokenizer_config.json": Parser(
+        _files(samples.write_checkpoint, "tokenizer_config.json"), lambda path: Checkpoint.open(path.parent)
+    ),
+    "transformers' modules": Parser(_configs, _read_modules),
+}
+"""Name -> parser."""

@@ -1,0 +1,212 @@
+"""Small valid models of every form that edgemoe reads, for mutations: checkpoints, packed experts, GGUF, a store."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from edgemoe.families.base import Family
+from edgemoe.families.table import FAMILIES, family_of
+from edgemoe.kernels.registry import compute
+from storage.checkpoint import Checkpoint
+from storage.convert import convert
+from storage.header import header_bytes, tensor_bytes
+from tools.reliability.mutators import gguf_bytes
+from tools.synthetic.checkpoint import shards
+from tools.synthetic.store import save_tokenizer
+from tools.synthetic.workload import Shape
+
+SHAPE = Shape(hidden=64, layers=1, experts=2, inner=32, top_k=1, heads=4, kv_heads=2, head_dim=16, vocab=300)
+_SHARD = 60_000
+"""Bytes of a shard: the checkpoint has several."""
+_GROUP = 32
+_EXPERT = "model.layers.0.mlp.experts.{}.{}_proj"
+_MATRICES = {
+    _EXPERT.format(expert, part): (SHAPE.hidden, SHAPE.inner)
+    if part == "down"
+    else (SHAPE.inner, SHAPE.hidden)
+    for expert in range(SHAPE.experts)
+    for part in ("gate", "up", "down")
+}
+"""Name without its last part -> (outputs, inputs) of every expert's matrix."""
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Name -> safetensors' dtype, and shape."""
+
+
+def write_checkpoint(directory: Path) -> Path:
+    """A checkpoint in bf16 whose weights are 0, in shards, with a tokenizer and a generation_config.json."""
+    directory.mkdir(parents=True)
+    SHAPE.config().save_pretrained(directory)
+    save_tokenizer(SHAPE.vocab, directory)
+    weight_map: dict[str, str] = {}
+    for number, shapes in enumerate(shards(SHAPE, _SHARD)):
+        tensors = {name: ("BF16", shape) for name, shape in shapes.items()}
+        data = bytes(sum(tensor_bytes(*spec) for spec in tensors.values()))
+        (directory / f"{number}.safetensors").write_bytes(header_bytes(tensors, {"format": "pt"}, 8) + data)
+        weight_map |= dict.fromkeys(tensors, f"{number}.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": [2, 0]}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def write_store(directory: Path) -> Path:
+    """The store of such a checkpoint."""
+    source = write_checkpoint(directory / "source")
+    convert(
+        source,
+        directory / "store",
+        family_of(Checkpoint.open(source).config),
+        max_level=8,
+        layout=compute().layout,
+        dense_bits=16,
+        progress=lambda done, total: None,
+        threads=1,
+    )
+    return directory / "store"
+
+
+def write_config(directory: Path, family: Family) -> Path:
+    """The config.json of a small model of a family, with every key that transformers writes."""
+    from transformers import AutoConfig
+
+    sizes = {
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0, "intermediate_size": 96},
+        **{family.experts_keys[0]: 8, family.intermediate_key: 32, family.top_k_key: 2},
+    }
+    directory.mkdir(parents=True)
+    config = AutoConfig.for_model(family.model_type, **sizes).to_dict()
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": family.model_type}))
+    return directory
+
+
+def write_packed(directory: Path, method: str) -> Path:
+    """A checkpoint whose experts are packed by a quant_method of config.json's quantization_config, all codes zero."""
+    settings, tensors = _mxfp4() if method == "mxfp4" else _packed(method)
+    family = "gpt_oss" if method == "mxfp4" else "qwen3_moe"
+    inner = FAMILIES[family].intermediate_key
+    config: dict[str, Any] = {
+        **{
+            "model_type": family,
+            "hidden_size": SHAPE.hidden,
+            "num_hidden_layers": 1,
+            "vocab_size": SHAPE.vocab,
+        },
+        **{"num_attention_heads": SHAPE.heads, FAMILIES[family].experts_keys[0]: SHAPE.experts},
+        **{inner: SHAPE.inner, "num_experts_per_tok": SHAPE.top_k, "quantization_config": settings},
+    }
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    tensors["model.norm.weight"] = "BF16", (SHAPE.hidden,)
+    data = b"".join(_data(name, *spec) for name, spec in tensors.items())
+    (directory / "model.safetensors").write_bytes(header_bytes(tensors, {}, 8) + data)
+    return directory
+
+
+def _data(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Zeros; where the format stores them, a matrix's shape or the group of every input."""
+    if name.endswith("g_idx"):
+        return struct.pack(f"<{shape[0]}i", *(i // _GROUP for i in range(shape[0])))
+    if name.endswith("weight_shape"):
+        return struct.pack("<2q", *_MATRICES[name.removesuffix(".weight_shape")])
+    return bytes(tensor_bytes(dtype, shape))
+
+
+def _packed(method: str) -> tuple[dict[str, Any], Tensors]:
+    """The quantization_config and the tensors of experts with one matrix a tensor."""
+    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": _GROUP}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP, "symmetric": True}
+    own: dict[str, dict[str, Any]] = {
+        "gptq": {"desc_act": False, "checkpoint_format": "gptq", "dynamic": {"-:lm_head": {}}},
+        "auto-round": {"packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True},
+        "awq": {"version": "gemm", "zero_point": True},
+        "fp8": {"fmt": "e4m3", "weight_block_size": [128, 128]},
+        "compressed-tensors": {
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights | {"actorder": None}}},
+        },
+    }
+    parts = {name: _parts(method, *sides) for name, sides in _MATRICES.items()}
+    return settings | own[method], {
+        f"{name}.{part}": spec for name, made in parts.items() for part, spec in made.items()
+    }
+
+
+def _parts(method: str, rows: int, columns: int) -> Tensors:
+    """The parts of one packed matrix."""
+    groups = columns // _GROUP
+    gptq: Tensors = {
+        "qweight": ("I32", (columns // 8, rows)),
+        "qzeros": ("I32", (groups, rows // 8)),
+        "scales": ("F16", (groups, rows)),
+    }
+    known: dict[str, Tensors] = {
+        "gptq": gptq | {"g_idx": ("I32", (columns,))},
+        "auto-round": gptq,
+        "awq": gptq | {"qweight": ("I32", (columns, rows // 8))},
+        "fp8": {"weight": ("F8_E4M3", (rows, columns)), "weight_scale_inv": ("F32", (1, 1))},
+        "compressed-tensors": {
+            "weight_packed": ("I32", (rows, columns // 8)),
+            "weight_scale": ("BF16", (rows, groups)),
+            "weight_shape": ("I64", (2,)),
+        },
+    }
+    return known[method]
+
+
+def _mxfp4() -> tuple[dict[str, Any], Tensors]:
+    experts, rows = SHAPE.experts, 2 * SHAPE.inner
+    up, down = (f"model.layers.0.mlp.experts.{part}_proj" for part in ("gate_up", "down"))
+    return {"quant_method": "mxfp4"}, {
+        f"{up}_blocks": ("U8", (experts, rows, SHAPE.hidden // 32, 16)),
+        f"{up}_scales": ("U8", (experts, rows, SHAPE.hidden // 32)),
+        f"{down}_blocks": ("U8", (experts, SHAPE.hidden, SHAPE.inner // 32, 16)),
+        f"{down}_scales": ("U8", (experts, SHAPE.hidden, SHAPE.inner // 32)),
+    }
+
+
+def gguf_model() -> tuple[dict[str, Any], dict[str, list[Any]], bytes]:
+    """Fields, tensors and data of a GGUF file, as mutate_gguf takes them; without a tokenizer's merges."""
+    own = {
+        **{"embedding_length": SHAPE.hidden, "block_count": 1, "attention.head_count": SHAPE.heads},
+        **{"attention.head_count_kv": SHAPE.kv_heads, "attention.layer_norm_rms_epsilon": 1e-6},
+        **{"context_length": 512, "rope.freq_base": 1e6, "expert_used_count": SHAPE.top_k},
+        **{"expert_count": SHAPE.experts, "attention.key_length": SHAPE.head_dim},
+        "expert_feed_forward_length": SHAPE.inner,
+    }
+    fields = {
+        "general.architecture": "qwen3moe",
+        **{f"qwen3moe.{key}": value for key, value in own.items()},
+        **{
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.tokens": ["a", "b"],
+            "tokenizer.ggml.eos_token_id": 1,
+        },
+        **{
+            "general.alignment": 32,
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.scores": [0.0, 1.0],
+        },
+    }
+    shapes = {"token_embd": (SHAPE.vocab, SHAPE.hidden), "output_norm": (SHAPE.hidden,)}
+    for part in ("gate", "up", "down"):
+        sides = (SHAPE.hidden, SHAPE.inner) if part == "down" else (SHAPE.inner, SHAPE.hidden)
+        shapes[f"blk.0.ffn_{part}_exps"] = (SHAPE.experts, *sides)
+    tensors: dict[str, list[Any]] = {}
+    at = 0
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = [list(reversed(shape)), 0, at]  # 0: F32
+        at += -(-4 * prod(shape) // 32) * 32
+    return fields, tensors, bytes(at)
+
+
+def write_gguf(directory: Path) -> Path:
+    """That GGUF file."""
+    directory.mkdir(parents=True)
+    (directory / "model.gguf").write_bytes(gguf_bytes(*gguf_model()))
+    return directory
