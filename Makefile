@@ -3,26 +3,27 @@
 #   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]   talk to the demo model, a checkpoint or a store
 #   make test [ARGS="-k planes"]                    run all tests
 #   make test-fast [ARGS="-x"]                      run the tests that need no other process, whole model or GPU
+#   make test-lowest [ARGS="-x"]                    run all tests with the lowest versions that pyproject.toml allows
 #   make check                                      format, lint, types, imports and all tests
 #   make install                                    make only .venv with the edgemoe command
 
 VENV := .venv
-PYTHON := $(VENV)/bin/python
+PYTHON = $(VENV)/bin/python
 # --quiet twice: pip prints errors only.
-PIP := $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
+PIP = $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 
 # The version that the CPU kernels are tested with, installed on machines without an NVIDIA driver. With a driver, torch
 # comes with edgemoe's dependencies, which bring the CUDA libraries.
 TORCH := torch==2.13.0
 
 # Two processes: tests are mostly Python, and what they compute takes two cores at once. ARGS="-n 0" runs one process.
-TESTS := $(PYTHON) -m pytest -n 2
+TESTS = $(PYTHON) -m pytest -n 2
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: chat test test-fast check install
+.PHONY: chat test test-fast test-lowest check install
 
 chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
@@ -32,6 +33,10 @@ test: $(VENV)/.installed-dev
 
 test-fast: $(VENV)/.installed-dev
 	$(TESTS) -m "not e2e and not gpu" $(ARGS)
+
+test-lowest .venv-lowest/.installed: VENV := .venv-lowest
+test-lowest: .venv-lowest/.installed
+	$(TESTS) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	@tools/check
@@ -49,6 +54,16 @@ $(VENV)/.installed-dev: pyproject.toml Makefile $(KERNELS)
 	$(install-torch)
 	$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+# pip always takes the newest versions; uv has a resolution to the lowest ones. torch is a build for CUDA here, as
+# the registry has no other of its lowest version: 7 GB on disk with its libraries.
+.venv-lowest/.installed: pyproject.toml Makefile $(KERNELS)
+	@rm -rf .venv-lowest
+	$(create-venv)
+	@echo "Installing the lowest versions into $(VENV); the first time this downloads several gigabytes"
+	$(PIP) install uv
+	@$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --resolution lowest-direct --editable '.[dev]'
+	@touch $@
 
 # Every candidate is started, not only looked up: an interpreter on the path may be a shim that starts none.
 # A .venv whose interpreter no longer starts is replaced.

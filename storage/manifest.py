@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from storage.atomic import replacing, write_all
 from storage.base import Plane
 from storage.errors import BadManifest, UserError
@@ -75,6 +77,11 @@ class Manifest:
     def expert_bytes(self) -> int:
         """Bytes of all records."""
         return sum(len(layer.records) for layer in self.layers.values()) * self.geometry.record_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the store: a hash of every plane's checksum and of all else in store.json; 32 hex digits."""
+        return xxhash.xxh3_128_hexdigest(self.to_json())
 
     def to_json(self) -> bytes:
         """The bytes of store.json; equal manifests give equal bytes."""

@@ -37,6 +37,7 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "kernel_layout": store.compute.layout.name,
         "model": store.directory.name,
         "source": store.manifest.source,
+        "store": store.manifest.fingerprint,
         "dense_bits": store.manifest.dense_bits,
         "max_level": store.manifest.max_level,
     }

@@ -1,15 +1,18 @@
-"""Quality beside speed: rows of an evaluation report, joined by the name of their setting."""
+"""Quality beside speed: rows of an evaluation report of the same store, joined by their settings."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgemoe.evaluate.rows import CHOICE_FIELDS
 from edgemoe.evaluate.studies import PHASES
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
+from storage.manifest import Manifest
 
 MEASURES = ("perplexity", "kl", "top1_agreement", "task_accuracy", "bits_per_weight_read")
 
@@ -17,23 +20,48 @@ EvaluationRow = dict[str, Any]
 """A row of the JSON of `edgemoe eval`."""
 
 
-def load_quality(path: Path) -> list[EvaluationRow]:
-    """Reads the rows of a report of `edgemoe eval --json`.
+@dataclass(frozen=True)
+class Evaluation:
+    """A report of `edgemoe eval`.
+
+    Args:
+        path: of its file.
+        rows: of the report.
+        store: fingerprint of the store's manifest; None: the report names no store.
+    """
+
+    path: Path
+    rows: list[EvaluationRow]
+    store: str | None
+
+    def of(self, manifest: Manifest) -> tuple[list[EvaluationRow], tuple[str, ...]]:
+        """The rows, if they are of that store, and sentences for a report where they are left out."""
+        if self.store == manifest.fingerprint:
+            return self.rows, ()
+        other = "of another store" if self.store else "of a store that it does not name"
+        note = f"quality is not measured: {self.path.name} is {other}; this is {manifest.fingerprint}"
+        return [], (note,)
+
+
+def load_quality(path: Path) -> Evaluation:
+    """Reads a report of `edgemoe eval --json`.
 
     Raises:
         UserError: the file is missing, or is no such report.
     """
     try:
-        rows: list[EvaluationRow] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        report = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[EvaluationRow] = report["rows"]
         for row in rows:
             row["setting"], row["phase"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        store = report.get("environment", {}).get("store")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"an evaluation report in {path}",
             f"{type(error).__name__}: {error}",
             "write one with `edgemoe eval --json` and give it to --quality",
         ) from error
-    return rows
+    return Evaluation(path, rows, store)
 
 
 def quality_of(rows: Sequence[EvaluationRow], settings: RunSettings) -> dict[str, Any] | None:
@@ -55,7 +83,6 @@ def quality_of(rows: Sequence[EvaluationRow], settings: RunSettings) -> dict[str
 
 
 def _same_choice(row: EvaluationRow, settings: RunSettings) -> bool:
-    """Returns whether the evaluation chose levels by the same signals. One level for all experts is no choice."""
-    return len(settings.levels) == 1 or all(
-        row.get(name) in (None, getattr(settings, name)) for name in ("importance", "depth")
-    )
+    """Returns whether the evaluation chose levels in the same way. One level for all experts is no choice."""
+    chosen = {name: getattr(settings, name) for name in CHOICE_FIELDS}
+    return len(settings.levels) == 1 or {name: row.get(name) for name in chosen} == chosen

@@ -39,7 +39,7 @@ class ReportOptions:
     """Options of the rows, of the report and of what is measured beside it."""
 
     ablation: bool = option("Load on demand, cache, prefetch and levels, each added in its row.", False)
-    quality: Path | None = option("Report of `edgemoe eval --json`, merged by the settings' names.")
+    quality: Path | None = option("Report of `edgemoe eval --json` on the same store, merged by settings.")
     plot: Path | None = option("Image file to draw the rows into.")
     trace: Path | None = option(
         "JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
@@ -81,13 +81,15 @@ def bench_command(
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
 
-    evaluated = load_quality(wanted.quality) if wanted.quality else ()
+    evaluated = load_quality(wanted.quality) if wanted.quality else None
     store = open_model(model, limits.device)
     top = store.manifest.max_level
     settings = options.run_settings(top, **vars(chosen))
     rows, notes = ablation_rows(top) if wanted.ablation else (single_row(settings), ())
+    quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
+    notes += left_out
     request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
-    report = run_bench(store, request, evaluated, _notify)
+    report = run_bench(store, request, quality, _notify)
     print(FORMATS[form](report), flush=True)
     if wanted.plot:
         plot_report(report, wanted.plot)

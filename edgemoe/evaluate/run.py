@@ -216,6 +216,7 @@ def _environment(store: StoreModel, request: EvalRequest, windows: Windows) -> d
         "transformers": transformers.__version__,
         "model": store.directory.name,
         "source": store.manifest.source,
+        "store": store.manifest.fingerprint,
         "dense_bits": store.manifest.dense_bits,
         "reference": request.reference.name if request.reference else None,
         "text": request.text.name if request.text else None,

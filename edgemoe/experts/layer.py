@@ -85,8 +85,8 @@ class ExpertLayer:
         runtime: shared by all layers.
         module: the experts module; its weights are never used, its activation and biases are.
         activation: the name under which kernels fuse its activation, or CUSTOM.
-        next_router: the next layer that has experts, and its router's product, [T, H] -> [T, E]; None: this is the
-            last one.
+        next_router: the next layer that has experts, and logits [T, E] of which the top k are its router's choice on
+            a state [T, H]; None: this is the last one.
     """
 
     def __init__(

@@ -71,6 +71,8 @@ class Family:
         predicts_ahead: whether layers for multi-token prediction follow the model's layers.
         kv: config -> shape of a sequence's KV.
         activation_key: config key that names the function between an expert's products; None: the module's own code.
+        product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
+            and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
@@ -90,6 +92,7 @@ class Family:
     predicts_ahead: bool = False
     kv: Callable[[Config], KVShape] = keys_and_values
     activation_key: str | None = "hidden_act"
+    product_router: bool = True
     rms_norm: bool = True
     fused_gqa: FusedGQA | None = None
 

@@ -92,7 +92,10 @@ _qwen = partial(
 )
 """The names that most families share."""
 
-_deepseek = partial(_qwen, experts_keys=("n_routed_experts", "num_experts", "num_local_experts"))
+_deepseek = partial(
+    _qwen, experts_keys=("n_routed_experts", "num_experts", "num_local_experts"), product_router=False
+)
+"""Routers that may choose groups of experts first."""
 
 _deepseek_v3 = partial(_deepseek, precise=(_MLP + "gate.e_score_correction_bias",), predicts_ahead=True)
 """Routers with a correction bias, and layers for multi-token prediction."""
@@ -129,6 +132,7 @@ FAMILIES = {
             model_type="ernie4_5_moe",
             experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
             top_k_key="moe_k",
+            product_router=False,
             moe_layers=_from_start_to_end,
             renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
             precise=(
@@ -163,6 +167,7 @@ FAMILIES = {
         _mixtral(
             model_type="gpt_oss",
             activation_key=None,
+            product_router=False,
             rms_norm=False,
             expert_names=None,
             transposed=True,

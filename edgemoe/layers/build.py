@@ -22,7 +22,7 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.huge_pages import in_huge_pages
 from storage.checkpoint import Config
@@ -157,7 +157,7 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
         if after is not None:
             block: Any = model.get_submodule(modules[after].rpartition(".")[0])
             router = block.gate if hasattr(block, "gate") else block.router
-            next_router = after, DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
+            next_router = after, next_logits(router, family)
         module: Any = model.get_submodule(name)
         module.edgemoe = kind(layer, runtime, module, activation, next_router)
 

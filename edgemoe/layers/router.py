@@ -1,15 +1,20 @@
-"""A softmax router in one kernel call."""
+"""A softmax router in one kernel call, and the logits that look-ahead predicts from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgemoe.families.base import SoftmaxGate
+from edgemoe.families.base import Family, SoftmaxGate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.layers.dense import DenseLinear
+
+_LEAST_GATE = 1e-30
 
 
 class SoftmaxRouter(nn.Module):
@@ -47,3 +52,26 @@ class SoftmaxRouter(nn.Module):
         """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface."""
         logits, chosen, gates = self.native(hidden.reshape(-1, hidden.shape[-1]).contiguous())
         return logits, gates.to(self._dtype), chosen
+
+
+def next_logits(router: Any, family: Family) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a function from hidden states [T, H] to logits [T, E], of which the top k are the router's own choice.
+
+    The product of weight and state where the family's routers choose by it. Elsewhere the router runs, with its biases,
+    corrections and groups, and the logits are those of its gate weights: -inf for experts that it does not choose.
+
+    Args:
+        router: of a later layer, transformers' module.
+        family: of the model.
+    """
+    if family.product_router:
+        return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
+    return partial(_chosen_logits, router)
+
+
+def _chosen_logits(router: Any, hidden: torch.Tensor) -> torch.Tensor:
+    gates: torch.Tensor
+    _, gates, chosen = router(hidden)
+    logits = gates.new_full((len(gates), len(router.weight)), -torch.inf, dtype=torch.float32)
+    # A gate weight that has rounded to 0 is still one of a chosen expert.
+    return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())

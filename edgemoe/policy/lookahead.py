@@ -14,7 +14,8 @@ def predict(logits: torch.Tensor, top_k: int, *, decode: bool) -> list[int]:
     (eq. 8), the highest of any token. The t of the equations is how many of these the caller takes.
 
     Args:
-        logits: [T, E], any float dtype: the next router's weight times what this layer's router sees.
+        logits: [T, E], any float dtype: the top k of a row are the next router's choice on what this layer's router
+            sees.
         top_k: experts a token is routed to, 1 to E.
         decode: every token is one sequence's next; otherwise tokens are a prompt's.
 

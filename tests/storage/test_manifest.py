@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +44,20 @@ def load(tmp_path, content: Content) -> Manifest:
 
 def content() -> Content:
     return json.loads(MANIFEST.to_json())
+
+
+def test_the_fingerprint_follows_every_value(tmp_path):
+    """A loaded manifest has the saved one's; another plane's checksum, layout or file makes another."""
+    MANIFEST.save(tmp_path / MANIFEST_NAME)
+    assert Manifest.load(tmp_path).fingerprint == MANIFEST.fingerprint
+    record = RecordEntry(4096, (1, 2, 4))
+    others = [
+        replace(MANIFEST, layers={3: LayerRecords(LAYER.file, (record, LAYER.records[1])), 7: OTHER}),
+        replace(MANIFEST, layout="cuda", probe=probe("cuda")),
+        replace(MANIFEST, files={**MANIFEST.files, "config.json": FileEntry(12, 0xAC)}),
+        replace(MANIFEST, dense_bits=16),
+    ]
+    assert len({each.fingerprint for each in [MANIFEST, *others]}) == 5
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])

@@ -34,7 +34,7 @@ import torch
 
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
-from edgemoe.bench.quality import load_quality
+from edgemoe.bench.quality import EvaluationRow, load_quality
 from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
@@ -70,6 +70,7 @@ class Comparison:
         experts: of an MoE layer.
         vocabulary: tokens that the model knows.
         options: the parsed command line.
+        quality: rows of an evaluation of edgemoe's store.
     """
 
     controller: Controller
@@ -79,6 +80,7 @@ class Comparison:
     experts: int
     vocabulary: int
     options: argparse.Namespace
+    quality: Sequence[EvaluationRow] = ()
     runs: list[Json] = field(default_factory=list)
     popularity: dict[str, list[list[int]]] = field(default_factory=dict)
 
@@ -133,8 +135,7 @@ class Comparison:
     def report(self, facts: Json) -> Json:
         """The rows, popularity and runs so far, as one JSON object."""
         own = {p.name: run_settings(8, **p.settings) for p in self.programs if p.settings is not None}
-        quality = load_quality(self.options.quality) if self.options.quality else []
-        rows = summarize(self.runs, self.programs[0].name, quality, own)
+        rows = summarize(self.runs, self.programs[0].name, self.quality, own)
         return {"environment": facts, "rows": rows, "popularity": self.popularity, "runs": self.runs}
 
 
@@ -255,9 +256,11 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
     cases = [(limit, length) for limit in options.limits for length in options.prompt_tokens]
     require_fit(store, programs[1:], cases, options)
     controller = find_controller(Path("/proc/mounts").read_text())
-    comparison = Comparison(
-        controller, programs, cases, prompts, store.shape.experts_per_layer, store.shape.vocab, options
-    )
+    quality, left_out = load_quality(options.quality).of(store.manifest) if options.quality else ([], ())
+    for note in left_out:
+        say(note)
+    experts, vocabulary = store.shape.experts_per_layer, store.shape.vocab
+    comparison = Comparison(controller, programs, cases, prompts, experts, vocabulary, options, quality)
     prove_enforced(controller)
     return comparison, facts_of(comparison, store, next(iter(sets.values())).source)
 

@@ -73,7 +73,11 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="count the experts chosen, in one more run of each program at the end",
     )
-    add("--quality", type=Path, help="report of `edgemoe eval --json`, whose KL is shown with the rows")
+    add(
+        "--quality",
+        type=Path,
+        help="report of `edgemoe eval --json` on the same store, whose KL is shown with the rows",
+    )
     add("--json", type=Path, help="file for raw samples and rows")
     add("--plot", type=Path, help="image file to draw the rows into")
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench.plot import plot_report
-from edgemoe.bench.quality import load_quality, quality_of
+from edgemoe.bench.quality import Evaluation, load_quality, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import FORMATS
@@ -30,8 +30,11 @@ EVALUATION = {
 @pytest.fixture(scope="module")
 def report(tiny_store, tmp_path_factory):
     """Two rows: one with quality and no look-ahead, one with look-ahead and no quality."""
+    store = StoreModel.open(tiny_store)
     path = tmp_path_factory.mktemp("quality") / "eval.json"
-    path.write_text(json.dumps(EVALUATION))
+    path.write_text(json.dumps(EVALUATION | {"environment": {"store": store.manifest.fingerprint}}))
+    quality, left_out = load_quality(path).of(store.manifest)
+    assert not left_out
     rows = (
         BenchRow("plain", RunSettings.uniform(4)),
         BenchRow("ahead", RunSettings(levels=(4, 2), retention=0.75, speculate="full")),
@@ -40,7 +43,7 @@ def report(tiny_store, tmp_path_factory):
         patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
         patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
         request = BenchRequest(rows, prompt_tokens=6, new_tokens=4, runs=2, notes=("one row is missing",))
-        return run_bench(StoreModel.open(tiny_store), request, load_quality(path))
+        return run_bench(store, request, quality)
 
 
 def test_json_is_the_report_on_one_line(report):
@@ -115,7 +118,8 @@ MIXED = RunSettings(levels=(4, 2), retention=0.75, importance="load")
 def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
     """Returns (setting, KL in decode) of the row that matches, out of rows of (setting, KL, importance)."""
     names = ("setting", "kl", "importance")
-    evaluated = [{"phase": "decode", **dict(zip(names, row, strict=True))} for row in rows]
+    ranking = {"heavy_hitters": 0.5, "depth": "cosine", "critical": "carry", "renormalise": False}
+    evaluated = [{"phase": "decode", **ranking, **dict(zip(names, row, strict=True))} for row in rows]
     quality = quality_of(evaluated, settings)
     return quality and (quality["setting"], quality["decode"]["kl"])
 
@@ -138,10 +142,35 @@ def test_quality_of_reuse():
 
 
 def test_quality_of_another_signal_does_not_match():
-    """Levels chosen by another signal are another setting; a report without a signal matches."""
+    """Levels chosen by another signal are another setting; a report without a signal matches none."""
     assert found(MIXED, ("4/2 r 0.75", 2.0, "random")) is None
     assert found(MIXED.with_(importance="random"), ("4/2 r 0.75", 2.0, "random")) == ("4/2 r 0.75", 2.0)
-    assert found(MIXED, ("4/2 r 0.75", 2.0, None)) == ("4/2 r 0.75", 2.0)
+    assert found(MIXED, ("4/2 r 0.75", 2.0, None)) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"heavy_hitters": 0.1}, {"depth": "equal"}, {"critical": "ceil"}, {"renormalise": True}]
+)
+def test_quality_of_another_choice_does_not_match(change):
+    """Whatever ranks experts or weighs them differs: not the same quality. One level for all is no choice."""
+    row = ("4/2 r 0.75", 2.0, "load")
+    assert found(MIXED, row) == ("4/2 r 0.75", 2.0)
+    assert found(MIXED.with_(**change), row) is None
+    assert found(RunSettings.uniform(4, **change), ("exact 4", 1.0, "gate")) == ("exact 4", 1.0)
+
+
+def test_quality_of_another_store_is_left_out(tiny_store, tmp_path):
+    """Rows are joined with the speed of the store that they were measured on; otherwise a note says why not."""
+    manifest = StoreModel.open(tiny_store).manifest
+    rows = EVALUATION["rows"]
+    assert Evaluation(tmp_path / "own.json", rows, manifest.fingerprint).of(manifest) == (rows, ())
+    path = tmp_path / "eval.json"
+    for environment, said in (({"store": "0" * 32}, "another store"), ({}, "does not name")):
+        path.write_text(json.dumps(EVALUATION | {"environment": environment}))
+        joined, notes = load_quality(path).of(manifest)
+        assert joined == []
+        assert said in notes[0]
+        assert "eval.json" in notes[0]
 
 
 @pytest.mark.parametrize("content", [None, b"no json", b"[]", b'{"rows": [{"phase": "decode"}]}', b"\xff"])

@@ -82,9 +82,10 @@ def figures(row) -> list[float | None]:
     return [getattr(row, name) for name in FIGURES]
 
 
-def test_the_reference_comes_first(measured, checkpoint, text):
+def test_the_reference_comes_first(measured, checkpoint, tiny_store, text):
     """The first row is bf16, with the perplexity of transformers' own loss, and KL 0 to itself."""
     report, _ = measured
+    assert report.environment["store"] == StoreModel.open(tiny_store).manifest.fingerprint
     first = report.rows[0]
     assert (first.setting, first.levels, first.bits_per_weight_read) == ("bf16", "bf16", 16)
     assert (first.kl, first.top1_agreement) == (0, 1)

@@ -15,6 +15,7 @@ from family_models import SEPARATE, SMALL, VOCABULARY, blocks_of, load, random_m
 from torch import nn
 
 from edgemoe.engine.engine import Engine
+from edgemoe.families.table import FAMILIES
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.resolve import convert_checkpoint
@@ -230,15 +231,26 @@ def test_sequences_of_one_step_do_not_see_each_other(case_of, open_engine, model
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
-    """Each layer's experts have the next router, with the checkpoint's weight; the last layer's have none."""
+    """Each layer's experts predict what transformers' next router chooses on the same state; the last layer's do not.
+
+    A router that is one product is compared by its weight, to the bit; its choice is tested in test_family_traits.
+    """
     case = case_of(model_type)
     blocks, theirs = blocks_of(open_engine(case.store())._model), blocks_of(case.model)
     bound = [block.experts.edgemoe for block in blocks]
     assert bound[-1].next_router is None
+    state = torch.randn(50, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
     for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
         layer, scored = here.next_router
         assert layer == after.layer
-        assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
+        if FAMILIES[model_type].product_router:
+            assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
+            continue
+        with torch.no_grad():
+            _, _, experts = router_of(block)(state)
+            assert torch.equal(
+                scored(state).isfinite().nonzero()[:, 1].view_as(experts), experts.sort().values
+            )
 
 
 @pytest.mark.parametrize("model_type", EVERY)

@@ -12,7 +12,8 @@ from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
 from edgemoe.kernels.native import library as native
 from edgemoe.layers.dense import DenseNorm
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.router import SoftmaxRouter, next_logits
+from edgemoe.policy.lookahead import predict
 
 FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]
 
@@ -67,6 +68,53 @@ def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
         distinct
     ].float()
     assert differing.float().mean() < 0.02  # a probability beside a rounding boundary
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_look_ahead_predicts_the_routers_own_choice(model_type):
+    """On the same state the predicted experts are those that transformers' router chooses, the likeliest first.
+
+    That is by the product where the family declares that it decides, on rows where products are further apart than
+    rounding; elsewhere by gate weight, and the product alone chooses other experts on some row.
+    """
+    family = FAMILIES[model_type]
+    # The best two experts of a row are always in its best two groups; the third need not be.
+    changes = {"num_experts_per_tok": 3} if model_type == "deepseek_v2" else {}
+    for block in blocks_of(random_model(model_type, **changes)):
+        router, x = router_of(block), hidden(300)
+        router.weight.data.mul_(5)
+        with torch.no_grad():
+            _, gates, experts = router(x)
+            logits = next_logits(router, family)(x)
+            product = x.float() @ router.weight.float().T
+        k = experts.shape[1]
+        got = torch.tensor([predict(row[None], k, decode=True) for row in logits])
+        by_product = product.topk(k).indices
+        if family.product_router:
+            best = product.sort(descending=True).values
+            decided = ((best[:, :k] - best[:, 1 : k + 1]) > 0.05).all(1)
+            assert torch.equal(by_product[decided].sort().values, experts[decided].sort().values)
+            want = by_product
+        else:
+            assert (by_product.sort().values != experts.sort().values).any()
+            ranked = gates.float().sort(descending=True)
+            decided = (ranked.values[:, :-1] > ranked.values[:, 1:]).all(1)
+            want = experts.gather(1, ranked.indices)
+        assert decided.sum() > 20
+        assert torch.equal(got[decided], want[decided])
+
+
+def test_a_chosen_expert_of_no_weight_is_still_predicted():
+    """Where a gate weight rounds to 0, the expert is predicted after the others, before any that is not chosen."""
+
+    class Router(torch.nn.Module):
+        weight = torch.zeros(4, 2)
+
+        def forward(self, x):
+            return None, torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[3, 1]])
+
+    logits = next_logits(Router(), FAMILIES["gpt_oss"])(torch.zeros(1, 2))
+    assert predict(logits, 2, decode=True) == [1, 3]
 
 
 def visible(model: Any, tokens: int) -> list[int]:
