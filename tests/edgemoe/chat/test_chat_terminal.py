@@ -55,7 +55,7 @@ def test_a_chat_at_a_terminal(options, tmp_path):
         assert "retention       0.9" in terminal.enter("/set")
         assert "id you mean /set?" in terminal.enter("/sett levels 8")
         assert "id you mean /exit?" in terminal.enter("/quit")
-        assert "from 0.5 to 1" in terminal.enter("/set retention 2")
+        assert "above 0, at most 1" in terminal.enter("/set retention 2")
         assert "system message set" in terminal.enter("/system be brief")
         assert "be brief" in terminal.enter("/system")
 

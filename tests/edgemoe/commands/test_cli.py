@@ -258,7 +258,7 @@ def test_a_process_exits_with_the_code_of_main(tmp_path):
         (("--exact", "3"), "8, 4 or 2 bits for --exact"),
         (("--exact", "4", "--levels", "4/2"), "--exact 4 and --levels 4/2"),
         (("--levels", "2/4"), "'2/4'"),
-        (("--levels", "4/2", "--retention", "0.2"), "0.2"),
+        (("--levels", "4/2", "--retention", "1.2"), "1.2"),
         (("--retention", "0.75"), "one level for all"),
         (("--context", "1"), "--context"),
         (("--no-such-option",), "no-such-option"),

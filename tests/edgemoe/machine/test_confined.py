@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Timer
 
@@ -21,9 +21,17 @@ def call(function: Callable[[], str | None]) -> str | None:
     return confined(function, seconds=1, memory=64 << 20)
 
 
-def children() -> list[str]:
+def children() -> set[str]:
     """Processes of this one."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No process is left behind."""
+    before = children()
+    yield
+    assert children() <= before
 
 
 def compute() -> None:
@@ -43,7 +51,6 @@ def test_the_result_comes_back():
     assert call(lambda: "é 🙂 \ud800") == "é 🙂 ?"
     assert call(str) == ""
     assert call(lambda: "é" * 1001) == "é" * 1000
-    assert children() == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,6 @@ def test_what_ends_it_is_named(function, found):
     start = time.monotonic()
     assert call(function) == found
     assert time.monotonic() - start < 10
-    assert children() == []
 
 
 def test_it_prints_nothing_and_changes_nothing(capfd):
@@ -86,4 +92,3 @@ def test_ctrl_c_ends_the_wait():
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         call(lambda: time.sleep(60))
-    assert children() == []

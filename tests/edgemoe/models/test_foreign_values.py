@@ -9,8 +9,9 @@ import pytest
 from mutated_models import CONFIGS, GENERATIONS
 from resealed_store import reseal
 
-from edgemoe.chat.conversation import Conversation, load_tokenizer
+from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.sampling import Sampling
+from edgemoe.models.tokenizer import load_tokenizer
 from storage.errors import ModelRefused, UserError
 from storage.untrusted import foreign_code
 

@@ -123,10 +123,10 @@ def test_a_name_that_no_file_can_have_is_refused(sharded, name):
 def test_a_config_that_cannot_be_read_is_named(copy, monkeypatch):
     """A read that the operating system refuses is an error with the file."""
 
-    def refused(path: Path) -> bytes:
+    def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr("storage.untrusted.open_regular", refused)
     with pytest.raises(ReadFailed, match=r"config\.json.*Permission denied"):
         Checkpoint.open(copy)
 
