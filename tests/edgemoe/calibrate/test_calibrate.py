@@ -21,12 +21,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
 from edgemoe.calibrate.windows import DEFAULT_TEXT, spread_windows
+from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import StoreModel
 from edgemoe.models import cache
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import CALIBRATION_NAME, RANDOM, Calibration
+from storage.calibration import CALIBRATION_NAME, RANDOM, TEXT, Calibration, load_calibration
+from storage.checkpoint import Checkpoint
 from storage.errors import EdgemoeError, UserError
 from storage.planes import dequantize, quantize
 
@@ -316,3 +318,27 @@ def test_removal_takes_it_along(store, monkeypatch, tmp_path):
     shutil.copytree(store, cached)
     cache.remove(cache.find_cached("mine"))
     assert list(cache.stores_directory().iterdir()) == []
+
+
+def test_the_demo_ships_calibrated():
+    """Its calibration is that of the checkpoint beside it, on a text, and small."""
+    source = Checkpoint.open(DEMO)
+    found = load_calibration(DEMO, source.fingerprint(), 8, list(range(6)), 32)
+    assert found is not None
+    assert (found.origin, found.text) == (TEXT, DEFAULT_TEXT.name)
+    assert (DEMO / CALIBRATION_NAME).stat().st_size < 300_000
+
+
+def test_eval_measures_bits(run, store, checkpoint, tmp_path):
+    """`--bits` replaces the retention of four levels alone; the report names what damage was measured on."""
+    measure(store)
+    options = ("--text", DEFAULT_TEXT, "--reference", checkpoint, "--tokens", 256, "--window", 64, "--json")
+    levels = ("--levels", "4", "--levels", "4/2", "--levels", "8/4/2/0")
+    code, out, _ = run("eval", "--model", store, *options, *levels, "--retention", "0.75", "--bits", "3")
+    assert code == 0
+    report = json.loads(out)
+    assert report["environment"]["damage"] == "1,024 tokens of text.txt"
+    rows = {(row["setting"], row["phase"]): row for row in report["rows"]}
+    four, two = rows["8/4/2/0 3 bits", "decode"], rows["4/2 r 0.75", "decode"]
+    assert (four["bits"], four["retention"], two["bits"], two["retention"]) == (3.0, None, None, 0.75)
+    assert four["bits_per_weight_read"] == pytest.approx(3, rel=0.1)

@@ -39,7 +39,7 @@ SHAPE = ModelShape(
 )
 
 DEMO_FRACTIONS = {0.5: (0.545, 0.088), 0.75: (0.590, 0.106), 0.9: (0.650, 0.141)}
-"""Retention -> fractions at 4 bits or more and at 8, of the unskipped experts of 2,048 tokens of the demo's calibration."""
+"""Retention -> fractions at 4 bits or more and at 8, of unskipped experts on the demo calibration's 2,048 tokens."""
 
 
 def plan(**changes):
