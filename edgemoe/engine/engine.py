@@ -83,10 +83,11 @@ class Engine:
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
         self._reserve(store.form)
-        if self.device:
-            self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
+            if self.device:
+                self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
+                opened.callback(self.device.cap, None)
             tiers = open_tiers(store.form, plan, settings, self.device)
             opened.callback(tiers.close)
             self.vram, self.dram = tiers.vram, tiers.dram

@@ -1,7 +1,8 @@
 """Runs one step through the model.
 
-There are two paths. A step of one token through a model of a family with fused_gqa takes layers.fused_decode; every
-other step goes through transformers' modules, whose attention and experts are this program's.
+There are two paths. A step of one token through a model of a family with fused_gqa takes layers.fused_decode, on a GPU
+layers.graph_decode; every other step goes through transformers' modules, whose attention and experts are this
+program's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.layers.graph_decode import GraphDecode
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from prefetch.sigint import DeferredInterrupt
@@ -35,7 +37,8 @@ class ModelRunner:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
         family = known_family(model.config.model_type)
-        self._fused = FusedDecode.try_from(model, family.fused_gqa, runtime)
+        parts = model, family.fused_gqa, runtime
+        self._fused = FusedDecode.try_from(*parts) or GraphDecode.try_from(*parts)
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the policy of the steps that follow."""

@@ -39,6 +39,11 @@ class DeviceExpertLayer(ExpertLayer):
         self._logits, self._host_hidden = found["logits"], found["hidden"]
         return chosen, gates, found["scores"]
 
+    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
+        """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""
+        if self._logits is not None:
+            super()._look_ahead(hidden, slots, predicted)
+
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits that came with the router's choice."""
         assert self._logits is not None
@@ -69,7 +74,7 @@ class DeviceExpertLayer(ExpertLayer):
         self.runtime.use.add([(one.level, one.level, 1)])
         out = torch.empty_like(self._host_hidden)
         part = Part(lease.blocks, lease.level, one.level, 1)
-        kernel.forward(self._host_hidden, [part], self._activation, out)
+        kernel.forward(self._host_hidden, [part], self.activation, out)
         rows[row].copy_(out[0], non_blocking=True)
         places.append(one.places)
         return row + 1

@@ -81,12 +81,12 @@ class ExpertLayer:
         self.layer, self.runtime, self.next_router = layer, runtime, next_router
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
-        self._activation = Activation(CUSTOM if biased else activation, module._apply_gate)
+        self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
 
     @property
     def fuses(self) -> bool:
         """Whether the compiled kernel computes these experts in one call: silu, and no biases."""
-        return self._activation.name == "silu"
+        return self.activation.name == "silu"
 
     def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Computes what a router has chosen.
@@ -208,7 +208,7 @@ class ExpertLayer:
         self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor
     ) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""
-        kernel, activation = self.runtime.kernel, self._activation
+        kernel, activation = self.runtime.kernel, self.activation
         if self._biases is None:
             kernel.forward(x, parts, activation, out)
             return

@@ -9,7 +9,10 @@ import torch
 
 
 def round_like_a_gpu(monkeypatch) -> None:
-    """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating."""
+    """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating.
+
+    Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at that with NumPy from 2.4 on.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -22,3 +25,10 @@ def round_like_a_gpu(monkeypatch) -> None:
         return original(data, source, target, mode)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+    patched = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patched(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
