@@ -29,7 +29,7 @@ class DeviceExpertLayer(ExpertLayer):
         device, ahead = self.runtime.device, self.next_router and self.runtime.source.looks_ahead
         assert device
         optional = {
-            "scores": step.scores,
+            "ranks": step.ranks,
             "logits": super()._next_logits(hidden) if ahead else None,
             "hidden": hidden if self.runtime.dram_kernel else None,
         }
@@ -37,7 +37,7 @@ class DeviceExpertLayer(ExpertLayer):
         chosen, gates, *others = device.to_host([chosen, gates, *wanted.values()])
         found = dict.fromkeys(optional) | dict(zip(wanted, others, strict=True))
         self._logits, self._host_hidden = found["logits"], found["hidden"]
-        return chosen, gates, found["scores"]
+        return chosen, gates, found["ranks"]
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits that came with the router's choice."""
