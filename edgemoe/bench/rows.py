@@ -34,8 +34,9 @@ def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]
     """Returns the rows of DyMoE table 3 at a base of 4 bits, and this program's own beside them.
 
     The table's rows evict whole experts, prefetch every predicted expert and round the number of critical experts up,
-    as the paper does; "ours" evict planes and round by the default rules and prefetch while that pays. Readers, kernel and parallelism are the same in every row. Rows with
-    several levels use resident planes above the scheduled level (conservative reuse), as the paper's cache does.
+    as the paper does; "ours" evict planes and round by the default rules and prefetch while that pays. Readers, kernel
+    and parallelism are the same in every row. Rows with several levels use resident planes above the scheduled level
+    (conservative reuse), as the paper's cache does.
 
     Args:
         max_level: highest level of the store, in bits.
