@@ -1,8 +1,8 @@
 """Runs one step through the model.
 
-There are two paths. A step of one token through a model of a family with fused_gqa takes layers.fused_decode, on a GPU
-layers.graph_decode; every other step goes through transformers' modules, whose attention and experts are this
-program's.
+There are two paths. One new token through a model of a family with fused_gqa takes layers.fused_decode, on a GPU
+layers.graph_decode; every other step, a prompt's step of one token too, goes through transformers' modules, whose
+attention and experts are this program's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class ModelRunner:
         if self._fused:
             self._fused.configure(policy)
 
-    def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
+    def run(self, step: Step, *, all_rows: bool) -> torch.Tensor:
         """Runs a step's rows and appends them to their sequences.
 
         Args:
             step: of sequences with free places.
-            decode: the phase that levels are chosen for.
             all_rows: logits after every row; otherwise after each segment's last.
 
         Returns:
@@ -61,8 +60,8 @@ class ModelRunner:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
         settings = self._runtime.policy.settings
-        scored = len(settings.levels) > 1 and not decode and needs_attention(settings.importance)
-        kv = StepKV(step, decode=decode, signal=attention_kind(settings.importance) if scored else None)
+        scored = len(settings.levels) > 1 and not step.decodes and needs_attention(settings.importance)
+        kv = StepKV(step, signal=attention_kind(settings.importance) if scored else None)
         logits = self._logits(step, kv, all_rows=all_rows)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
@@ -107,7 +106,7 @@ class ModelRunner:
 
         layers: Any = self._model.get_submodule("model.layers")
         hooks = [layer.register_forward_hook(partial(look, i)) for i, layer in enumerate(layers)]
-        again = self._runtime.step = StepKV(step, decode=kv.decode, signal=kv.signal)
+        again = self._runtime.step = StepKV(step, signal=kv.signal)
         try:
             with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
                 self._through_modules(step, again, all_rows=False)

@@ -29,7 +29,7 @@ class DeviceExpertLayer(ExpertLayer):
         device, ahead = self.runtime.device, self.next_router and self.runtime.source.looks_ahead
         assert device
         optional = {
-            "scores": step.scores,
+            "ranks": step.ranks,
             "logits": super()._next_logits(hidden) if ahead else None,
             "hidden": hidden if self.runtime.dram_kernel else None,
         }
@@ -37,7 +37,7 @@ class DeviceExpertLayer(ExpertLayer):
         chosen, gates, *others = device.to_host([chosen, gates, *wanted.values()])
         found = dict.fromkeys(optional) | dict(zip(wanted, others, strict=True))
         self._logits, self._host_hidden = found["logits"], found["hidden"]
-        return chosen, gates, found["scores"]
+        return chosen, gates, found["ranks"]
 
     def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
         """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""

@@ -102,8 +102,8 @@ class ExpertLayer:
         runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
         if runtime.watch:
             runtime.watch(self.layer, chosen)
-        chosen, gates, scores = self._on_host(hidden, chosen, gates, step)
-        levels = policy.levels(self.layer, chosen, gates, scores, decode=step.decode)
+        chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
+        levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
         return self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
@@ -147,8 +147,8 @@ class ExpertLayer:
     def _on_host(
         self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepKV
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The router's choice, its gate weights, and the attention scores of the layer, in RAM."""
-        return chosen, gates, step.scores
+        """The router's choice, its gate weights, and the rows' ranks by attention received, in RAM."""
+        return chosen, gates, step.ranks
 
     def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""

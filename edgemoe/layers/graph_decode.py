@@ -268,11 +268,11 @@ class GraphDecode:
         out = [_matrix(module.o_proj)]
         following = self._layers[self._following[index] or index]
         routers = [_matrix(each.mlp.gate) for each in (layer, following)]
-        sums = (memory.rows, memory.gates) if index else (None, None)
+        rows, gates = (memory.rows, memory.gates) if index else (None, None)
         normalise, rounded = bool(self._gate.normalise(self._config)), self._gate.rounded
 
         def launch() -> None:
-            add_and_normalise(*sums, memory.hidden, *_norm(before), memory.normed)
+            add_and_normalise(rows, gates, memory.hidden, *_norm(before), memory.normed)
             multiply(memory.normed, projections, memory.qkv)
             rotation = memory.cosine, memory.sine
             attention.launch(memory.qkv, rotation, memory.state, memory.queries, scratch, memory.attended)
@@ -323,7 +323,7 @@ def _fits(layer: Any) -> bool:
     norms += [layer.input_layernorm, layer.post_attention_layernorm]
     linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     known = all(type(linear) is DenseLinear for linear in linears) and all(map(_is_norm, norms))
-    return known and gate.weight.dtype == torch.bfloat16
+    return known and gate is not None and gate.weight.dtype == torch.bfloat16
 
 
 def _norm(module: Any) -> tuple[torch.Tensor, float]:

@@ -43,7 +43,7 @@ class GraphMemory:
 
     def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
         from edgemoe.kernels.triton import attention
-        from edgemoe.kernels.triton.experts import ITEM
+        from edgemoe.kernels.triton.products import ITEM
 
         self._device, self.slots, place = device, slots, device.place
         first = model.model.layers[0].self_attn

@@ -69,7 +69,7 @@ class LevelPolicy:
         layer: int,
         chosen: torch.Tensor,
         gates: torch.Tensor,
-        scores: torch.Tensor | None,
+        ranks: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:
@@ -79,7 +79,7 @@ class LevelPolicy:
             layer: of the model.
             chosen: int64 [T, k], the router's experts.
             gates: [T, k], their gate weights.
-            scores: float [T], attention received (importance.token_scores); used in prefill only.
+            ranks: float [T], of PromptAttention.ranks; used in prefill only.
             decode: every token by its own gate weights (DyMoE eq. 3). Otherwise every expert has one level, by its
                 importance to all T tokens (eq. 2).
 
@@ -94,7 +94,7 @@ class LevelPolicy:
             relative = weights / (row_sums(weights) / weights.shape[1])
             return self._scheduled(layer, weights, relative * relative)
         importance = expert_importance(
-            settings.importance, chosen, gates, scores, settings.heavy_hitters, self.experts
+            settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
         )
         active = torch.zeros(self.experts, dtype=torch.bool)
         active[chosen.reshape(-1)] = True
@@ -150,7 +150,7 @@ class SkipEveryExpert(LevelPolicy):
         layer: int,
         chosen: torch.Tensor,
         gates: torch.Tensor,
-        scores: torch.Tensor | None,
+        ranks: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:

@@ -11,7 +11,7 @@ the fastest of six; MATVEC_UP_TO and MANY are estimates (docs/benchmarks/2026-11
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.kernels.triton.products import ITEM, Product, Tile, matmul, matvec
-from storage.base import Plane
+from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -90,7 +90,7 @@ class TritonExpertKernel:
             y = y if fused else activation.apply(y).contiguous()
             out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
 
-    def items_at(self, blocks: Mapping[str, Any], level: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def items_at(self, blocks: Blocks, level: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The items of an expert's two matrices but for their last two numbers, for `launch_rows`.
 
         Args:
