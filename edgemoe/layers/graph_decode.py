@@ -95,9 +95,9 @@ class GraphDecode:
                 segment()
                 self._device.await_computed()
                 predicted = self._run_experts(layer, predicted)
+            self._segments[-1]()
         finally:
             self._count_hits()
-        self._segments[-1]()
         return self._memory.logits.float().unsqueeze(0)
 
     def _enter(self, token: int, sequence: SequenceKV) -> None:
@@ -142,8 +142,9 @@ class GraphDecode:
             return None
         resident = self._resident[layer]
         self._device.await_copies(pinned.arriving(wanted))
-        self._launch([(key, level, resident[key.expert]) for key, level in wanted.items()], places)
+        # Before the launch: an error behind it must not leave its kernels without an event.
         self._hits.append(list(wanted.items()))
+        self._launch([(key, level, resident[key.expert]) for key, level in wanted.items()], places)
         if runtime.source.predicting:
             self._count_hits()
         return following if looks_ahead else None
