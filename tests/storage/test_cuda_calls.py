@@ -100,6 +100,14 @@ def test_a_batch_is_one_wait_the_copies_and_one_event(fake):
     ]
 
 
+def test_attention_makes_no_plan_for_every_length(fake, monkeypatch):
+    """cuDNN's attention is off: it makes a plan for every number of keys, a millisecond or more for each new token."""
+    used = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", used.append)
+    CudaDevice()
+    assert used == [False]
+
+
 def test_an_event_frees_its_handle(fake):
     """Events come and go with every expert that is copied."""
     event = CudaDevice().computed()

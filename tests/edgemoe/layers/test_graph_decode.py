@@ -165,12 +165,3 @@ def test_layers_without_a_miss_send_no_request(open_on, monkeypatch):
     engine.step(Step((Segment(sequence, (7,)),)))
     counts = engine.take_counts()
     assert counts.vram_hits == counts.requests == engine.shape.layers * engine.shape.top_k
-
-
-def test_an_engine_on_a_device_frees_its_cap(open_on):
-    """A closed engine's limit does not hold for the next one's allocations."""
-    engine = open_on()
-    device = engine.device
-    assert device.capped
-    engine.close()
-    assert device.capped is None
