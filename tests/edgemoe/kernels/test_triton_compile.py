@@ -30,7 +30,8 @@ for kernel, tile, more in ((matvec, VECTOR, {}), (matmul, FEW, {"OPERAND": tl.bf
         {"P": product, "T": tile} | more,
         {(i,): [["tt.divisibility", 16]] for i in range(4)},
     )
-    ptx = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=OPTIONS).asm["ptx"]
+    options = OPTIONS | {"num_warps": tile.warps}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=options).asm["ptx"]
     found[kernel.__name__] = {
         "bytes": len(re.findall(r"ld\\.global(?:\\.\\w+)*\\.[bsu]8", ptx)),
         "sixteen": len(re.findall(r"ld\\.global(?:\\.\\w+)*\\.v4\\.b32", ptx)),
