@@ -27,8 +27,10 @@ def round_like_a_gpu(monkeypatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", convert)
     patched = interpreter._patch_lang_tensor
 
-    def patch(tensor: Any, scope: Any) -> None:
-        patched(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patch(tensor: Any, *scope: Any) -> None:
+        patched(tensor, *scope)
+        # Newer versions give a scope, which restores what it sets; Triton 3.4 gives none.
+        set_attribute = scope[0].set_attr if scope else setattr
+        set_attribute(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
