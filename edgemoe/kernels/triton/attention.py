@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from edgemoe.kernels.triton.products import OPTIONS
+
 STATE = 5
 """int64 numbers of a token: position, addresses of keys and of values [layers, kv_heads, context, dim], context, id."""
 
@@ -74,14 +76,17 @@ class RowAttention:
         rotate[(self.heads + 2 * self.kv_heads,)](
             *(qkv, q, k, q_epsilon, k_epsilon, *rotation, state, queries, self.slot),
             *(self.heads, self.kv_heads, self.dim, dim, *spans),
+            **OPTIONS,
         )
         group = self.heads // self.kv_heads
         attend[(self.kv_heads, SPLITS)](
             *(queries, state, scratch, self.slot, self.scaling, self.window),
             *(group, max(triton.next_power_of_2(group), 16), self.kv_heads, self.dim, dim, SPLITS, BLOCK),
             tl.float32 if _INTERPRETED else tl.bfloat16,
+            **OPTIONS,
         )
-        combine[(self.heads,)](scratch, out, group, self.kv_heads, self.dim, dim, SPLITS, num_warps=1)
+        sizes = group, self.kv_heads, self.dim, dim, SPLITS
+        combine[(self.heads,)](scratch, out, *sizes, num_warps=1, **OPTIONS)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from edgemoe.kernels.triton.products import OPTIONS
+
 ROWS, COLS = 2, 1024
 """Rows of a matrix per program of `gemv`, and columns that it loads at a time (docs/benchmarks/2026-11-23-gpu.md)."""
 
@@ -50,7 +52,7 @@ def multiply(x: torch.Tensor, matrices: Sequence[Matrix], out: torch.Tensor) -> 
         arguments += [matrix.weight, matrix.scale, matrix.bias, len(matrix.weight)]
     arguments += [None, None, None, 0] * (MOST_MATRICES - len(matrices))
     blocks = sum(triton.cdiv(len(matrix.weight), ROWS) for matrix in matrices)
-    gemv[(blocks,)](*arguments, x, out, matrices[0].weight.shape[1], ROWS, COLS)
+    gemv[(blocks,)](*arguments, x, out, matrices[0].weight.shape[1], ROWS, COLS, **OPTIONS)
 
 
 def add_and_normalise(
@@ -76,6 +78,7 @@ def add_and_normalise(
     add_norm[(1,)](
         *(rows, gates, hidden, weight, normed, size, epsilon, count, triton.next_power_of_2(size)),
         num_warps=NORM_WARPS,
+        **OPTIONS,
     )
 
 
@@ -93,7 +96,7 @@ def choose_experts(
     """
     experts = len(logits) // 2
     sizes = experts, triton.next_power_of_2(experts), top_k, triton.next_power_of_2(top_k)
-    choose[(2,)](logits, report, *sizes, normalise, rounded, num_warps=1)
+    choose[(2,)](logits, report, *sizes, normalise, rounded, num_warps=1, **OPTIONS)
 
 
 @triton.jit

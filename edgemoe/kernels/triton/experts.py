@@ -12,7 +12,6 @@ the fastest of six; MATVEC_UP_TO and MANY are estimates (docs/benchmarks/2026-11
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import triton
@@ -21,7 +20,7 @@ import triton.language as tl
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.torch_planes import block_tensor
-from edgemoe.kernels.triton.products import ITEM, Product, Tile, matmul, matvec
+from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul, matvec
 from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
@@ -33,9 +32,6 @@ VECTOR = Tile(rows=8, side=8, warps=2)
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
 """Tiles for parts of up to 16 rows, and of more."""
-
-OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
-"""Options of every launch. Fused multiply-adds are explicit, since Triton's default differs by version."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels of this process run in Triton's interpreter, on CPU tensors."""

@@ -17,12 +17,17 @@ its matrix; the caller guarantees that the addresses are valid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
 
 ITEM = 8
 """Numbers per item. The kernels repeat the literal, since they see no globals."""
+
+
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+"""Options of every launch. Fused multiply-adds are explicit, since Triton's default differs by version."""
 
 
 @dataclass(frozen=True)
