@@ -264,7 +264,6 @@ class GraphDecode:
         heads, kv_heads = module.q_proj.out_features // dim, module.k_proj.out_features // dim
         norms = (_norm(module.q_norm), _norm(module.k_norm)) if hasattr(module, "q_norm") else None
         attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index)
-        scratch = memory.scratch(attention.scratch)
         projections = [_matrix(getattr(module, f"{name}_proj")) for name in "qkv"]
         out = [_matrix(module.o_proj)]
         following = self._layers[self._following[index] or index]
@@ -276,7 +275,9 @@ class GraphDecode:
             add_and_normalise(rows, gates, memory.hidden, *_norm(before), memory.normed)
             multiply(memory.normed, projections, memory.qkv)
             rotation = memory.cosine, memory.sine
-            attention.launch(memory.qkv, rotation, memory.state, memory.queries, scratch, memory.attended)
+            attention.launch(
+                memory.qkv, rotation, memory.state, memory.queries, memory.scratch, memory.attended
+            )
             multiply(memory.attended, out, memory.projected)
             add_and_normalise(memory.projected, memory.one, memory.hidden, *_norm(after), memory.normed)
             multiply(memory.normed, routers, memory.router_logits)

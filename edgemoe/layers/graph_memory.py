@@ -32,6 +32,7 @@ class GraphMemory:
         state: int64, as kernels.triton.attention.STATE.
         hidden, normed: bf16 [H].
         qkv, queries, attended, projected: bf16, of attention.
+        scratch: float32, of attention.
         cosine, sine: bf16 [head's size], of the token's position.
         router_logits: bf16 [2 E], of a layer's router and of the next one's.
         reporting, reported: int32 [3 k] on the device and in the host's memory, as choose_experts.
@@ -45,7 +46,7 @@ class GraphMemory:
         from edgemoe.kernels.triton import attention
         from edgemoe.kernels.triton.products import ITEM
 
-        self._device, self.slots, place = device, slots, device.place
+        self.slots, place = slots, device.place
         first = model.model.layers[0].self_attn
         hidden, width = model.model.embed_tokens.weight.shape[1], first.q_proj.out_features
 
@@ -64,7 +65,9 @@ class GraphMemory:
         self.state = torch.zeros(attention.STATE, dtype=torch.int64, device=place)
         self.position, self.token = self.state[:1], self.state[4:]
         self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=place)
-        self._scratch = torch.zeros(0, device=place)
+        self.scratch = torch.zeros(
+            attention.scratch_size(width // first.head_dim, first.head_dim), device=place
+        )
         end = 2 * slots * ITEM
         self._table = torch.zeros(end + -(-slots // 2), dtype=torch.int64, device=place)
         self.items = self._table[:end].view(2, slots, ITEM)
@@ -83,12 +86,6 @@ class GraphMemory:
             self.reported[2 * slots :].view(torch.float32),
         )
         self._host_state = device.host_tensor((attention.STATE,), torch.int64)
-
-    def scratch(self, size: int) -> torch.Tensor:
-        """float32 [size] of scratch memory, the same for every layer."""
-        if len(self._scratch) < size:
-            self._scratch = torch.zeros(size, device=self._device.place)
-        return self._scratch
 
     def set_state(self, position: int, keys: torch.Tensor, values: torch.Tensor, token: int) -> None:
         """Sets the token's position, its sequence's KV [layers, kv_heads, context, dim], and its id."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from storage.driver import process_bytes
 from tools.command_line import make_parser, positive, two_or_more
 
 ON_CPU = r"blk\.({})\.ffn_(up|down|gate)_(ch|)exps"
@@ -42,10 +43,11 @@ def load(path: Path, cpu_layers: int) -> tuple[Any, Any]:
     """Loads the model; returns its handle and what must outlive it."""
     import llama_cpp
 
-    library = next(Path(llama_cpp.__file__).parent.glob("lib/libggml-base.*"))
-    ggml = ctypes.CDLL(str(library))
-    ggml.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-    overrides = on_cpu(cpu_layers, ggml.ggml_backend_cpu_buffer_type())
+    from tools.peers.llama_child import ggml
+
+    library = ggml()
+    library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+    overrides = on_cpu(cpu_layers, library.ggml_backend_cpu_buffer_type())
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = 999
     parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
@@ -62,8 +64,7 @@ def gpu_bytes() -> int | None:
     except ImportError:
         return None
     pynvml.nvmlInit()
-    found = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
-    return sum(process.usedGpuMemory or 0 for process in found) or None
+    return process_bytes(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0)).removeprefix("GPU-"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,19 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     import llama_cpp
 
-    from tools.peers.llama_child import generate
+    from tools.peers.llama_child import generate, open_context
 
     llama_cpp.llama_backend_init()
     start = time.perf_counter()
     model, overrides = load(given.gguf, given.cpu_layers)
-    parameters = llama_cpp.llama_context_default_params()
-    parameters.n_ctx = given.prompt_tokens + given.new_tokens
-    parameters.n_threads = parameters.n_threads_batch = given.threads
-    context = llama_cpp.llama_init_from_model(model, parameters)
-    load_s = time.perf_counter() - start
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     random = Random(0)
     prompt = [random.randrange(3, vocabulary) for _ in range(given.prompt_tokens)]
+    request = {"prompt": prompt, "warm_up": [], "new_tokens": given.new_tokens, "threads": given.threads}
+    context = open_context(model, request, None)
+    load_s = time.perf_counter() - start
     generate(context, vocabulary, prompt, 4)
     times, _ = generate(context, vocabulary, prompt, given.new_tokens)
     gaps = sorted(after - before for before, after in itertools.pairwise(times))

@@ -46,11 +46,6 @@ class RowAttention:
     window: int
     slot: int
 
-    @property
-    def scratch(self) -> int:
-        """float32 numbers of scratch memory."""
-        return self.heads * SPLITS * (self.dim + 2)
-
     def launch(
         self,
         qkv: torch.Tensor,
@@ -67,7 +62,7 @@ class RowAttention:
             rotation: cosine and sine, bf16 [dim].
             state: int64 [STATE].
             queries: bf16 [heads dim], scratch.
-            scratch: float32, `scratch` of them.
+            scratch: float32 [scratch_size(heads, dim)].
             out: bf16 [heads dim].
         """
         dim = max(triton.next_power_of_2(self.dim), 16)
@@ -87,6 +82,11 @@ class RowAttention:
         )
         sizes = group, self.kv_heads, self.dim, dim, SPLITS
         combine[(self.heads,)](scratch, out, *sizes, num_warps=1, **OPTIONS)
+
+
+def scratch_size(heads: int, dim: int) -> int:
+    """float32 numbers of scratch memory: each part's sums, largest score and sum of weights, for every head."""
+    return heads * SPLITS * (dim + 2)
 
 
 @triton.jit

@@ -88,7 +88,7 @@ def choose_experts(
     """Launches the choice of a softmax router, and the prediction of the next layer's choice.
 
     Args:
-        logits: bf16 [E] or [2 E]: of this layer's router, then of the next one's.
+        logits: bf16 [2 E]: of this layer's router, then of the next one's.
         report: int32 [3 k]: the experts chosen, the experts predicted, and the bits of the chosen ones' gate weights,
             float32.
         top_k: experts chosen.

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from interpreter import round_like_a_gpu
 
-from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention
+from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, choose_experts, multiply
 from edgemoe.kernels.triton.experts import INTERPRETED
 from edgemoe.layers.attention import attend
@@ -168,7 +168,7 @@ def test_attention_matches_torch(name, norm, past):
         [past, keys.data_ptr(), values.data_ptr(), context, 0][:STATE], dtype=torch.int64, device=DEVICE
     )
     out, queries = empty(heads * dim), empty(heads * dim)
-    scratch = torch.full((shape.scratch,), torch.nan, device=DEVICE)
+    scratch = torch.full((scratch_size(heads, dim),), torch.nan, device=DEVICE)
     shape.launch(qkv, (cosine, sine), state, queries, scratch, out)
     assert close(keys, want_keys, 0.002)
     assert torch.equal(values, want_values)
