@@ -88,6 +88,11 @@ class ExpertLayer:
         """Whether the compiled kernel computes these experts in one call: silu, and no biases."""
         return self.activation.name == "silu"
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether there is a next layer with experts, and `read_ahead` has an effect now."""
+        return self.next_router is not None and self.runtime.source.looks_ahead
+
     def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Computes what a router has chosen.
 
@@ -152,14 +157,18 @@ class ExpertLayer:
 
     def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
-        runtime = self.runtime
-        if self.next_router is None or not runtime.source.looks_ahead:
+        if not self.looks_ahead:
             return
-        layer = self.next_router[0]
         if predicted is None:
-            predicted = predict(self._next_logits(hidden), slots, decode=runtime.step.decode)
-        levels = runtime.policy.predicted(layer, predicted)
-        runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
+            predicted = predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode)
+        self.read_ahead(predicted)
+
+    def read_ahead(self, predicted: Sequence[int]) -> None:
+        """Starts reading the next layer's predicted experts, the likeliest first, within this layer's request."""
+        assert self.next_router
+        layer = self.next_router[0]
+        levels = self.runtime.policy.predicted(layer, predicted)
+        self.runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The next router's logits [T, E] on this layer's state, in RAM."""

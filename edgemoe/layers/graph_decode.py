@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cache.base import Lease
-from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
+from edgemoe.experts.device_layer import DeviceExpertLayer
+from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.activation import CUSTOM
-from edgemoe.kernels.base import Part
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear
@@ -50,12 +50,11 @@ class GraphDecode:
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
         self._layers, self._config = list(model.model.layers), model.config
         self._embed, self._rotary = model.model.embed_tokens, model.model.rotary_emb
-        experts: list[ExpertLayer] = [layer.mlp.experts.edgemoe for layer in self._layers]
-        self._activation, self._gate = experts[0].activation, traits.gate
-        self._following = [e.next_router[0] if e.next_router else None for e in experts]
+        self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in self._layers]
+        self._gate = traits.gate
         count, slots = runtime.policy.experts, self._layers[0].mlp.gate.top_k
-        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(experts))]
-        self._resident: list[dict[int, Items]] = [{} for _ in experts]
+        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(self._layers))]
+        self._resident: list[dict[int, Items]] = [{} for _ in self._layers]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
@@ -135,7 +134,7 @@ class GraphDecode:
         keys = self._keys[layer]
         wanted = {keys[e]: level for e, level in zip(chosen, levels, strict=True) if level}
         places = {keys[e]: slot for slot, e in enumerate(chosen)}
-        looks_ahead = self._following[layer] is not None and runtime.source.looks_ahead
+        looks_ahead = self._experts[layer].looks_ahead
         if not self._at_hand(layer, wanted) or (looks_ahead and not self._has_ahead(layer, following)):
             self._count_hits()
             self._request(layer, wanted, places, following)
@@ -153,17 +152,19 @@ class GraphDecode:
         self, layer: int, wanted: dict[ExpertKey, int], places: dict[ExpertKey, int], following: Sequence[int]
     ) -> None:
         """Brings a layer's experts and launches them as they come, and starts reading the next layer's predicted."""
-        source, after, launched = self._runtime.source, self._following[layer], False
-        with source.request(wanted) as request:
-            if after is not None and source.looks_ahead:
-                levels = self._runtime.policy.predicted(after, following)
-                source.read_ahead({self._keys[after][expert]: level for expert, level in levels.items()})
+        experts, launched = self._experts[layer], False
+        with self._runtime.source.request(wanted) as request:
+            if experts.looks_ahead:
+                experts.read_ahead(following)
             for leases in request:
                 if leases[0].device == self._device.name:
                     self._launch([(x.key, wanted[x.key], self._items(x)) for x in leases], places)
                     launched = True
                 else:
-                    self._compute_in_dram(leases[0], wanted, places)
+                    (lease,) = leases
+                    (hidden,) = self._device.to_host([self._memory.normed[None]])
+                    row = experts.in_dram(lease, wanted[lease.key], hidden)[0]
+                    self._memory.rows[places[lease.key]].copy_(row, non_blocking=True)
         if not launched:
             self._launch([], places)
 
@@ -190,8 +191,9 @@ class GraphDecode:
 
     def _has_ahead(self, layer: int, following: Sequence[int]) -> bool:
         """Whether the next layer's predicted experts are resident."""
-        after = self._following[layer]
-        assert after is not None
+        router = self._experts[layer].next_router
+        assert router
+        after, _ = router
         keys = self._keys[after]
         return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in following})
 
@@ -213,19 +215,6 @@ class GraphDecode:
             rows[places[key]] = items
         self._runtime.use.add(used)
         self._computes[self._memory.set_experts(rows)]()
-
-    def _compute_in_dram(
-        self, lease: Lease, wanted: dict[ExpertKey, int], places: dict[ExpertKey, int]
-    ) -> None:
-        """Computes an expert that was left in DRAM on the CPU, at its scheduled level."""
-        kernel, memory = self._runtime.dram_kernel, self._memory
-        assert kernel
-        level = wanted[lease.key]
-        self._runtime.use.add([(level, level, 1)])
-        (hidden,) = self._device.to_host([memory.normed[None]])
-        out = torch.empty_like(hidden)
-        kernel.forward(hidden, [Part(lease.blocks, lease.level, level, 1)], self._activation, out)
-        memory.rows[places[lease.key]].copy_(out[0], non_blocking=True)
 
     def _count_hits(self) -> None:
         """Counts the experts of the layers that ran without a request."""
@@ -250,7 +239,7 @@ class GraphDecode:
         with torch.inference_mode():
             self._segments = [capture(self._segment(index, window)) for index, window in enumerate(windows)]
             self._segments.append(capture(self._end(model)))
-            self._computes = [capture(partial(self._experts, table)) for table in range(memory.slots)]
+            self._computes = [capture(partial(self._launch_table, table)) for table in range(memory.slots)]
             self._device.await_computed()
 
     def _segment(self, index: int, window: int) -> Callable[[], None]:
@@ -266,7 +255,8 @@ class GraphDecode:
         attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index)
         projections = [_matrix(getattr(module, f"{name}_proj")) for name in "qkv"]
         out = [_matrix(module.o_proj)]
-        following = self._layers[self._following[index] or index]
+        # The last layer's prediction, by its own router, is not used.
+        following = self._layers[min(index + 1, len(self._layers) - 1)]
         routers = [_matrix(each.mlp.gate) for each in (layer, following)]
         rows, gates = (memory.rows, memory.gates) if index else (None, None)
         normalise, rounded = bool(self._gate.normalise(self._config)), self._gate.rounded
@@ -302,11 +292,11 @@ class GraphDecode:
 
         return launch
 
-    def _experts(self, table: int) -> None:
+    def _launch_table(self, table: int) -> None:
         """Launches the experts of a table."""
-        memory = self._memory
+        memory, activation = self._memory, self._experts[0].activation
         memory.send_table(table)
-        self._kernel.launch_rows(memory.items, memory.normed, self._activation, memory.inner, memory.rows)
+        self._kernel.launch_rows(memory.items, memory.normed, activation, memory.inner, memory.rows)
 
 
 def _is_norm(module: nn.Module) -> bool:
