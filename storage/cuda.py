@@ -11,7 +11,7 @@ import torch
 
 from storage.cuda_driver import CudaDriver
 from storage.device import Device, Event
-from storage.driver import process_bytes
+from storage.nvml import process_bytes
 
 _CODE_BYTES = 256 << 20
 """Bytes reserved for the code of CUDA's and edgemoe's kernels, which is loaded on first use; an estimate."""

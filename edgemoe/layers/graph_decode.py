@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
@@ -26,7 +25,7 @@ from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear
+from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph_memory import GraphMemory
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy, without_skipped
 from storage.base import Blocks, ExpertKey
@@ -71,7 +70,7 @@ class GraphDecode:
         if traits is None or not traits.block_is_experts or getattr(model.config, "clip_qkv", None):
             return None
         outer = model.model.embed_tokens, model.lm_head
-        if tuple(map(type, outer)) != (DenseEmbedding, DenseLinear) or not _is_norm(model.model.norm):
+        if tuple(map(type, outer)) != (DenseEmbedding, DenseLinear) or not is_rms_norm(model.model.norm):
             return None
         return cls(model, traits, runtime, kernel) if all(map(_fits, model.model.layers)) else None
 
@@ -245,7 +244,8 @@ class GraphDecode:
     def _segment(self, index: int, window: int) -> Callable[[], None]:
         """Launches a layer, from the sum of the experts before it to its router's report."""
         from edgemoe.kernels.triton.attention import RowAttention
-        from edgemoe.kernels.triton.dense import add_and_normalise, choose_experts, multiply
+        from edgemoe.kernels.triton.dense import add_and_normalise, multiply
+        from edgemoe.kernels.triton.router import choose_experts
 
         memory, layer = self._memory, self._layers[index]
         module, before, after = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
@@ -299,12 +299,6 @@ class GraphDecode:
         self._kernel.launch_rows(memory.items, memory.normed, activation, memory.inner, memory.rows)
 
 
-def _is_norm(module: nn.Module) -> bool:
-    """Whether a module is a bf16 RMS norm (Family.rms_norm)."""
-    named = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-    return named and module.weight.dtype == torch.bfloat16
-
-
 def _fits(layer: Any) -> bool:
     """Whether attention, norms, router and experts of a layer have kernels."""
     attention, gate = layer.self_attn, getattr(layer.mlp, "gate", None)
@@ -314,7 +308,7 @@ def _fits(layer: Any) -> bool:
     norms = [getattr(attention, f"{name}_norm") for name in "qk" if hasattr(attention, f"{name}_norm")]
     norms += [layer.input_layernorm, layer.post_attention_layernorm]
     linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
-    known = all(type(linear) is DenseLinear for linear in linears) and all(map(_is_norm, norms))
+    known = all(type(linear) is DenseLinear for linear in linears) and all(map(is_rms_norm, norms))
     return known and gate is not None and gate.weight.dtype == torch.bfloat16
 
 

@@ -1,4 +1,4 @@
-"""Products, norms and the router of one new token, whose weights are read once: kernels that a graph can hold.
+"""Products and norms of one new token, whose weights are read once: kernels that a graph can hold.
 
 No kernel allocates, and no argument changes from token to token, so that a device captures them once and launches them
 again. Sums are float32 in a fixed order; results are rounded to bf16 where transformers' modules round.
@@ -82,23 +82,6 @@ def add_and_normalise(
     )
 
 
-def choose_experts(
-    logits: torch.Tensor, report: torch.Tensor, top_k: int, *, normalise: bool, rounded: bool
-) -> None:
-    """Launches the choice of a softmax router, and the prediction of the next layer's choice.
-
-    Args:
-        logits: bf16 [2 E]: of this layer's router, then of the next one's.
-        report: int32 [3 k]: the experts chosen, the experts predicted, and the bits of the chosen ones' gate weights,
-            float32.
-        top_k: experts chosen.
-        normalise, rounded: as families.base.SoftmaxGate.
-    """
-    experts = len(logits) // 2
-    sizes = experts, triton.next_power_of_2(experts), top_k, triton.next_power_of_2(top_k)
-    choose[(2,)](logits, report, *sizes, normalise, rounded, num_warps=1, **OPTIONS)
-
-
 @triton.jit
 def gemv(w0, s0, b0, n0, w1, s1, b1, n1, w2, s2, b2, n2, x, y, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
     """y = the products of up to three matrices w [n, cols], scales s and biases b with x; a program takes ROWS rows."""
@@ -154,38 +137,3 @@ def add_norm(rows, gates, hidden, weight, normed, size, epsilon, COUNT: tl.const
     scaled = own * tl.rsqrt(tl.sum(own * own, 0) / size + epsilon)
     weights = tl.load(weight + at, mask=inside, other=0).to(tl.float32)
     tl.store(normed + at, (scaled.to(tl.bfloat16).to(tl.float32) * weights).to(tl.bfloat16), mask=inside)
-
-
-@triton.jit
-def choose(
-    logits,
-    report,
-    EXPERTS: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr,
-    K: tl.constexpr,
-    K_PADDED: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    ROUNDED: tl.constexpr,
-):
-    """Program 0 chooses, program 1 predicts: see choose_experts. Of equal experts the first is taken."""
-    which = tl.program_id(0)
-    expert, slot = tl.arange(0, EXPERTS_PADDED), tl.arange(0, K_PADDED)
-    inside = expert < EXPERTS
-    own = tl.load(logits + which * EXPERTS + expert, mask=inside, other=float("-inf")).to(tl.float32)
-    parts = tl.exp(own - tl.max(own, 0))
-    left = tl.where(inside, parts / tl.sum(parts, 0), -1.0)
-    chosen, gates = tl.zeros((K_PADDED,), tl.int32), tl.zeros((K_PADDED,), tl.float32)
-    for place in tl.static_range(K):
-        best = tl.max(left, 0)
-        # With a NaN no expert is the best: the last one keeps the choice inside the layer.
-        index = tl.minimum(tl.min(tl.where(left == best, expert, EXPERTS_PADDED), 0), EXPERTS - 1)
-        chosen = tl.where(slot == place, index, chosen)
-        gates = tl.where(slot == place, best, gates)
-        left = tl.where(expert == index, -1.0, left)
-    tl.store(report + which * K + slot, chosen, mask=slot < K)
-    if which == 0:
-        if NORMALISE:
-            gates = gates / tl.sum(gates, 0)
-        if ROUNDED:
-            gates = gates.to(tl.bfloat16).to(tl.float32)
-        tl.store(report + 2 * K + slot, gates.to(tl.int32, bitcast=True), mask=slot < K)

@@ -48,8 +48,9 @@ import json, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from edgemoe.kernels.triton.attention import attend, combine, rotate
-from edgemoe.kernels.triton.dense import add_norm, choose, gemv
+from edgemoe.kernels.triton.dense import add_norm, gemv
 from edgemoe.kernels.triton.products import OPTIONS
+from edgemoe.kernels.triton.router import choose
 
 heads = {"KV_HEADS": 4, "DIM": 128, "DIM_PADDED": 128}
 part = heads | {"GROUP": 8, "SPLITS": 16}

@@ -9,28 +9,23 @@ import torch
 
 pytest.importorskip("triton")
 
-from interpreter import round_like_a_gpu
+from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 
 from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention, scratch_size
-from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, choose_experts, multiply
-from edgemoe.kernels.triton.experts import INTERPRETED
+from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
+from edgemoe.kernels.triton.router import choose_experts
 from edgemoe.layers.attention import attend
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor Triton's interpreter"
-    ),
+    NEEDS_TRITON,
 ]
 
 
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch):
-    if INTERPRETED:
-        round_like_a_gpu(monkeypatch)
+    round_like_a_gpu(monkeypatch)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from edgemoe.kernels.triton.experts import INTERPRETED
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+"""Where the kernels of this process run."""
+
+NEEDS_TRITON = pytest.mark.skipif(
+    not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor Triton's interpreter"
+)
 
 
 def round_like_a_gpu(monkeypatch) -> None:
     """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating.
 
-    Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at that with NumPy from 2.4 on.
+    On a GPU it does nothing. Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at that
+    with NumPy from 2.4 on.
     """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
+    if not INTERPRETED:
+        return
     original = interpreter._convert_float
 
     def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
