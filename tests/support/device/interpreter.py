@@ -23,8 +23,8 @@ NEEDS_TRITON = pytest.mark.skipif(
 def round_like_a_gpu(monkeypatch) -> None:
     """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating.
 
-    On a GPU it does nothing. Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at that
-    with NumPy from 2.4 on.
+    On a GPU it does nothing. Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at
+    that with NumPy from 2.4 on.
     """
     if not INTERPRETED:
         return
