@@ -155,6 +155,14 @@ class PlaneTier:
             for version in self._resident.values():
                 observer(version.key, version.level, version.blocks)
 
+    def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
+        """Returns the events behind copies that still fill blocks of resident `keys`."""
+        with self._lock:
+            versions = [self._resident[key] for key in keys]
+            for version in versions:
+                _drop_done(version)
+            return [event for version in versions for event in version.arriving]
+
     def acquire(self, key: ExpertKey, level: int) -> Lease | None:
         """Leases the expert if it is resident at `level` or above; None otherwise.
 
@@ -383,8 +391,7 @@ class PlaneTier:
 
     def _lease(self, version: _Version) -> Lease:
         version.pins += 1
-        if version.arriving:
-            version.arriving = tuple(event for event in version.arriving if not event.done())
+        _drop_done(version)
         lease = Lease(version.key, version.level, version.blocks, self.device, version.arriving)
         self._leases[lease] = version
         return lease
@@ -409,3 +416,9 @@ class PlaneTier:
             self._unpin(version)
         if pending.reservation.held:
             self._release((pending.reservation.held,))
+
+
+def _drop_done(version: _Version) -> None:
+    """Drops the events of copies that are done."""
+    if version.arriving:
+        version.arriving = tuple(event for event in version.arriving if not event.done())

@@ -10,12 +10,13 @@ Threads: one engine thread uses a source. Only calls of the source change the ti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from cache.base import Lease, Observer
 from prefetch.counts import TransferCounts
 from storage.base import ExpertKey
+from storage.device import Event
 
 MODES = ("off", "base", "full", "auto")
 """What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate)."""
@@ -55,8 +56,14 @@ class PinnedExperts(ABC):
         """Calls `observer` for every resident expert now, and at every change (cache.plane_tier.PlaneTier.observe)."""
 
     @abstractmethod
+    def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
+        """Events behind a device's copies that still fill the blocks of resident experts."""
+
+    @abstractmethod
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
         """Counts experts that were computed without a request, as a request of each layer would have.
+
+        Called behind the launch of a device's kernels, and before the next call of the source.
 
         Args:
             layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.

@@ -16,7 +16,7 @@ thread may do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.base import Observer
 from cache.plane_tier import PlaneTier
@@ -30,6 +30,7 @@ from prefetch.speculation import Speculation
 from prefetch.transfer_path import TransferPath
 from prefetch.transfers import Transfers
 from storage.base import ExpertKey, PlaneReader, ResidentForm
+from storage.device import Event
 from storage.errors import DamagedData
 from storage.retry import GivingUp
 
@@ -123,8 +124,14 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Calls `observer` for every resident expert of `vram`, and at every change."""
         self._vram.observe(observer)
 
+    def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
+        """Events behind the copies of resident experts."""
+        return self._vram.arriving(keys)
+
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
         """Counts experts that were computed without a request."""
+        if self._transfers.path.asynchronous:
+            self._transfers.path.computed()
         counts, passed = self._transfers.counts, len(layers)
         if self._speculation.pending:
             self._speculation.resolve(dict(layers[0]))

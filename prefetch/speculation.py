@@ -61,16 +61,16 @@ class Speculation:
         """Adds to the prediction, the likeliest first. Leases its resident experts; `pump` starts the others."""
         if not self.on:
             return
-        for key, level in predicted.items():
-            if key in self._predicted:
-                continue
-            level = BASE_LEVEL if self.mode == "base" else level
-            self._predicted[key] = level
-            lease = self._transfers.vram.acquire(key, BASE_LEVEL)
-            if lease:
-                self._pins[key] = lease
-            if lease is None or lease.level < level:
-                self._candidates.append(key)
+        new = {
+            key: BASE_LEVEL if self.mode == "base" else level
+            for key, level in predicted.items()
+            if key not in self._predicted
+        }
+        self._predicted |= new
+        resident = self._transfers.vram.acquire_all(dict.fromkeys(new, BASE_LEVEL)).hits
+        self._pins |= {lease.key: lease for lease in resident}
+        at_hand = {lease.key for lease in resident if lease.level >= new[lease.key]}
+        self._candidates += [key for key in new if key not in at_hand]
 
     def pump(self) -> None:
         """Starts predicted transfers while blocks are free. Called when no demand lacks blocks."""

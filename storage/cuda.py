@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
 
+from storage.cuda_driver import CudaDriver
 from storage.device import Device, Event
-from storage.driver import process_bytes
+from storage.nvml import process_bytes
 
 _CODE_BYTES = 256 << 20
 """Bytes reserved for the code of CUDA's and edgemoe's kernels, which is loaded on first use; an estimate."""
@@ -25,18 +26,23 @@ _log = logging.getLogger("edgemoe")
 
 
 class _CudaEvent(Event):
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        # Blocking: a thread that waits for a copy sleeps instead of taking a core.
-        self.event = torch.cuda.Event(blocking=True)
-        self.event.record(stream)
+    """An event behind the work of a stream so far; its handle goes with it."""
+
+    def __init__(self, driver: CudaDriver, stream: int) -> None:
+        self._driver, self.handle, self._done = driver, driver.record(stream), False
 
     def done(self) -> bool:
         """Queries the CUDA event without waiting."""
-        return bool(self.event.query())
+        self._done = self._done or self._driver.done(self.handle)
+        return self._done
 
     def wait(self) -> None:
         """Blocks the calling thread until the CUDA event is done."""
-        self.event.synchronize()
+        self._driver.wait(self.handle)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # half made, or at the program's end
+            self._driver.destroy(self.handle)
 
 
 class CudaDevice(Device):
@@ -48,7 +54,10 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0) -> None:
         self.place = torch.device("cuda", index)
-        self._copies = torch.cuda.Stream(self.place)
+        self._stream, self._captures = torch.cuda.Stream(self.place), torch.cuda.Stream(self.place)
+        self._copies, self._calls = self._stream.cuda_stream, CudaDriver(index)
+        # cuDNN makes a new plan for every length of keys: a millisecond or more for each new token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         own = self._own()
         self.counts_own = own is not None
         # Read once, before kernels are loaded, so that every plan of a process uses the same figure.
@@ -74,45 +83,69 @@ class CudaDevice(Device):
 
     def copy(self, pairs: Sequence[tuple[memoryview, torch.Tensor]], after: Event | None) -> Event:
         """Enqueues a batch on the one stream of copies, so that all copies run in the order of the calls."""
+        calls, stream = self._calls, self._copies
         try:
-            with torch.cuda.stream(self._copies):
-                if after is not None:
-                    self._copies.wait_event(_of_cuda(after))
-                for source, target in pairs:
-                    target.copy_(torch.frombuffer(source, dtype=torch.uint8), non_blocking=True)
-                return _CudaEvent(self._copies)
+            if after is not None:
+                calls.await_event(stream, _of_cuda(after).handle)
+            for source, target in pairs:
+                if len(source) != target.nbytes:
+                    raise RuntimeError(f"expected {target.nbytes} bytes to copy, got {len(source)}")
+                calls.copy(target.data_ptr(), _address(source), len(source), stream)
+            return _CudaEvent(calls, stream)
         except BaseException:
-            self._copies.synchronize()
+            calls.drain(stream)
             raise
 
     def await_copies(self, events: Iterable[Event]) -> None:
         """Makes the current stream wait for the events."""
-        stream = torch.cuda.current_stream(self.place)
         for event in events:
-            stream.wait_event(_of_cuda(event))
+            self._calls.await_event(self._calls.compute_stream(), _of_cuda(event).handle)
 
     def computed(self) -> Event:
         """Records an event on the current stream."""
-        return _CudaEvent(torch.cuda.current_stream(self.place))
+        return _CudaEvent(self._calls, self._calls.compute_stream())
+
+    def await_computed(self) -> None:
+        """Waits for the current stream without giving up the processor: a new token waits once a layer."""
+        self._calls.drain(self._calls.compute_stream())
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates page-locked memory with torch."""
+        return torch.zeros(*shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Captures a CUDA graph, which other threads may use the device beside."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.place)
+        launch()
+        self._captures.wait_stream(before)
+        with torch.cuda.stream(self._captures):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        before.wait_stream(self._captures)
+        return graph.replay
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies into torch's pinned memory, whose allocator caches such small blocks, and waits once."""
         there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         for target, tensor in zip(there, tensors, strict=True):
             target.copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(self.place).synchronize()
+        self.await_computed()
         return there
 
     def free_unused(self) -> None:
         """Empties the cache of torch's allocator."""
         torch.cuda.empty_cache()
 
-    def cap(self, size: int) -> None:
+    def cap(self, size: int | None) -> None:
         """Caps torch's allocator, which refuses allocations past the limit."""
         self.free_unused()
         torch.cuda.reset_peak_memory_stats(self.place)
         total = torch.cuda.mem_get_info(self.place)[1]
-        torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), self.place)
+        fraction = 1.0 if size is None else min(size / total, 1.0)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.place)
 
     def driver_bytes(self) -> int:
         """Bytes of the context and of the code that is loaded on first use."""
@@ -150,9 +183,9 @@ class CudaDevice(Device):
         return process_bytes(torch.cuda.get_device_properties(self.place).uuid)
 
 
-def _of_cuda(event: Event) -> torch.cuda.Event:
+def _of_cuda(event: Event) -> _CudaEvent:
     assert isinstance(event, _CudaEvent)
-    return event.event
+    return event
 
 
 def _address(memory: memoryview) -> int:

@@ -8,14 +8,14 @@ bring bytes from host memory into device memory. A queue waits for the other onl
     compute                                 └────────► kernel ──┴───────► event ───┘
 
 A kernel that reads copied bytes waits for the event of that copy. A copy that overwrites bytes waits for the event of
-the last kernel that reads them. No operation waits for the whole device. The host waits for kernels in one place only:
-`to_host`, which returns results to it.
+the last kernel that reads them. No operation waits for the whole device. The host waits for kernels in two places only:
+`to_host`, which returns results to it, and `await_computed`, behind which it reads what kernels copied to it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,6 +99,23 @@ class Device(ABC):
         """An event behind every kernel that was launched so far."""
 
     @abstractmethod
+    def await_computed(self) -> None:
+        """Blocks the calling thread until every kernel that was launched so far has run."""
+
+    @abstractmethod
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates zeros in host memory, from and to which copies among the kernels run beside the host."""
+
+    @abstractmethod
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Captures launches, to launch them again as one.
+
+        Args:
+            launch: launches kernels and copies that allocate nothing, with the same arguments at every call; it is
+                called twice, once so that their code is loaded. Their memory stays where it is as long as the result.
+        """
+
+    @abstractmethod
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors to RAM once the kernels launched so far have run: one wait for all tensors together."""
 
@@ -107,8 +124,8 @@ class Device(ABC):
         """Returns memory that was allocated for activations and is not in use to the system."""
 
     @abstractmethod
-    def cap(self, size: int) -> None:
-        """Limits later allocations to `size` bytes in all, and restarts the count of `peak`.
+    def cap(self, size: int | None) -> None:
+        """Limits later allocations to `size` bytes in all, or ends the limit, and restarts the count of `peak`.
 
         Unused memory is returned first. An allocation past the limit raises torch.OutOfMemoryError.
         """

@@ -33,9 +33,10 @@ def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:
 def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of DyMoE table 3 at a base of 4 bits, and this program's own beside them.
 
-    The table's rows evict whole experts and prefetch every predicted expert, as the paper does; "ours" evict planes by
-    the default rule and prefetch while that pays. Readers, kernel and parallelism are the same in every row. Rows with
-    several levels use resident planes above the scheduled level (conservative reuse), as the paper's cache does.
+    The table's rows evict whole experts, prefetch every predicted expert and round the number of critical experts up,
+    as the paper does; "ours" evict planes and round by the default rules and prefetch while that pays. Readers, kernel
+    and parallelism are the same in every row. Rows with several levels use resident planes above the scheduled level
+    (conservative reuse), as the paper's cache does.
 
     Args:
         max_level: highest level of the store, in bits.
@@ -44,8 +45,9 @@ def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]
         the rows, and a sentence for each row that this store cannot run.
     """
     four = RunSettings.uniform(4, eviction="lru-experts")
-    mixed = four.with_(levels=(4, 2), exact=False, retention=PAPER_RETENTION)
-    ours = mixed.with_(eviction=RunSettings().eviction, speculate="auto")
+    mixed = four.with_(levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil")
+    own = RunSettings()
+    ours = mixed.with_(eviction=own.eviction, critical=own.critical, speculate="auto")
     rows = [
         BenchRow("load on demand", four.with_(cache=False)),
         BenchRow("cache", four),

@@ -55,6 +55,7 @@ class BenchRequest:
         runs: of every row, prompt set and arm.
         seed: of prompts.
         context: tokens; None: the prompt and the new tokens.
+        warm_up: whether a run of the first row that is not counted comes first; False: the process has had one.
         notes: sentences for the report, such as the rows that are left out.
     """
 
@@ -68,6 +69,7 @@ class BenchRequest:
     runs: int = 3
     seed: int = 0
     context: int | None = None
+    warm_up: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -166,8 +168,9 @@ def _measure(
     samples: Samples = defaultdict(list)
     probes = []
 
-    notify("warming up")
-    _cold_and_warm(store, *planned[0], sets[0].prompts[0], request.new_tokens)
+    if request.warm_up:
+        notify("warming up")
+        _cold_and_warm(store, *planned[0], sets[0].prompts[0], request.new_tokens)
     for run in range(request.runs):
         notify(f"run {run + 1} of {request.runs}: bandwidths")
         probes.append(bandwidth.measure(store, levels))
@@ -220,7 +223,9 @@ def _conditions(
         "dram_limit_asked_bytes": request.dram_limit,
         "page_cache": "bypassed" if direct else "used, dropped after each read",
         "cold": "expert cache empty, engine just opened",
-        "warm_up": "one run of the first row, not counted",
+        "warm_up": "one run of the first row, not counted"
+        if request.warm_up
+        else "none: an earlier report had one",
         "warm": "the same prompt again, right after the cold run",
         "load_s": max(row["load_s"]["mean"] for row in rows),
         "peak_process_bytes": max(row["peak_process_bytes"] for row in rows),

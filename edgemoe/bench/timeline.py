@@ -17,7 +17,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from edgemoe.kernels.base import ExpertKernel, Part
 from prefetch.base import ExpertSource, PinnedExperts, Request, Split
 from prefetch.counts import TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
+from storage.device import Event
 
 LANES = ("compute", "wait", "copy", "SSD")
 COMPUTE, WAIT, COPY, SSD = LANES
@@ -206,6 +207,10 @@ class NothingPinned(PinnedExperts):
 
     def observe(self, observer: Observer) -> None:
         """Never calls `observer`."""
+
+    def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
+        """No events: no expert is pinned."""
+        return []
 
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
         """Counts nothing: without pins no layer runs without a request."""

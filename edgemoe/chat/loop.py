@@ -63,6 +63,8 @@ def _read_and_prefetch(chat: Chat, turns: TurnSource, ctrl_c: CtrlC) -> Turn | N
     try:
         with idle_prefetch(chat.engine), ctrl_c.reading():
             turn = turns.read()
+        if turn.cancelled:
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         if turn is None:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour
@@ -48,6 +49,23 @@ def short_stats(answer: Answer) -> str:
     )
 
 
+@dataclass
+class Totals:
+    """Sums over a chat's answers, whose number has no bound."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Counts an answer."""
+        self.answers += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.new_tokens += answer.new_tokens
+
+
 class Chat:
     """The state of a chat that slash commands act on.
 
@@ -70,7 +88,9 @@ class Chat:
     ) -> None:
         self.engine, self.conversation, self._answered = engine, conversation, answered
         self._as_json, self._short = as_json, short
-        self.answers: list[Answer] = []
+        self.totals = Totals()
+        self.last: Answer | None = None
+        """The last answer."""
         self.cancelled: str | None = None
         """The last question, if its answer was cancelled."""
 
@@ -101,7 +121,8 @@ class Chat:
             print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
     def _show(self, answer: Answer) -> None:
-        self.answers.append(answer)
+        self.last = answer
+        self.totals.add(answer)
         self._answered()
         if self._as_json:
             print(json.dumps(answer.as_json()), flush=True)

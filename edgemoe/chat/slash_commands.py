@@ -136,14 +136,15 @@ def _load(chat: Chat, argument: str) -> None:
 
 
 def _stats(chat: Chat, argument: str) -> None:
-    answers = chat.answers
-    if not answers:
+    if chat.last is None:
         chat.say("nothing has been answered yet")
         return
-    chat.say(f"last answer: {stats_line(answers[-1])}")
-    new, cached = sum(each.new_tokens for each in answers), sum(each.cached_tokens for each in answers)
-    prompts = sum(each.prompt_tokens for each in answers)
-    chat.say(f"{len(answers)} answers: {new} tokens, {cached} of {prompts} prompt tokens reused")
+    chat.say(f"last answer: {stats_line(chat.last)}")
+    of = chat.totals
+    chat.say(
+        f"{of.answers} answers: {of.new_tokens} tokens, "
+        f"{of.cached_tokens} of {of.prompt_tokens} prompt tokens reused"
+    )
 
 
 def _mem(chat: Chat, argument: str) -> None:

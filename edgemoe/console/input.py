@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.document import Document
     from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyBindings
 
 QUOTES = '"""'
@@ -31,10 +33,11 @@ Completions = Mapping[str, "Completions | None"]
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of input. A quoted turn is never a command."""
+    """One turn of input. A quoted turn is never a command; Ctrl-C directly after Enter makes it a cancelled one."""
 
     text: str
     quoted: bool = False
+    cancelled: bool = False
 
 
 class TurnSource(Protocol):
@@ -143,8 +146,13 @@ class EditedTurns:
         )
 
     def read(self) -> Turn:
-        """Edits one turn; raises as TurnSource.read."""
-        return as_turn(self._editor.prompt())
+        """Edits one turn; raises as TurnSource.read. Only the key Ctrl-C has a meaning; the handler of SIGINT stays."""
+        source = self._editor.input
+        # A Ctrl-C just before raw mode is still a signal, sent during an answer: the editor's own handler of SIGINT
+        # would take it for the key at an empty prompt. Ctrl-C stays a key until the keys after Enter are read.
+        with source.raw_mode():
+            turn = as_turn(self._editor.prompt(handle_sigint=False))
+            return replace(turn, cancelled=_ctrl_c_after_enter(source))
 
 
 def is_open(text: str) -> bool:
@@ -183,13 +191,23 @@ def _history(path: Path) -> History:
         return InMemoryHistory()
 
 
+def _ctrl_c_after_enter(source: Input) -> bool:
+    """Whether Ctrl-C was typed since the turn's Enter. Drops it and the keys before it, and keeps the later ones."""
+    from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+    from prompt_toolkit.keys import Keys
+
+    keys = get_typeahead(source) + source.read_keys()
+    later = list(takewhile(lambda press: press.key != Keys.ControlC, reversed(keys)))
+    store_typeahead(source, later[::-1])
+    return len(later) < len(keys)
+
+
 def _keys() -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
 
     @keys.add("c-c")
-    @keys.add("<sigint>")  # sent by another process
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()

@@ -31,13 +31,14 @@ class DeviceModelRunner(ModelRunner):
         super().__init__(model, runtime)
         self._plan, self._offload = plan, offload
 
-    def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
-        """Runs a step, as ModelRunner.run; an exact step, or one of several tokens, computes no expert on the CPU."""
+    def run(self, step: Step, *, all_rows: bool) -> torch.Tensor:
+        """Runs a step, as ModelRunner.run; only a new token's step that is not exact computes experts on the CPU."""
         settings = self._runtime.policy.settings
-        offload = None if step.rows > 1 or settings.exact or settings.cpu_experts == "off" else self._offload
+        alone = step.decodes and step.rows == 1
+        offload = self._offload if alone and not settings.exact and settings.cpu_experts != "off" else None
         self._runtime.dram_kernel = offload.kernel if offload else None
         self._runtime.source.configure(settings.speculate, offload.split if offload else None)
-        return super().run(step, decode=decode, all_rows=all_rows)
+        return super().run(step, all_rows=all_rows)
 
     def _logits(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
         device = self._runtime.device

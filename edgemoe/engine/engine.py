@@ -39,6 +39,7 @@ from edgemoe.memory.tiers import open_tiers
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.damage import Damage
+from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
@@ -96,10 +97,11 @@ class Engine:
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
         self._reserve(store.form)
-        if self.device:
-            self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
+            if self.device:
+                self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
+                opened.callback(self.device.cap, None)
             tiers = open_tiers(store.form, plan, settings, self.device)
             opened.callback(tiers.close)
             self.vram, self.dram = tiers.vram, tiers.dram
@@ -149,7 +151,7 @@ class Engine:
         try:
             # Weights that are not finite are named by the first step of a user.
             with suppress(NotFinite):
-                self._runner.run(Step((Segment(sequence, (0, 0)),)), decode=False, all_rows=False)
+                self._runner.run(Step((Segment(sequence, (0, 0), PromptAttention()),)), all_rows=False)
         finally:
             runtime.source, runtime.policy = wrapped, policy
         self.take_use()
@@ -285,7 +287,7 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
         """
-        return self._runner.run(step, decode=step.decodes, all_rows=False)
+        return self._runner.run(step, all_rows=False)
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
         """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
@@ -296,11 +298,14 @@ class Engine:
         Raises:
             as step.
         """
-        step = Step((Segment(sequence, tuple(tokens)),))
-        return self._runner.run(step, decode=decode, all_rows=True)
+        segment = Segment(sequence, tuple(tokens), None if decode else PromptAttention())
+        return self._runner.run(Step((segment,)), all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
+
+        A long prompt takes several steps. Each one's experts are ranked for its own tokens; their attention is counted,
+        and ranked, over all of the prompt so far.
 
         Raises:
             UserError: there is no token.
@@ -316,8 +321,10 @@ class Engine:
                 "convert the model again with its own tokenizer",
             )
         sequence.require(len(tokens))
+        prompt = PromptAttention()
         for start in range(0, len(tokens), PREFILL_ROWS):
-            logits = self.step(Step((Segment(sequence, tuple(tokens[start : start + PREFILL_ROWS])),)))
+            part = tuple(tokens[start : start + PREFILL_ROWS])
+            logits = self.step(Step((Segment(sequence, part, prompt),)))
         return logits[0]
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:

@@ -1,7 +1,8 @@
 """Runs one step through the model.
 
-There are two paths. A step of one token through a model of a family with fused_gqa takes layers.fused_decode; every
-other step goes through transformers' modules, whose attention and experts are this program's.
+There are two paths. One new token through a model of a family with fused_gqa takes layers.fused_decode, on a GPU
+layers.graph_decode; every other step, a prompt's step of one token too, goes through transformers' modules, whose
+attention and experts are this program's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.layers.graph_decode import GraphDecode
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from prefetch.sigint import DeferredInterrupt
@@ -35,7 +37,8 @@ class ModelRunner:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
         family = known_family(model.config.model_type)
-        self._fused = FusedDecode.try_from(model, family.fused_gqa, runtime)
+        parts = model, family.fused_gqa, runtime
+        self._fused = FusedDecode.try_from(*parts) or GraphDecode.try_from(*parts)
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the policy of the steps that follow."""
@@ -43,12 +46,11 @@ class ModelRunner:
         if self._fused:
             self._fused.configure(policy)
 
-    def run(self, step: Step, *, decode: bool, all_rows: bool) -> torch.Tensor:
+    def run(self, step: Step, *, all_rows: bool) -> torch.Tensor:
         """Runs a step's rows and appends them to their sequences.
 
         Args:
             step: of sequences with free places.
-            decode: the phase that levels are chosen for.
             all_rows: logits after every row; otherwise after each segment's last.
 
         Returns:
@@ -59,8 +61,8 @@ class ModelRunner:
         """
         settings = self._runtime.policy.settings
         ranked = len(settings.levels) > 1 and not settings.priced
-        scored = ranked and not decode and needs_attention(settings.importance)
-        kv = StepKV(step, decode=decode, signal=attention_kind(settings.importance) if scored else None)
+        scored = ranked and not step.decodes and needs_attention(settings.importance)
+        kv = StepKV(step, signal=attention_kind(settings.importance) if scored else None)
         logits = self._logits(step, kv, all_rows=all_rows)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
@@ -105,7 +107,7 @@ class ModelRunner:
 
         layers: Any = self._model.get_submodule("model.layers")
         hooks = [layer.register_forward_hook(partial(look, i)) for i, layer in enumerate(layers)]
-        again = self._runtime.step = StepKV(step, decode=kv.decode, signal=kv.signal)
+        again = self._runtime.step = StepKV(step, signal=kv.signal)
         try:
             with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
                 self._through_modules(step, again, all_rows=False)

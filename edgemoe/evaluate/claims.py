@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from edgemoe.evaluate.rows import BF16, EvalRow
-from edgemoe.evaluate.studies import PHASES, TABLE, Phase
+from edgemoe.evaluate.studies import PHASES, TABLE, Phase, signal_name
 
 CLOSE = 1.02
 """Largest ratio of a setting's perplexity to bf16's that counts as close."""
@@ -117,11 +117,17 @@ def _signals(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     """Figure 3: ranking by critical tokens beats chance; and its comparison with plain load."""
     study = [row for row in rows if row.study == "signals"]
     for levels, ratio in dict.fromkeys((row.levels, row.retention) for row in study):
-        by = {row.importance: row for row in study if (row.levels, row.retention) == (levels, ratio)}
-        for better, worse in (("heavy-hitters", "random"), ("load", "random"), ("heavy-hitters", "load")):
+        by = {_signal(row): row for row in study if (row.levels, row.retention) == (levels, ratio)}
+        counted = [name for name, row in by.items() if row.importance == "heavy-hitters"]
+        pairs = [(name, "random") for name in counted] + [("load", "random")]
+        for better, worse in [*pairs, *((name, "load") for name in counted)]:
             if better in by and worse in by:
                 text = f"prefill {levels} r {ratio:g}: {better} keeps more than {worse} (figure 3)"
-                yield _compared(text, by[better], by[worse], lambda row: row.importance)
+                yield _compared(text, by[better], by[worse], _signal)
+
+
+def _signal(row: EvalRow) -> str:
+    return signal_name(row.importance or "", row.heavy_hitters or 0)
 
 
 def _depth(rows: Sequence[EvalRow]) -> Iterator[Claim]:

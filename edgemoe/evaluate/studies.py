@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
@@ -29,9 +30,17 @@ TABLE_RETENTIONS = (0.75, 0.9, 1.0)
 
 STUDIED_LEVELS = ((4, 2), (4, 0))
 SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
+SIGNAL_SHARES = (0.05, 0.1, 0.2, 0.5)
+"""Fractions of heavy hitters, for signals that count them."""
+
 DEPTH_RETENTION = 0.75
 CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
 LAYER_RETENTION = 0.5
+
+
+def signal_name(importance: str, heavy_hitters: float) -> str:
+    """A signal that ranks experts, with its fraction of heavy hitters where it counts them: "gate", "mix 0.1"."""
+    return f"{importance} {heavy_hitters:g}" if needs_attention(importance) else importance
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Arm:
         """
         settings = self.settings
         varied = {
-            "signals": f" {settings.importance}",
+            "signals": f" {signal_name(settings.importance, settings.heavy_hitters)}",
             "depth": f" {settings.depth}",
             "critical": f" {settings.critical}",
             "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
@@ -98,7 +107,7 @@ def table_arms(
 def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
     """Returns the arms of one study.
 
-    - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3);
+    - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
     - skipping: with and without scaling the other gate weights up where experts are skipped;
@@ -117,8 +126,15 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
     varied: list[tuple[tuple[int, ...], dict[str, Any]]]
     if study == "signals":
         phases = ("prefill",)
-        triples = product(STUDIED_LEVELS, SIGNAL_RETENTIONS, SIGNALS)
-        varied = [(levels, {"retention": r, "importance": signal}) for levels, r, signal in triples]
+        ranked: list[dict[str, Any]] = [
+            {"importance": signal, "heavy_hitters": share}
+            for signal in SIGNALS
+            for share in (SIGNAL_SHARES if needs_attention(signal) else SIGNAL_SHARES[-1:])
+        ]
+        varied = [
+            (levels, {"retention": r, **ranking})
+            for levels, r, ranking in product(STUDIED_LEVELS, SIGNAL_RETENTIONS, ranked)
+        ]
     elif study == "depth":
         varied = [(levels, {"depth": depth}) for levels in STUDIED_LEVELS for depth in DEPTHS]
     elif study == "critical":

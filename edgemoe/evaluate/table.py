@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgemoe.evaluate.claims import Claim
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import STUDIES, TABLE
+from edgemoe.evaluate.studies import STUDIES, TABLE, signal_name
 
 _Column = tuple[str, Callable[[EvalRow], str]]
 """Title, and the text of a row's cell."""
@@ -29,7 +29,10 @@ _QUALITY: list[_Column] = [
 
 _COLUMNS: dict[str, list[_Column]] = {
     TABLE: [*_QUALITY, ("tasks", lambda row: _number(row.task_accuracy, ".3f"))],
-    "signals": [("signal", lambda row: row.importance or "-"), *_QUALITY],
+    "signals": [
+        ("signal", lambda row: signal_name(row.importance or "-", row.heavy_hitters or 0)),
+        *_QUALITY,
+    ],
     "depth": [("depth", lambda row: row.depth or "-"), *_QUALITY],
     "critical": [("critical", lambda row: row.critical or "-"), *_QUALITY],
     "layers": [("layer", lambda row: _number(row.layer, "d")), *_QUALITY],

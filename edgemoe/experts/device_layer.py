@@ -26,10 +26,10 @@ class DeviceExpertLayer(ExpertLayer):
         self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepKV
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Brings everything that the host needs of a layer into RAM at once."""
-        device, ahead = self.runtime.device, self.next_router and self.runtime.source.looks_ahead
+        device, ahead = self.runtime.device, self.looks_ahead
         assert device
         optional = {
-            "scores": step.scores,
+            "ranks": step.ranks,
             "logits": super()._next_logits(hidden) if ahead else None,
             "hidden": hidden if self.runtime.dram_kernel else None,
         }
@@ -37,7 +37,12 @@ class DeviceExpertLayer(ExpertLayer):
         chosen, gates, *others = device.to_host([chosen, gates, *wanted.values()])
         found = dict.fromkeys(optional) | dict(zip(wanted, others, strict=True))
         self._logits, self._host_hidden = found["logits"], found["hidden"]
-        return chosen, gates, found["scores"]
+        return chosen, gates, found["ranks"]
+
+    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
+        """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""
+        if self._logits is not None:
+            super()._look_ahead(hidden, slots, predicted)
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits that came with the router's choice."""
@@ -58,18 +63,22 @@ class DeviceExpertLayer(ExpertLayer):
         In DRAM an expert is computed at its scheduled level though more planes may be there: that is the work which was
         weighed against moving it.
         """
-        device, kernel = self.runtime.device, self.runtime.dram_kernel
+        device = self.runtime.device
         assert device
         if leases[0].device == device.name:
             return super()._compute(leases, hidden, assignments, rows, row, places)
         (lease,) = leases
         (one,) = assignments.by_expert[lease.key.expert]
-        assert kernel
         assert self._host_hidden is not None
-        self.runtime.use.add([(one.level, one.level, 1)])
-        out = torch.empty_like(self._host_hidden)
-        part = Part(lease.blocks, lease.level, one.level, 1)
-        kernel.forward(self._host_hidden, [part], self._activation, out)
-        rows[row].copy_(out[0], non_blocking=True)
+        rows[row].copy_(self.in_dram(lease, one.level, self._host_hidden)[0], non_blocking=True)
         places.append(one.places)
         return row + 1
+
+    def in_dram(self, lease: Lease, level: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Computes an expert that was left in DRAM for one token, hidden [1, H] in RAM, on the CPU: bf16 [1, H]."""
+        kernel = self.runtime.dram_kernel
+        assert kernel
+        self.runtime.use.add([(level, level, 1)])
+        out = torch.empty_like(hidden)
+        kernel.forward(hidden, [Part(lease.blocks, lease.level, level, 1)], self.activation, out)
+        return out

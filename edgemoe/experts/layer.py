@@ -100,12 +100,17 @@ class ExpertLayer:
         self.layer, self.runtime, self.next_router = layer, runtime, next_router
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
-        self._activation = Activation(CUSTOM if biased else activation, module._apply_gate)
+        self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
 
     @property
     def fuses(self) -> bool:
         """Whether the compiled kernel computes these experts in one call: silu, and no biases."""
-        return self._activation.name == "silu"
+        return self.activation.name == "silu"
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether there is a next layer with experts, and `read_ahead` has an effect now."""
+        return self.next_router is not None and self.runtime.source.looks_ahead
 
     def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Computes what a router has chosen.
@@ -121,8 +126,8 @@ class ExpertLayer:
         runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
         if runtime.watch:
             runtime.watch(self.layer, chosen)
-        chosen, gates, scores = self._on_host(hidden, chosen, gates, step)
-        levels = policy.levels(self.layer, chosen, gates, scores, decode=step.decode)
+        chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
+        levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
         out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
@@ -169,19 +174,23 @@ class ExpertLayer:
     def _on_host(
         self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepKV
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The router's choice, its gate weights, and the attention scores of the layer, in RAM."""
-        return chosen, gates, step.scores
+        """The router's choice, its gate weights, and the rows' ranks by attention received, in RAM."""
+        return chosen, gates, step.ranks
 
     def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
-        runtime = self.runtime
-        if self.next_router is None or not runtime.source.looks_ahead:
+        if not self.looks_ahead:
             return
-        layer = self.next_router[0]
         if predicted is None:
-            predicted = predict(self._next_logits(hidden), slots, decode=runtime.step.decode)
-        levels = runtime.policy.predicted(layer, predicted)
-        runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
+            predicted = predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode)
+        self.read_ahead(predicted)
+
+    def read_ahead(self, predicted: Sequence[int]) -> None:
+        """Starts reading the next layer's predicted experts, the likeliest first, within this layer's request."""
+        assert self.next_router
+        layer = self.next_router[0]
+        levels = self.runtime.policy.predicted(layer, predicted)
+        self.runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The next router's logits [T, E] on this layer's state, in RAM."""
@@ -232,7 +241,7 @@ class ExpertLayer:
         self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor
     ) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""
-        kernel, activation = self.runtime.kernel, self._activation
+        kernel, activation = self.runtime.kernel, self.activation
         if self._biases is None:
             kernel.forward(x, parts, activation, out)
             return

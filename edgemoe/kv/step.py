@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.importance import PromptAttention
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,12 @@ class Segment:
     Args:
         sequence: the KV that the tokens continue; row i gets position `sequence.length + i`.
         tokens: token ids, at least one.
+        prompt: of which these are the next tokens, shared by its steps; None: they are new tokens, each judged alone.
     """
 
     sequence: SequenceKV
     tokens: tuple[int, ...]
+    prompt: PromptAttention | None = None
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Whether every sequence goes on by one token: each row's levels then follow its own gate weights."""
-        return all(len(segment.tokens) == 1 for segment in self.segments)
+        """Whether no segment is part of a prompt: each row's levels then follow its own gate weights."""
+        return all(segment.prompt is None for segment in self.segments)
 
     @property
     def rows(self) -> int:
@@ -49,18 +52,19 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     Args:
         step: whose sequences these are.
-        decode: the phase that levels are chosen for.
-        signal: the kind of attention that each layer's experts need (importance.token_scores); None: none.
+        signal: the kind of attention that each layer's experts need (PromptAttention.ranks); None: none.
 
     Raises:
         ContextExceeded: a sequence's context does not hold its tokens.
     """
 
-    def __init__(self, step: Step, *, decode: bool, signal: str | None = None) -> None:
+    def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
-        self.decode, self.signal = decode, signal
-        self.scores: torch.Tensor | None = None
-        """float32 [rows], attention received in the layer that runs; None where `signal` is."""
+        self.decode, self.signal = step.decodes, signal
+        self.ranks: torch.Tensor | None = None
+        """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
+        self.prompts = [segment.prompt or PromptAttention() for segment in step.segments]
+        """Of each span."""
         self.spans: list[tuple[SequenceKV, int, int]] = []
         """(sequence, its first row in the step, rows)."""
         row = 0
@@ -93,5 +97,6 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def commit(self) -> None:
         """Makes the step's tokens part of their sequences."""
-        for sequence, _, rows in self.spans:
+        for (sequence, _, rows), prompt in zip(self.spans, self.prompts, strict=True):
             sequence.commit(rows)
+            prompt.commit(rows)

@@ -17,7 +17,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, hidden_keys, token_scores
+from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -117,7 +117,7 @@ def attention(
         key, value: [1, kv_heads, rows, D or V], of the step's rows.
         attention_mask: the layer's window (window_of_mask).
         scaling: factor of the scores.
-        kv: the step's state, with the keys and values of this step; its `scores` are set where it has a `signal`.
+        kv: the step's state, with the keys and values of this step; its `ranks` are set where it has a `signal`.
         s_aux: [heads], scores of attend_with_sinks.
         kwargs: `softcap` and `position_bias` are refused; others are ignored, `sliding_window` too: some models pass it
             to layers whose mask has no window.
@@ -138,8 +138,8 @@ def attention(
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    kv.scores = torch.empty(query.shape[2], device=query.device) if kv.signal else None
-    for sequence, row, rows in kv.spans:
+    kv.ranks = torch.empty(query.shape[2], device=query.device) if kv.signal else None
+    for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
             queries, keys, values = _visible(
@@ -150,8 +150,9 @@ def attention(
             else:
                 summed = attend_with_sinks(queries, keys, values, scaling, window, s_aux)
             out[:, span] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
-            if kv.scores is not None and kv.signal:
-                kv.scores[span] = token_scores(queries, keys, scaling, window, kv.signal, s_aux)
+            if kv.ranks is not None and kv.signal:
+                layer: Any = module.layer_idx
+                kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

@@ -7,6 +7,7 @@ instructions torch's bf16 product of several rows is also slower than a float32 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +103,13 @@ class DenseLinear(nn.Module):
         return y
 
 
+def is_rms_norm(module: Any) -> bool:
+    """Whether a module is a bf16 norm that Family.rms_norm describes: weight * x / sqrt(mean(x^2) + epsilon)."""
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    named = type(module).__name__.endswith("RMSNorm") and epsilon is not None
+    return named and weight is not None and weight.dtype == torch.bfloat16
+
+
 class DenseNorm(nn.Module):
     """y = weight * x / sqrt(mean(x^2) + epsilon), in one kernel call."""
 
@@ -111,14 +119,11 @@ class DenseNorm(nn.Module):
         self.variance_epsilon = epsilon
 
     @classmethod
-    def try_from(cls, module: nn.Module) -> DenseNorm | None:
+    def try_from(cls, module: Any) -> DenseNorm | None:
         """Makes a norm of a bf16 RMS norm in RAM (Family.rms_norm); None for other modules or without the kernel."""
-        weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-        if not type(module).__name__.endswith("RMSNorm") or epsilon is None or not native.available():
+        if not is_rms_norm(module) or not native.available() or module.weight.device.type != "cpu":
             return None
-        if weight is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
-            return None
-        return cls(weight.data, epsilon)
+        return cls(module.weight.data, module.variance_epsilon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises bf16 [..., K] along its last dimension."""

@@ -29,7 +29,7 @@ class PerSequence(nn.Module):
         """Maps bf16 [1, rows, H] of all sequences to bf16 [1, rows, H], and updates each sequence's state."""
         if cache_params.signal:
             _warn_of_load()
-        cache_params.scores = None
+        cache_params.ranks = None
         out = []
         for sequence, row, rows in cache_params.spans:
             assert sequence.states is not None

@@ -17,6 +17,7 @@ from edgemoe.families.base import Family
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepKV
 from edgemoe.layers.linear_attention import PerSequence
+from edgemoe.policy.importance import PromptAttention
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
 from storage.untrusted import CHECK_ORIGIN
@@ -50,7 +51,7 @@ def try_step(model: Any, family: Family, config: Config) -> None:
     }
     repeated = _repeated(model)
     sequence = SequenceKV(family.kv(config), ROWS, "meta")
-    step = Step((Segment(sequence, (0,) * ROWS),))
+    step = Step((Segment(sequence, (0,) * ROWS, PromptAttention()),))
     furthest = config.get("max_position_embeddings") or ROWS
     with (
         torch.inference_mode(),
@@ -58,7 +59,7 @@ def try_step(model: Any, family: Family, config: Config) -> None:
         _replaced(model, repeated),
         _without_experts(model, family.intermediate(config)),
     ):
-        kv = StepKV(step, decode=False)
+        kv = StepKV(step)
         output = model(
             input_ids=torch.zeros(1, ROWS, dtype=torch.int64, device="meta"),
             position_ids=torch.tensor([[0, furthest - 1]]),

@@ -248,7 +248,8 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     width = kv.heads * kv.key_dim
     attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3 + 2 * width * context * (2 + 4)
     attention += rows * context * (1 + 4)
-    scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK))
+    # Scores of a block of queries; and each layer's sums of attention, before and after a step.
+    scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK) + 2 * len(kv.layers))
     attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.

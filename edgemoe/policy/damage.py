@@ -1,4 +1,4 @@
-"""The price of a bit: each expert gets the level that costs a token least (docs/decisions/0024).
+"""The price of a bit: each expert gets the level that costs a token least (docs/decisions/0025).
 
 The damage of computing an expert at a level is its squared gate weight, times the mean squared error of the expert's
 output at that level, times the layer's sensitivity. Each level costs its damage, plus a price for every bit a weight
@@ -19,7 +19,7 @@ from storage.base import LEVELS
 from storage.calibration import Calibration
 
 TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
-"""level -> mean relative error of an expert's output, measured on two models (docs/decisions/0024)."""
+"""level -> mean relative error of an expert's output, measured on two models (docs/decisions/0025)."""
 
 _STEPS = 40
 """Halvings of the interval in which a price lies."""

@@ -11,44 +11,106 @@ LAST_QUERIES = 32
 """Query rows that "heavy-hitters-last" averages over."""
 
 
-def token_scores(
+class PromptAttention:
+    """Attention that a sequence's tokens receive from one prompt, which may go through the model in several steps.
+
+    Each layer's sums are kept from step to step. So after any step they are those of DyMoE eq. 1 over all queries of
+    the prompt so far; tokens before the prompt (earlier turns) receive attention, and their own queries count nothing.
+
+    >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
+    >>> prompt.ranks(0, zeros, zeros, 1.0, None, "heavy-hitters").tolist()  # every query looks at all that it sees
+    [0.0, 0.3333333432674408, 0.6666666865348816]
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._sums: dict[int, torch.Tensor] = {}
+        self._step_sums: dict[int, torch.Tensor] = {}
+
+    def ranks(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        signal: str,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Ranks a layer's rows of a step among all N tokens of the sequence so far. May run twice for one step.
+
+        Args:
+            layer: of the model.
+            query: [heads, R, D], of the last R of the N tokens.
+            keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+            scaling: factor of the scores.
+            window: latest tokens that a row sees, its own included; None: all.
+            signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
+                "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
+                this step.
+            sinks: [heads], a score in every query's softmax that belongs to no token.
+
+        Returns:
+            float32 [R], for the same rows as `query`: the fraction of all N tokens that received more; of equals the
+            earlier token ranks first.
+        """
+        rows, tokens = query.shape[1], keys.shape[1]
+        last = signal == "heavy-hitters-last"
+        skipped = max(rows - LAST_QUERIES, 0) if last else 0
+        received = attention_received(query, keys, scaling, window, skipped, sinks)
+        if not last:
+            if layer in self._sums:
+                earlier = self._sums[layer]
+                received[: len(earlier)] += earlier
+            self._step_sums[layer] = received
+        if signal == "heavy-hitters-mean":
+            received = received / queries_seeing(range(tokens - rows - self._rows, tokens), window, received)
+        order = received.argsort(descending=True, stable=True)
+        ranks = torch.empty_like(received)
+        ranks[order] = torch.arange(tokens, dtype=received.dtype, device=received.device)
+        return ranks[tokens - rows :] / tokens
+
+    def commit(self, rows: int) -> None:
+        """Adds the step that has just succeeded, of so many rows."""
+        self._rows += rows
+        self._sums |= self._step_sums
+        self._step_sums = {}
+
+
+def attention_received(
     query: torch.Tensor,
     keys: torch.Tensor,
     scaling: float,
     window: int | None,
-    signal: str,
+    skipped: int,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention that each of a sequence's last rows receives (DyMoE eq. 1), without a [R, N] matrix.
+    """Attention that every token receives, summed over queries, a mean over heads; without an [R, N] matrix.
 
     Args:
-        query: [heads, R, D], the last R of the N tokens.
-        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
-        scaling: factor of the scores.
-        window: latest tokens that a row sees, its own included; None: all.
-        signal: "heavy-hitters" is the mean over heads and all R queries; "heavy-hitters-mean" over the
-            queries that see the token; "heavy-hitters-last" over the last LAST_QUERIES queries.
-        sinks: [heads], a score in every query's softmax that belongs to no token.
+        query, keys, scaling, window, sinks: as in PromptAttention.ranks.
+        skipped: first rows of `query` that are left out.
 
     Returns:
-        float32 [R], for the same rows as `query`.
+        float32 [N].
     """
     heads, rows, _ = query.shape
     tokens = keys.shape[1]
     transposed = keys.float().mT
     past = tokens - rows
-    first = max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
     received = torch.zeros(tokens, device=query.device)
-    for start in range(first, rows, QUERY_BLOCK):
+    for start in range(skipped, rows, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, rows)
         hidden = hidden_keys(range(past + start, past + end), range(tokens), window, query.device)
         received += attention_weights(query[:, start:end], transposed, hidden, scaling, sinks).sum((0, 1))
-    own = received[past:] / heads
-    if signal != "heavy-hitters-mean":
-        return own / (rows - first)
-    row = torch.arange(rows, device=query.device)
-    seen_until = torch.clamp(row + window, max=rows) if window else torch.full_like(row, rows)
-    return own / (seen_until - row)
+    return received / heads
+
+
+def queries_seeing(queries: range, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """How many of the queries at some positions see each token, at least 1; [N] of the dtype and device of `like`."""
+    token = torch.arange(len(like), device=like.device)
+    until = torch.clamp(token + window, max=queries.stop) if window else torch.full_like(token, queries.stop)
+    return (until - token.clamp_min(queries.start)).clamp_min(1).to(like.dtype)
 
 
 def hidden_keys(rows: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
@@ -56,7 +118,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in token_scores.
+        window: as in PromptAttention.ranks.
         device: of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
@@ -80,7 +142,7 @@ def attention_weights(
         query: [heads, R, D].
         transposed: float32 keys [kv_heads, D, N].
         hidden: bool [R, N], of hidden_keys.
-        scaling, sinks: as in token_scores.
+        scaling, sinks: as in PromptAttention.ranks.
 
     Returns:
         float32 [heads, R, N].
@@ -96,12 +158,12 @@ def attention_weights(
 
 
 def needs_attention(signal: str) -> bool:
-    """Whether a signal of expert_importance depends on token_scores."""
+    """Whether a signal of expert_importance depends on PromptAttention."""
     return signal.startswith("heavy-hitters") or signal == "mix"
 
 
 def attention_kind(signal: str) -> str:
-    """The signal of token_scores that a signal of expert_importance depends on."""
+    """The signal of PromptAttention.ranks that a signal of expert_importance depends on."""
     return "heavy-hitters-mean" if signal == "mix" else signal
 
 
@@ -109,7 +171,7 @@ def expert_importance(
     signal: str,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
-    scores: torch.Tensor | None,
+    ranks: torch.Tensor | None,
     heavy_hitters: float,
     experts: int,
 ) -> torch.Tensor:
@@ -120,9 +182,10 @@ def expert_importance(
             tokens; "gate" sums its gate weights; "mix" adds its fractions of heavy hitters and of load; "random".
         top_k_index: int64 [T, k].
         top_k_weights: [T, k].
-        scores: float [T] of token_scores, for "heavy-hitters*" and "mix"; None: a layer without attention, where load
-            decides.
-        heavy_hitters: fraction of the T tokens that are heavy hitters, those with the highest scores.
+        ranks: float [T] of PromptAttention.ranks, for "heavy-hitters*" and "mix"; None: a layer without attention,
+            where load decides.
+        heavy_hitters: fraction of all tokens so far that are heavy hitters, those that received most attention. Of
+            the T tokens it may be another fraction, or none: gate weights decide then.
         experts: E.
 
     Returns:
@@ -138,11 +201,11 @@ def expert_importance(
         return torch.rand(experts, generator=generator) + 1e-3
     load = torch.bincount(flat, minlength=experts).float()
     tie = gates / (gates.sum() * 2)
-    if signal == "load" or scores is None:
+    if signal == "load" or ranks is None:
         return load + tie
     tokens, slots = top_k_index.shape
-    count = max(1, round(heavy_hitters * tokens))
-    heavy = scores.topk(count).indices
+    heavy = ranks < heavy_hitters
+    count = max(1, int(heavy.sum()))
     hits = torch.bincount(top_k_index[heavy].reshape(-1), minlength=experts).float()
     if signal == "mix":
         return load / (tokens * slots) + hits / (count * slots) + tie / (tokens * slots)

@@ -71,7 +71,7 @@ class LevelPolicy:
         layer: int,
         chosen: torch.Tensor,
         gates: torch.Tensor,
-        scores: torch.Tensor | None,
+        ranks: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:
@@ -81,7 +81,7 @@ class LevelPolicy:
             layer: of the model.
             chosen: int64 [T, k], the router's experts.
             gates: [T, k], their gate weights.
-            scores: float [T], attention received (importance.token_scores); used in prefill only.
+            ranks: float [T], of PromptAttention.ranks; used in prefill only.
             decode: every token by its own gate weights (DyMoE eq. 3). Otherwise every expert has one level, by its
                 importance to all T tokens (eq. 2).
 
@@ -96,7 +96,7 @@ class LevelPolicy:
         if decode:
             return self._ranked(layer, gates.float())
         importance = expert_importance(
-            settings.importance, chosen, gates, scores, settings.heavy_hitters, self.experts
+            settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
         )
         active = torch.zeros(self.experts, dtype=torch.bool)
         active[chosen.reshape(-1)] = True
@@ -170,7 +170,7 @@ class SkipEveryExpert(LevelPolicy):
         layer: int,
         chosen: torch.Tensor,
         gates: torch.Tensor,
-        scores: torch.Tensor | None,
+        ranks: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:

@@ -270,7 +270,10 @@ class Copy(Event):
 
 
 def test_a_lease_has_the_events_of_copies_under_way() -> None:
-    """Until a copy is done every lease on its blocks carries its event, also after a promotion or demotion."""
+    """Until a copy is done every lease on its blocks carries its event, also after a promotion or demotion.
+
+    So does the tier without a lease, for an expert that is computed from without a request.
+    """
     tier = tier_of(SLICED, 3, 3, 3)
     first, second = Copy(), Copy()
 
@@ -284,12 +287,14 @@ def test_a_lease_has_the_events_of_copies_under_way() -> None:
         reservation = tier.reserve(A, level)
         assert reservation is not None
         tier.release(tier.publish(reservation, event))
-    assert set(arriving(8)) == {first, second}
+    assert set(arriving(8)) == set(tier.arriving([A])) == {first, second}
     tier.drop(A, 4)
     assert set(arriving(4)) == {first, second}
     first.over = True
+    assert tier.arriving([A]) == [second]
     assert arriving(4) == (second,)
     second.over = True
+    assert tier.arriving([A]) == []
     assert arriving(4) == ()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -21,38 +21,47 @@ class FakeCuda:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, str]] = []
         self.pinnable, self.own = True, 3 * GB
-        self.free = 8 * GB
+        self.free, self.destroyed = 8 * GB, 0
         outer = self
 
         class Stream:
+            cuda_stream = "copies"
+
             def __init__(self, place: object = None) -> None:
-                self.name = "copies"
+                pass
 
-            def wait_event(self, event: object) -> None:
-                outer.calls.append((self.name, "wait"))
+        class Driver:
+            """Copies at once; streams are their names."""
 
-            def synchronize(self) -> None:
-                outer.calls.append((self.name, "drain"))
+            def __init__(self, index: int) -> None:
+                pass
 
-        class Event:
-            def __init__(self, blocking: bool) -> None:
-                assert blocking
+            def compute_stream(self) -> str:
+                return "compute"
 
-            def record(self, stream: Stream) -> None:
-                outer.calls.append((stream.name, "record"))
+            def copy(self, target: int, source: int, size: int, stream: str) -> None:
+                ctypes.memmove(target, source, size)
 
-        compute = Stream()
-        compute.name = "compute"
+            def record(self, stream: str) -> int:
+                outer.calls.append((stream, "record"))
+                return len(outer.calls)
 
+            def destroy(self, event: int) -> None:
+                outer.destroyed += 1
+
+            def await_event(self, stream: str, event: int) -> None:
+                outer.calls.append((stream, "wait"))
+
+            def drain(self, stream: str) -> None:
+                outer.calls.append((stream, "drain"))
+
+        patch.setattr(cuda, "CudaDriver", Driver)
         cudart = SimpleNamespace(
             cudaHostRegister=lambda address, size, flags: 0 if outer.pinnable else 712,
             cudaHostUnregister=lambda address: outer.calls.append(("host", "unpin")),
         )
         for name, value in {
             "Stream": Stream,
-            "Event": Event,
-            "stream": lambda stream: nullcontext(),
-            "current_stream": lambda place: compute,
             "cudart": lambda: cudart,
             "get_device_properties": lambda place: SimpleNamespace(uuid="1234"),
             "mem_get_info": lambda place: (self.free, 24 * GB),
@@ -91,6 +100,22 @@ def test_a_batch_is_one_wait_the_copies_and_one_event(fake):
     ]
 
 
+def test_attention_makes_no_plan_for_every_length(fake, monkeypatch):
+    """cuDNN's attention is off: it makes a plan for every number of keys, a millisecond or more for each new token."""
+    used = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", used.append)
+    CudaDevice()
+    assert used == [False]
+
+
+def test_an_event_frees_its_handle(fake):
+    """Events come and go with every expert that is copied."""
+    event = CudaDevice().computed()
+    assert fake.destroyed == 0
+    del event
+    assert fake.destroyed == 1
+
+
 def test_a_refused_batch_leaves_no_copy_running(fake):
     """The copies before the failed one end before the error is raised."""
     (source, target), (short, _) = a_pair(), a_pair(8192)
@@ -124,6 +149,8 @@ def test_the_figures_of_the_driver(fake):
     assert device.peak() == 4 * GB
     device.cap(6 * GB)
     assert fake.calls == [("host", "empty"), ("host", "reset"), ("cap", "0.25")]
+    device.cap(None)
+    assert fake.calls[-1] == ("cap", "1.0")
 
 
 @pytest.mark.parametrize(("free", "context"), [(22.5, 0.5 * GB), (8, 1 << 30)])

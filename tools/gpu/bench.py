@@ -5,12 +5,13 @@
 
 Synthesizes a store of Qwen3-30B-A3B's shape (48 layers, experts up to level 4, 17 GB) in a folder of --work that is
 removed at the end, and measures as `edgemoe bench` does, cold and warm:
-  - loading on demand, from SSD and from DRAM, with the same readers and kernels;
-  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well where that is faster, for every limit of
-    GPU memory, with a large and a small DRAM tier;
+  - exact 4, 4/2 and 4/0 with prefetch, and 4/2 with experts on the CPU as well where that is faster, under the smallest
+    limit of GPU memory with a large DRAM tier; exact 4 and 4/2 under it with a small one, and under every other limit;
   - the fully resident model: the ceiling;
+  - loading on demand, from DRAM and from SSD, with the same readers and kernels;
   - transformers with accelerate's CPU offload: --offload-layers of the same shape in bf16, with the same fraction of
     the smallest limit (tools/gpu/offload.py; left out where accelerate is not installed).
+Beside it `python -m tools.gpu.llama` times llama.cpp on a GGUF of the same shape.
 Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then each aim of the
 project with its figure. Cases that start after --minutes are listed, not run. Needs 50 GB of disk and 100 GB of RAM.
 
@@ -33,13 +34,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from edgemoe.bench.rows import PAPER_RETENTION, BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import times_and_bytes
 from edgemoe.console.output_files import require_folders
 from edgemoe.console.sizes import format_size, parse_size
-from edgemoe.engine.engine import StoreModel
+from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import compute
+from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.devices import chosen, open_device
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, EdgemoeError, UserError
@@ -51,6 +55,9 @@ Json = dict[str, Any]
 
 FOUR = RunSettings.uniform(4, speculate="auto")
 MIXED = RunSettings(levels=(4, 2), retention=PAPER_RETENTION, speculate="auto")
+TRACED = 2
+"""New tokens in a trace."""
+
 ON_DEMAND = RunSettings.uniform(4, cache=False)
 
 TIERED = (
@@ -61,8 +68,8 @@ TIERED = (
 )
 RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
 LOADED = (
-    BenchRow("on demand from SSD", ON_DEMAND),
     BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
+    BenchRow("on demand from SSD", ON_DEMAND),
 )
 
 
@@ -84,15 +91,16 @@ class Case:
 
 
 def cases(limits: Sequence[int], dram_large: int, dram_small: int) -> Iterator[Case]:
-    """Yields every case, first the cases of the aims, which are under the smallest limit."""
+    """Yields every case, the ones with the most to say first."""
     least, *more = sorted(limits)
     yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
-    yield Case(_named(least, "DRAM large"), LOADED, least, dram_large)
     yield Case("everything resident", RESIDENT, None, 0)
-    yield Case(_named(least, "DRAM small"), TIERED, least, dram_small)
+    from_dram, from_ssd = LOADED
+    yield Case(_named(least, "DRAM large"), (from_dram,), least, dram_large)
+    yield Case(_named(least, "DRAM small"), TIERED[:2], least, dram_small)
     for limit in more:
-        yield Case(_named(limit, "DRAM large"), TIERED, limit, dram_large)
-        yield Case(_named(limit, "DRAM small"), TIERED, limit, dram_small)
+        yield Case(_named(limit, "DRAM large"), TIERED[:2], limit, dram_large)
+    yield Case(_named(least, "DRAM large"), (from_ssd,), least, dram_large)
 
 
 def _named(limit: int, dram: str) -> str:
@@ -153,6 +161,7 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
             new_tokens=given.new_tokens,
             runs=given.runs,
             seed=given.seed,
+            warm_up=not rows,
         )
         try:
             report = run_bench(store, request, notify=partial(clock.say, of=f"{case.name}: "))
@@ -178,28 +187,63 @@ def offload(given: argparse.Namespace, device: str, memory: int) -> Json | str:
     return answer
 
 
+def trace(store: StoreModel, given: argparse.Namespace, limit: int) -> None:
+    """Writes what the host, the kernels and the copies did in TRACED new tokens, as a Perfetto trace.
+
+    The tokens follow a prompt and as many others, under the smallest limit with a large DRAM tier, at 4 bits.
+    """
+    large = parse_size(given.dram_large) if given.dram_large else store.shape.experts * store.form.bytes_at(4)
+    plan = store.plan(
+        vram_limit=limit, dram_limit=large, settings=FOUR, context=given.prompt_tokens + given.new_tokens
+    )
+    random = torch.Generator().manual_seed(given.seed)
+    prompt = torch.randint(3, store.shape.vocab, (given.prompt_tokens,), generator=random).tolist()
+    with Engine(store, plan, FOUR) as engine:
+        sequence = engine.new_sequence()
+        logits = engine.prefill(sequence, prompt)
+
+        def decode(tokens: int) -> None:
+            nonlocal logits
+            for _ in range(tokens):
+                logits = engine.step(Step((Segment(sequence, (int(logits.argmax()),)),)))[0]
+
+        decode(given.new_tokens - TRACED)
+        with torch.profiler.profile() as profile:
+            decode(TRACED)
+    profile.export_chrome_trace(str(given.trace))
+
+
 def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -> list[Json]:
     """The project's aims, each with its bound and the measured figure, which is None where a row is missing."""
     at = f"{_named(least, 'DRAM large')}: "
     found = {(row["name"], row["arm"]): row for row in rows}
 
-    def tpot(name: str) -> float | None:
+    def seconds(name: str, metric: str = "tpot_s") -> float | None:
         row = found.get((at + name, "warm"))
-        return None if row is None else float(row["tpot_s"]["mean"])
+        return None if row is None else float(row[metric]["mean"])
 
     def times(more: float | None, less: float | None) -> float | None:
         return more / less if more and less else None
 
-    mixed, four = tpot("4/2 + prefetch"), found.get((at + "exact 4", "warm"))
-    per_layer = None if isinstance(offloaded, str) else offloaded["tpot_s"] / offloaded["layers"] * layers
+    mixed, four = seconds("4/2 + prefetch"), found.get((at + "exact 4", "warm"))
+    theirs: dict[str, float] = {}
+    if not isinstance(offloaded, str):
+        theirs = {name: offloaded[name] / offloaded["layers"] * layers for name in ("ttft_s", "tpot_s")}
     over = [row["peak_vram_bytes"] / row["vram_limit_bytes"] for row in rows]
     return [
         _aim(
             "exact 4, warm: fraction of the bound", 0.7, None if four is None else four["fraction_of_bound"]
         ),
-        _aim("4/2, times faster than on demand from DRAM", 2.4, times(tpot("on demand from DRAM"), mixed)),
-        _aim("4/2, times faster than on demand from SSD", 4.3, times(tpot("on demand from SSD"), mixed)),
-        _aim("4/2, times faster a layer than accelerate's offload", 8, times(per_layer, mixed)),
+        _aim("4/2, times faster than on demand from DRAM", 2.4, times(seconds("on demand from DRAM"), mixed)),
+        _aim("4/2, times faster than on demand from SSD", 4.3, times(seconds("on demand from SSD"), mixed)),
+        _aim(
+            "4/2, TPOT a layer: times faster than accelerate's offload", 8, times(theirs.get("tpot_s"), mixed)
+        ),
+        _aim(
+            "4/2, TTFT a layer: times faster than accelerate's offload",
+            7,
+            times(theirs.get("ttft_s"), seconds("4/2 + prefetch", "ttft_s")),
+        ),
         {"aim": "largest peak over its limit", "at_most": 1.0, "found": max(over, default=None)},
     ]
 
@@ -234,7 +278,7 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
         EdgemoeError: no such device, an option that is no size, or a missing folder.
         subprocess.CalledProcessError: the store could not be written.
     """
-    require_folders(given.json)
+    require_folders(given.json, given.trace)
     if given.work and not given.work.is_dir():
         raise UserError(f"a folder {given.work}", "none", "make it, or name another")
     device = open_device(given.device)
@@ -243,12 +287,15 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
         clock.say("synthesizing")
         synthesize(given, compute(device.place if device else "cpu").layout.name, Path(folder, "store"))
         store = StoreModel.open(Path(folder, "store"), device)
-        measured, left_out = measure(store, given, clock)
         layers = len(store.manifest.layers)
-    memory = int(least * given.offload_layers / layers)
-    clock.say("accelerate's offload")
-    late = f"{given.minutes:g} minutes were over"
-    offloaded = late if clock.is_over else offload(given, chosen(given.device), memory)
+        clock.say("accelerate's offload")
+        memory = int(least * given.offload_layers / layers)
+        late = f"{given.minutes:g} minutes were over"
+        offloaded = late if clock.is_over else offload(given, chosen(given.device), memory)
+        measured, left_out = measure(store, given, clock)
+        if given.trace:
+            clock.say("tracing")
+            trace(store, given, least)
     label = f"Measured on {device.name}." if device else "A rehearsal on the CPU: no figure here is a GPU's."
     return measured | {
         "label": label,

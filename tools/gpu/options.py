@@ -33,5 +33,8 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     parser.add_argument(
         "--work", type=Path, help="folder for the store; default: the system's for temporary files"
     )
+    parser.add_argument(
+        "--trace", type=Path, help="file for a Perfetto trace of new tokens, .json or .json.gz"
+    )
     parser.add_argument("--json", type=Path, help="file for the whole report")
     return parser.parse_args(argv)

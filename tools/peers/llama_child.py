@@ -38,13 +38,17 @@ class Tensor(ctypes.Structure):
     )
 
 
+def ggml() -> ctypes.CDLL:
+    """The library of tensors and memory that llama.cpp is built on."""
+    return ctypes.CDLL(str(next(Path(llama_cpp.__file__).parent.glob("lib/libggml-base.*"))))
+
+
 class Counts:
     """Counts the experts that a context's routers choose; `callback` goes into the context's parameters."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, dict[int, int]] = {}
-        library = next(Path(llama_cpp.__file__).parent.glob("lib/libggml-base.*"))
-        self._ggml = ctypes.CDLL(str(library))
+        self._ggml = ggml()
         self._ggml.ggml_get_name.restype = ctypes.c_char_p
         self._ggml.ggml_get_data.restype = ctypes.c_void_p
         for function in (self._ggml.ggml_get_name, self._ggml.ggml_get_data):

@@ -5,14 +5,13 @@ few tokens and some many. A gating that kernels.activation does not recognise ru
 own code. The host never waits. The number of rows of a part selects its kernel, so an answer depends neither on the
 other parts of a call nor on limits.
 
-The results match the reference in Triton's interpreter, and the kernels compile for several GPUs. They have not run on
-a GPU yet: MATVEC_UP_TO and the tiles are estimates, not measurements.
+VECTOR is the fastest of fourteen tiles for the eight experts of a token of Qwen3-30B-A3B on an H100, FEW within 2 % of
+the fastest of six; MATVEC_UP_TO and MANY are estimates (docs/benchmarks/2026-11-23-gpu.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import triton
@@ -21,21 +20,18 @@ import triton.language as tl
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.torch_planes import block_tensor
-from edgemoe.kernels.triton.products import ITEM, Product, Tile, matmul, matvec
-from storage.base import Plane
+from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul, matvec
+from storage.base import Blocks, Plane
 from storage.layout import LAYOUTS, Layout, slab_columns
 from storage.record import MatrixSpec, RecordGeometry
 
 MATVEC_UP_TO = 4
 """Rows of a part up to which matvec computes it, row by row."""
 
-VECTOR = Tile(rows=32, side=4)
+VECTOR = Tile(rows=8, side=8, warps=2)
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
 """Tiles for parts of up to 16 rows, and of more."""
-
-OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
-"""Options of every launch. Fused multiply-adds are explicit, since Triton's default differs by version."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels of this process run in Triton's interpreter, on CPU tensors."""
@@ -65,6 +61,11 @@ class TritonExpertKernel:
             )
         self._geometry = geometry
 
+    @property
+    def inner(self) -> int:
+        """The inner size I of an expert."""
+        return self._geometry.matrices[1].cols
+
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
         """Bytes of scratch per kernel: 0, since weights exist in registers only."""
@@ -84,6 +85,42 @@ class TritonExpertKernel:
             y = _products(x, tables[0], launches, launch_shape(up, inner, activation.name))
             y = y if fused else activation.apply(y).contiguous()
             out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
+
+    def items_at(self, blocks: Blocks, level: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The items of an expert's two matrices but for their last two numbers, for `launch_rows`.
+
+        Args:
+            blocks: of the expert, on the device.
+            level: that it is computed at; higher planes are not read.
+        """
+        up, down = self._addresses(Part(blocks, level, level, 1))
+        return (*up, level), (*down, level)
+
+    def launch_rows(
+        self,
+        table: torch.Tensor,
+        x: torch.Tensor,
+        activation: Activation,
+        inner: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Launches up to R experts for the same row of x, by kernels that a graph can hold.
+
+        Args:
+            table: int64 [2, R, ITEM] on the device, items of gate_up and of down; an item of level 0 computes nothing.
+            x: bf16 [H].
+            activation: fused.
+            inner: bf16 [R, I], scratch.
+            out: bf16 [R, H].
+        """
+        up, down = self._geometry.matrices
+        count = table.shape[1]
+        for items, source, stride, y, shape in (
+            (table[0], x, 0, inner, launch_shape(up, down.cols, activation.name)),
+            (table[1], inner, inner.shape[1], out, launch_shape(down, down.rows, CUSTOM)),
+        ):
+            grid = (triton.cdiv(shape.out, VECTOR.rows), count)
+            matvec[grid](items, source, stride, y, shape, VECTOR, num_warps=VECTOR.warps, **OPTIONS)
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
         """The items of both launches: int64 [2, items, ITEM] on the device, for gate_up and down."""
@@ -140,8 +177,9 @@ def _products(
         grid = (triton.cdiv(product.out, tile.rows), len(items))
         arguments = (table[done : done + len(items)], x, x.stride(0), y, product, tile)
         if tile is VECTOR:
-            matvec[grid](*arguments, **OPTIONS)
+            matvec[grid](*arguments, num_warps=tile.warps, **OPTIONS)
         else:
-            matmul[grid](*arguments, tl.float32 if INTERPRETED else tl.bfloat16, **OPTIONS)
+            operand = tl.float32 if INTERPRETED else tl.bfloat16
+            matmul[grid](*arguments, operand, num_warps=tile.warps, **OPTIONS)
         done += len(items)
     return y

@@ -17,12 +17,17 @@ its matrix; the caller guarantees that the addresses are valid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
 
 ITEM = 8
 """Numbers per item. The kernels repeat the literal, since they see no globals."""
+
+
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+"""Options of every launch. Fused multiply-adds are explicit, since Triton's default differs by version."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,20 @@ class Tile:
         rows: rows of the matrix.
         side: slabs in parallel, for matvec.
         tokens: rows of x, for matmul; at least 16.
+        warps: of a program.
     """
 
     rows: int
     side: int = 1
     tokens: int = 1
+    warps: int = 4
 
 
 @triton.jit
 def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
     """Computes y[first row] = the matrix times x[first row], gated; a program takes an item and T.rows matrix rows.
+
+    An item of level 0 leaves its row of y as it is.
 
     Args:
         items: int64 [programs along axis 1, ITEM].
@@ -77,14 +86,17 @@ def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
     """
     item = items + tl.program_id(1) * 8
     level, at = tl.load(item + 5), tl.load(item + 6)
-    row = tl.program_id(0) * T.rows + tl.arange(0, T.rows)
+    ROWS: tl.constexpr = T.rows  # before Triton 3.8 a shape takes no fields of T
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if level == 2:
         sums = _vector(item, x + at * x_stride, row, P, T, 2)
     elif level == 4:
         sums = _vector(item, x + at * x_stride, row, P, T, 4)
-    else:
+    elif level == 8:
         sums = _vector(item, x + at * x_stride, row, P, T, 8)
-    tl.store(y + at * P.out + row, sums.to(tl.bfloat16), mask=row < P.out)
+    else:
+        sums = tl.zeros((ROWS,), tl.float32)
+    tl.store(y + at * P.out + row, sums.to(tl.bfloat16), mask=(row < P.out) & (level > 0))
 
 
 @triton.jit

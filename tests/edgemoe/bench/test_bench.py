@@ -322,6 +322,8 @@ def test_the_ablation_has_every_row(ablation):
         "ours: 8/4/2/0, planes": ("8/4/2/0", 0.75, True, "auto", "lfru"),
     }
     assert len({row["readers"] for row in ablation["rows"]}) == 1
+    rounding = {row["name"]: row["critical"] for row in ablation["rows"] if row["levels"] in ("4/2", "4/0")}
+    assert {name for name, how in rounding.items() if how == "ceil"} == {n for n in rounding if "cache" in n}
 
 
 def test_loading_on_demand_has_no_second_tier(tiny_store):

@@ -80,9 +80,11 @@ def test_a_chat_at_a_terminal(options, tmp_path):
 
 
 def test_history_and_ctrl_c(options, tmp_path):
-    """Ctrl-C cancels a streaming answer, empties a line, and exits 130 at an empty prompt; history is kept."""
+    """Ctrl-C cancels an answer, empties a line, and exits 130 at an empty prompt; history is kept."""
     with Terminal(tmp_path, *options, *LONG) as terminal:
         terminal.ready()
+        terminal.process.send("cancelled at once\r\x03")
+        assert "(cancelled" in terminal.ready()
         terminal.process.send("the quick brown fox\r")
         terminal.until(ANSWER_BEGINS)
         terminal.process.sendcontrol("c")

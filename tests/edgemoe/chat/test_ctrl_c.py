@@ -1,17 +1,23 @@
-"""Ctrl-C during an answer: the first cancels, the second ends the program, another handler stays."""
+"""Ctrl-C in a chat: the first cancels an answer, the second ends the program, the line editor reads it as a key."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
-from edgemoe.chat.loop import _answer
-from edgemoe.console.input import Turn
+from edgemoe.chat.loop import _answer, _read_and_prefetch
+from edgemoe.console.input import EditedTurns, Turn
 
 
 @pytest.fixture
@@ -20,6 +26,14 @@ def python_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput]:
+    """The keys that line editors read."""
+    monkeypatch.setenv("TERM", "xterm")
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        yield keys
 
 
 def twice() -> None:
@@ -116,3 +130,52 @@ def test_in_a_pipe_it_ends_the_chat(python_handler):
     ask = partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         _answer(SimpleNamespace(ask=lambda text: ask()), Turn("a question"), None)
+
+
+def test_around_the_line_editor_it_does_not_end_the_chat(
+    python_handler: None, typed: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGINT just before and just after raw mode is the chat's: the editor sets no handler and reads the turn."""
+    handlers: list[object] = []
+    set_handler = signal.signal
+
+    def record(number: int, handler: object) -> object:
+        handlers.extend([handler] * (number == signal.SIGINT))
+        return set_handler(number, handler)
+
+    @contextmanager
+    def raw_mode() -> Iterator[None]:
+        signal.raise_signal(signal.SIGINT)
+        yield
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(typed, "raw_mode", raw_mode)
+    editor = EditedTurns({}, tmp_path / "history")
+    with CtrlC(as_key=True) as chat:
+        monkeypatch.setattr(signal, "signal", record)
+        threading.Timer(0.1, typed.send_text, ["a question\r"]).start()
+        with chat.reading():
+            try:
+                assert editor.read() == Turn("a question")
+            except KeyboardInterrupt:  # would end the test run
+                pytest.fail("the prompt raised KeyboardInterrupt")
+        monkeypatch.setattr(signal, "signal", set_handler)
+    assert handlers == []
+
+
+def test_directly_after_enter_it_drops_the_turn(
+    python_handler: None, typed: PipeInput, tmp_path: Path
+) -> None:
+    """Read as a key together with Enter it drops that turn and what was typed before it, and not the next turn."""
+    printed: list[str] = []
+    chat = SimpleNamespace(engine=SimpleNamespace(fill=lambda go_on: None), say=printed.append)
+    typed.send_text("a question\rhalf\x03another\r")
+    editor = EditedTurns({}, tmp_path / "history")
+    with CtrlC(as_key=True) as ctrl_c:
+        assert _read_and_prefetch(chat, editor, ctrl_c) is None
+        assert "cancelled" in printed[0]
+        assert _read_and_prefetch(chat, editor, ctrl_c) == Turn("another")
+        typed.send_text("\x03")
+        with pytest.raises(KeyboardInterrupt):
+            _read_and_prefetch(chat, editor, ctrl_c)
+    assert len(printed) == 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from faults import OUTAGE
+from programs import Program, programs
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
@@ -20,49 +19,37 @@ from storage.manifest import MANIFEST_NAME, Manifest
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = ("the quick brown fox", "jumps over the lazy dog")
 
 
 @pytest.fixture
-def chat(tiny_store: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def chat(tiny_store: Path) -> Iterator[Callable[[Path], Program]]:
     """Starts a chat over a pipe at its smallest limit, so that every turn reads experts."""
-    started: list[subprocess.Popen[str]] = []
     settings = RunSettings(levels=(8,), exact=True)
     least = (
         StoreModel.open(tiny_store).plan(vram_limit=None, settings=settings, context=128).minimum_vram_bytes
     )
 
-    def start(store: Path, outage: Path | None = None) -> subprocess.Popen[str]:
-        limits = ("--vram-limit", least, "--context", 128, "--max-new-tokens", 6)
-        options = (*limits, "--temperature", 0, "--exact", 8)
-        program = ("-m", "edgemoe") if outage is None else ("-c", OUTAGE, outage)
-        arguments = (*program, "chat", "--json", "--model", store, *options)
-        process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+    with programs() as run:
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        def start(store: Path, outage: Path | None = None) -> Program:
+            limits = ("--vram-limit", least, "--context", 128, "--max-new-tokens", 6)
+            program = ("-m", "edgemoe") if outage is None else ("-c", OUTAGE, outage)
+            return run(
+                *program, "chat", "--json", "--model", store, *limits, "--temperature", 0, "--exact", 8
+            )
+
+        yield start
 
 
-def send(process: subprocess.Popen[str], prompt: str) -> None:
+def send(process: Program, prompt: str) -> None:
     """Types a turn."""
     assert process.stdin is not None
     process.stdin.write(prompt + "\n")
     process.stdin.flush()
 
 
-def answer(process: subprocess.Popen[str], prompt: str) -> dict[str, object]:
+def answer(process: Program, prompt: str) -> dict[str, object]:
     """Reads the answer to one turn; empty if the process ended."""
     send(process, prompt)
     assert process.stdout is not None
@@ -70,7 +57,7 @@ def answer(process: subprocess.Popen[str], prompt: str) -> dict[str, object]:
     return json.loads(line) if line else {}
 
 
-def ask(process: subprocess.Popen[str], prompt: str) -> object:
+def ask(process: Program, prompt: str) -> object:
     """Reads the text of the answer to one turn; empty if the process ended."""
     return answer(process, prompt).get("text", "")
 

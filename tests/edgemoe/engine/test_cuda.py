@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from device_rig import DeviceRig, turmoil
+from family_models import random_model, save
 from integrity import check_integrity
 
 from cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
+from edgemoe.layers.graph_decode import GraphDecode
 from edgemoe.memory.plan import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
@@ -148,14 +150,25 @@ def store(checkpoint, tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def experts_only(tmp_path_factory) -> Path:
+    """A store of a model whose layers all have experts: a new token goes through captured launches."""
+    place = tmp_path_factory.mktemp("captured")
+    save(random_model("qwen3_moe", num_experts_per_tok=3), place / "source", fused=True)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="cuda", dense_bits=16)
+    return place / "store"
+
+
 @pytest.fixture
 def open_on(device, store) -> Iterator[Callable[..., Engine]]:
     """Opens engines on the GPU with blocks for so many experts (None: all), and closes them after the test."""
     with ExitStack() as stack:
 
-        def open_one(experts: int | None = None, dram_experts: int = 0, **settings) -> Engine:
+        def open_one(
+            experts: int | None = None, dram_experts: int = 0, *, of: Path = store, **settings
+        ) -> Engine:
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            model = StoreModel.open(store, device)
+            model = StoreModel.open(of, device)
             each, limit = model.form.bytes_at(chosen.levels[0]), None
             if experts is not None:
                 least = model.plan(vram_limit=None, settings=chosen, context=64).minimum_vram_bytes
@@ -182,6 +195,19 @@ def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
     assert (got - want).norm() < ROUNDING * want.norm()
     for experts, dram in ((2, 0), (3, 16), (7, 3)):
         assert torch.equal(logits(open_on(experts, dram, levels=(level,))), got), (experts, dram)
+
+
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_captured_launches_answer_as_modules_do(open_on, experts_only, monkeypatch, level):
+    """New tokens' logits equal those of transformers' modules but for rounding, and do not depend on the limits."""
+    engine = open_on(of=experts_only, levels=(level,))
+    assert isinstance(engine._runner._fused, GraphDecode)
+    got = logits(engine)
+    for experts, dram in ((2, 0), (3, 16), (7, 3)):
+        assert torch.equal(logits(open_on(experts, dram, of=experts_only, levels=(level,))), got)
+    monkeypatch.setattr(GraphDecode, "try_from", lambda *parts: None)
+    want = logits(open_on(of=experts_only, levels=(level,)))
+    assert (got - want).norm() < ROUNDING * want.norm()
 
 
 @pytest.mark.parametrize("level", [8, 4])

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgemoe.machine import process
 from edgemoe.memory.plan import PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
+from prefetch.fetcher import Fetcher
 from storage.errors import DoesNotFit, NotFinite
 
 
@@ -91,6 +93,21 @@ def test_device_allocations_stay_within_the_plan(open_on):
     first, second = plan.lines()
     assert "driver 1 KB, dense" in first
     assert "of RAM for staging" in second
+
+
+def test_a_closed_engine_ends_its_cap(open_on):
+    """A closed engine's limit does not hold for what the process allocates after it."""
+    device = DoubleDevice()
+    engine = open_on(device, 5)
+    engine.close()
+    assert device.capped is None
+
+
+def test_a_look_ahead_that_begins_within_a_layer(open_on, monkeypatch):
+    """Where the source begins to look ahead behind the router's report, that layer predicts nothing."""
+    want, turns = logits(open_on(None)), cycle([False, True])
+    monkeypatch.setattr(Fetcher, "looks_ahead", property(lambda source: next(turns)))
+    assert torch.equal(logits(open_on(DoubleDevice(2), 5, 4, speculate="full")), want)
 
 
 def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):

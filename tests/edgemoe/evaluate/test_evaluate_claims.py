@@ -55,13 +55,17 @@ def test_names_are_distinct():
     assert len({arm.name for arm in arms}) == len(arms)
 
 
-def test_the_signal_study_varies_the_signal_alone():
-    """Every signal at the same levels and ratio, everything else equal."""
+def test_the_signal_study_varies_the_signal_and_its_share_alone():
+    """Every signal at the same levels and ratio, from 5 to 50 % heavy hitters where it counts them."""
     arms = study_arms("signals", (), 8)
     groups: dict[RunSettings, list[str]] = {}
     for arm in arms:
-        groups.setdefault(arm.settings.with_(importance="load"), []).append(arm.settings.importance)
-    assert all(sorted(signals) == sorted(SIGNALS) for signals in groups.values())
+        same = arm.settings.with_(importance="load", heavy_hitters=0.5)
+        groups.setdefault(same, []).append((arm.settings.importance, arm.settings.heavy_hitters))
+    counting = {"heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "mix"}
+    want = [(signal, share) for signal in counting for share in (0.05, 0.1, 0.2, 0.5)]
+    want += [(signal, 0.5) for signal in set(SIGNALS) - counting]
+    assert all(sorted(found) == sorted(want) for found in groups.values())
 
 
 def test_the_layer_study_lowers_one_layer_at_a_time():
@@ -115,14 +119,14 @@ def test_the_ratio_claim_compares_every_step(kls, holds):
 def test_signals_are_compared_at_the_same_setting():
     """Heavy hitters beat random and lose to load at one setting; the other setting has no random to compare with."""
     rows = [
-        row(kl=kl, study="signals", retention=0.75, importance=signal)
+        row(kl=kl, study="signals", retention=0.75, importance=signal, heavy_hitters=0.2)
         for signal, kl in (("heavy-hitters", 0.02), ("load", 0.01), ("random", 0.05))
     ]
     rows.append(row(kl=0.5, study="signals", retention=0.9, importance="load"))
     assert verdicts(*rows) == {
-        "prefill 4/2 r 0.75: heavy-hitters keeps more than random (figure 3)": True,
+        "prefill 4/2 r 0.75: heavy-hitters 0.2 keeps more than random (figure 3)": True,
         "prefill 4/2 r 0.75: load keeps more than random (figure 3)": True,
-        "prefill 4/2 r 0.75: heavy-hitters keeps more than load (figure 3)": False,
+        "prefill 4/2 r 0.75: heavy-hitters 0.2 keeps more than load (figure 3)": False,
     }
 
 

@@ -202,6 +202,16 @@ def test_an_answer_that_no_hub_gives_is_refused(served, tmp_path, monkeypatch, e
         get(tmp_path / "store")
 
 
+def test_a_model_that_chat_would_refuse_is_not_downloaded(served, tmp_path):
+    """Generation settings that no sampler can use end the conversion before the first shard."""
+    (served.directory / "generation_config.json").write_text('{"do_sample": true, "temperature": "x"}')
+    with pytest.raises(ModelRefused, match="temperature"):
+        get(tmp_path / "store")
+    for shard in small_checkpoint.SHARDS:
+        assert served.downloads(shard).count(None) == 0, "only headers are requested before the check"
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_corrupt_shard_is_not_used(served, straight, tmp_path):
     """The shard's hash detects a changed byte; the next run downloads the shard again."""
     served.corrupt.add(SECOND)

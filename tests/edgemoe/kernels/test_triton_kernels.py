@@ -11,20 +11,19 @@ from records import KEY, MemoryReader, blocks_for
 
 pytest.importorskip("triton")
 
-from interpreter import round_like_a_gpu
+from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 from plane_experts import applied
 
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
-from edgemoe.kernels.triton.experts import FEW, INTERPRETED, MATVEC_UP_TO, TritonExpertKernel
+from edgemoe.kernels.triton.experts import FEW, MATVEC_UP_TO, TritonExpertKernel
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
 
 CUDA = LAYOUTS["cuda"]
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 
 SMALL = {
     "even": ((48, 64, 64), (64, 24, 32)),
@@ -39,16 +38,13 @@ REAL = {"qwen3-30b-a3b": ((1536, 2048, 64), (2048, 768, 64)), "gpt-oss": ((5760,
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.skipif(
-        not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor Triton's interpreter"
-    ),
+    NEEDS_TRITON,
 ]
 
 
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch):
-    if INTERPRETED:
-        round_like_a_gpu(monkeypatch)
+    round_like_a_gpu(monkeypatch)
 
 
 SILU = Activation.gated("silu")

@@ -94,7 +94,7 @@ def test_a_step_writes_behind_the_valid_tokens_and_commit_makes_them_valid(shape
     sequences = [SequenceKV(shape, CONTEXT) for _ in range(2)]
     sequences[1].length = 3
     step = Step((Segment(sequences[0], (1, 2)), Segment(sequences[1], (3,))))
-    kv = StepKV(step, decode=False)
+    kv = StepKV(step)
     generator = torch.Generator().manual_seed(0)
     widths = (
         (shape.latent, shape.key_dim - shape.latent) if shape.latent else (shape.key_dim, shape.value_dim)
@@ -116,7 +116,7 @@ def test_a_step_beyond_the_context_is_refused():
     """The message has both counts."""
     sequence = SequenceKV(PLAIN, 2)
     with pytest.raises(ContextExceeded, match=r"3 tokens.*one of 2"):
-        StepKV(Step((Segment(sequence, (1, 2, 3)),)), decode=False)
+        StepKV(Step((Segment(sequence, (1, 2, 3)),)))
 
 
 def test_a_sequence_with_linear_layers_goes_back_to_its_start_only():

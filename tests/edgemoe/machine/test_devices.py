@@ -15,7 +15,7 @@ from edgemoe.commands import doctor
 from edgemoe.machine import devices
 from edgemoe.machine.device_speed import PIECE, measure_device
 from edgemoe.machine.devices import chosen, open_device
-from storage import driver
+from storage import nvml
 from storage.errors import UserError
 
 
@@ -45,7 +45,7 @@ class _NVMLError(Exception):
     pass
 
 
-def nvml(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
+def library(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
     """A driver's library that lists (process, bytes); None: it raises."""
 
     def running(handle: str) -> list[SimpleNamespace]:
@@ -74,23 +74,23 @@ def nvml(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
 )
 def test_the_driver_counts_this_process(monkeypatch, processes, found):
     """Only the driver's counters of this process count; without one the result is None."""
-    monkeypatch.setattr(driver.os, "getpid", lambda: 77)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(processes))
-    driver._nvml.cache_clear()
+    monkeypatch.setattr(nvml.os, "getpid", lambda: 77)
+    monkeypatch.setitem(sys.modules, "pynvml", library(processes))
+    nvml._nvml.cache_clear()
     try:
-        assert driver.process_bytes("1234") == found
+        assert nvml.process_bytes("1234") == found
     finally:
-        driver._nvml.cache_clear()
+        nvml._nvml.cache_clear()
 
 
 def test_without_the_package_nothing_is_counted(monkeypatch):
     """nvidia-ml-py is optional: without it the result is None."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    driver._nvml.cache_clear()
+    nvml._nvml.cache_clear()
     try:
-        assert driver.process_bytes("1234") is None
+        assert nvml.process_bytes("1234") is None
     finally:
-        driver._nvml.cache_clear()
+        nvml._nvml.cache_clear()
 
 
 @pytest.mark.e2e

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults import HALTING
+from programs import Program, programs
 from small_conversion import contents
 
 from edgemoe.models import waiting
@@ -21,34 +20,16 @@ from edgemoe.models.waiting import convert_once
 from storage.errors import StoreBusy
 from storage.lock import StoreLock
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 @pytest.fixture
-def start(checkpoint, tmp_path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def start(checkpoint, tmp_path) -> Iterator[Callable[[Path], Program]]:
     """Starts `edgemoe plan` on the checkpoint, which converts it, with a cache of the test's own."""
-    started: list[subprocess.Popen[str]] = []
-
-    def one(gate: Path) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HALTING, str(gate), "plan", "--model", str(checkpoint)],
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield one
-    for process in started:
-        process.kill()
-        process.communicate()
+    with programs(XDG_CACHE_HOME=str(tmp_path / "cache")) as run:
+        yield lambda gate: run("-c", HALTING, gate, "plan", "--model", checkpoint)
 
 
 @pytest.fixture
-def halted(start, tmp_path) -> tuple[subprocess.Popen[str], Path]:
+def halted(start, tmp_path) -> tuple[Program, Path]:
     """A conversion that halts in its second half, and the file whose removal lets it go on."""
     gate = tmp_path / "gate"
     gate.touch()

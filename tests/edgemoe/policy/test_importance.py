@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgemoe.policy.importance import LAST_QUERIES, QUERY_BLOCK, expert_importance, token_scores
+from edgemoe.policy.importance import (
+    LAST_QUERIES,
+    QUERY_BLOCK,
+    PromptAttention,
+    attention_received,
+    expert_importance,
+)
 
 
 def dense_attention(query, keys, scaling, window):
@@ -26,24 +32,67 @@ def dense_attention(query, keys, scaling, window):
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize(("rows", "past"), [(1, 0), (7, 0), (7, 9), (QUERY_BLOCK + 6, 3)])
-@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
-def test_blockwise_scores_equal_the_whole_matrix(signal, rows, past, window):
-    """Attention received, averaged over heads and the signal's queries, is the same in blocks and at once."""
+@pytest.mark.parametrize(
+    ("rows", "past", "skipped"), [(1, 0, 0), (7, 9, 2), (QUERY_BLOCK + 6, 3, 0), (40, 0, 8)]
+)
+def test_blockwise_sums_equal_the_whole_matrix(rows, past, skipped, window):
+    """Attention received by every token, averaged over heads, is the same in blocks and at once."""
     generator = torch.Generator().manual_seed(rows)
     query = torch.randn(6, rows, 8, generator=generator)
     keys = torch.randn(2, past + rows, 8, generator=generator)
-    weights = dense_attention(query, keys, 0.4, window).mean(0)[:, past:]
-    got = token_scores(query, keys, 0.4, window, signal)
-    for token in range(rows):
-        seeing = [q for q in range(rows) if q >= token and (window is None or q - token < window)]
+    want = dense_attention(query, keys, 0.4, window)[:, skipped:].mean(0).sum(0)
+    got = attention_received(query, keys, 0.4, window, skipped)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
+
+
+def scores_so_far(query, keys, scaling, window, signal, first, step):
+    """Scores of all tokens by the definition, a token and a query at a time.
+
+    Args:
+        query, keys: of the whole prompt so far, in float64.
+        first: position of its first query.
+        step: rows of the last step.
+    """
+    weights = dense_attention(query, keys, scaling, window).mean(0)
+    rows, tokens = weights.shape
+    scores = []
+    for token in range(tokens):
+        seeing = [q for q in range(rows) if 0 <= first + q - token < (window or tokens)]
         queries = {
-            "heavy-hitters": list(range(rows)),
+            "heavy-hitters": range(rows),
             "heavy-hitters-mean": seeing,
-            "heavy-hitters-last": list(range(max(rows - LAST_QUERIES, 0), rows)),
+            "heavy-hitters-last": range(rows - min(step, LAST_QUERIES), rows),
         }[signal]
-        want = float(weights[queries, token].sum()) / len(queries)
-        assert float(got[token]) == pytest.approx(want, rel=1e-4, abs=1e-7)
+        scores.append(sum(float(weights[q, token]) for q in queries) / max(len(queries), 1))
+    return scores
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
+@pytest.mark.parametrize("steps", [(21,), (20, 1), (3, 40, 17)])
+@pytest.mark.parametrize("past", [0, 6])
+def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
+    """After every step its rows' ranks among all tokens are those of all the prompt's queries so far, however cut.
+
+    Tokens before the prompt are ranked too, and their queries count nothing. Layers do not mix, and a step that runs
+    twice before it succeeds counts once.
+    """
+    generator = torch.Generator().manual_seed(sum(steps))
+    query = torch.randn(2, 6, sum(steps), 8, generator=generator)
+    keys = torch.randn(2, 2, past + sum(steps), 8, generator=generator)
+    prompt, done = PromptAttention(), 0
+    for rows in steps:
+        end = done + rows
+        for attempt in range(2):
+            for layer in (0, 1):
+                part = query[layer, :, done:end], keys[layer, :, : past + end]
+                got = prompt.ranks(layer, *part, 0.4, window, signal)
+                so_far = query[layer, :, :end], keys[layer, :, : past + end]
+                scores = scores_so_far(*so_far, 0.4, window, signal, past, rows)
+                want = [sum(other > scores[t] for other in scores) for t in range(past + done, past + end)]
+                assert (got * (past + end)).round().int().tolist() == want, (layer, attempt)
+        prompt.commit(rows)
+        done = end
 
 
 class Largest(TorchDispatchMode):
@@ -65,21 +114,20 @@ def test_only_a_block_of_queries_is_in_memory():
     heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 20 * QUERY_BLOCK, 4 * QUERY_BLOCK
     query, keys = torch.randn(heads, rows, dim), torch.randn(2, tokens, dim)
     with Largest() as largest:
-        token_scores(query.bfloat16(), keys.bfloat16(), 0.1, None, "heavy-hitters")
+        attention_received(query.bfloat16(), keys.bfloat16(), 0.1, None, 0)
     assert largest.elements == heads * QUERY_BLOCK * tokens
 
 
-def test_scores_by_hand():
+def test_sums_by_hand():
     """One head, keys all zero: every query spreads its attention evenly over the tokens that it sees."""
-    got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters")
-    assert got.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 3, (1 / 3) / 3])
-    got = token_scores(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, "heavy-hitters-mean")
-    assert got.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 2, 1 / 3])
+    got = attention_received(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, 0)
+    assert got.tolist() == pytest.approx([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
 
 
 INDEX = torch.tensor([[0, 1], [0, 2], [3, 1], [0, 1]])
 WEIGHTS = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.5, 0.5], [0.6, 0.4]])
-SCORES = torch.tensor([0.1, 0.5, 0.4, 0.2])
+RANKS = torch.tensor([0.75, 0.0, 0.25, 0.5])
+"""Of four tokens, token 1 received most attention."""
 
 
 @pytest.mark.parametrize(
@@ -92,12 +140,29 @@ SCORES = torch.tensor([0.1, 0.5, 0.4, 0.2])
     ],
 )
 def test_importance_by_hand(signal, want):
-    """Four tokens, five experts, the two tokens of highest score are heavy hitters."""
-    got = expert_importance(signal, INDEX, WEIGHTS, SCORES, 0.5, 5)
+    """Four tokens, five experts, the two tokens that received most attention are heavy hitters."""
+    got = expert_importance(signal, INDEX, WEIGHTS, RANKS, 0.5, 5)
     # A tie-break is worth less than the smallest step of its signal.
     step = {"mix": 1 / 8}.get(signal, 1)
     assert got.tolist() == pytest.approx(want, abs=step / 2 + 1e-6 if signal != "gate" else 1e-6)
     assert got[4] == 0
+
+
+@pytest.mark.parametrize(("share", "heavy"), [(0.05, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (1, 4)])
+def test_a_share_of_all_tokens_is_heavy(share, heavy):
+    """Tokens with fewer than that share of all tokens before them; four tokens with an expert of their own each."""
+    own = torch.arange(4)[:, None]
+    got = expert_importance("heavy-hitters", own, torch.ones(4, 1), RANKS, share, 4)
+    assert (got >= 1).tolist() == (heavy > RANKS * 4).tolist()
+
+
+@pytest.mark.parametrize("signal", ["heavy-hitters", "mix"])
+def test_a_step_without_heavy_hitters_goes_by_the_rest(signal):
+    """Where all heavy hitters came in earlier steps, gate weights decide, or load where that is mixed in."""
+    got = expert_importance(signal, INDEX, WEIGHTS, torch.full((4,), 0.6), 0.5, 5)
+    other = "gate" if signal == "heavy-hitters" else "load"
+    want = expert_importance(other, INDEX, WEIGHTS, None, 0.5, 5)
+    assert got.argsort(descending=True).tolist() == want.argsort(descending=True).tolist()
 
 
 def test_gate_weights_break_ties():
@@ -122,8 +187,8 @@ def test_sinks_absorb_attention_of_every_query():
     sinks = torch.tensor([math.log(1.0), math.log(3.0)])
     # Query i sees i + 1 tokens of weight 1 each, beside a sink of weight 1 in one head and 3 in the other.
     to_each = [(1 / (seen + 1) + 1 / (seen + 3)) / 2 for seen in (1, 2, 3)]
-    want = torch.tensor([sum(to_each[token:]) / 3 for token in range(3)])
-    got = token_scores(query, keys, 1.0, None, "heavy-hitters", sinks)
+    want = torch.tensor([sum(to_each[token:]) for token in range(3)])
+    got = attention_received(query, keys, 1.0, None, 0, sinks)
     torch.testing.assert_close(got, want)
 
 

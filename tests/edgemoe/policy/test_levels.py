@@ -7,8 +7,10 @@ import torch
 from damages import a_damage
 from integrity import check_integrity
 
+from edgemoe.engine import engine as engine_module
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.importance import expert_importance
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
@@ -40,7 +42,7 @@ def test_prefill_gives_an_expert_one_level():
 def test_heavy_hitters_decide_before_gate_weights():
     """Only token 1 is a heavy hitter: its experts 0, 1, 4, 5 come before 2 and 3 (eq. 2)."""
     chosen = policy((4, 2), 0.8, importance="heavy-hitters", heavy_hitters=0.5, critical="ceil")
-    got = chosen.levels(1, INDEX, WEIGHTS, torch.tensor([0.1, 0.9]), decode=False)
+    got = chosen.levels(1, INDEX, WEIGHTS, torch.tensor([0.5, 0.0]), decode=False)
     assert got[1].tolist() == [4, 4, 4, 4]
     assert got[0].tolist() == [4, 4, 4, 2]  # ceil(0.8 * 6) = 5: expert 2's gate breaks the tie with 3
 
@@ -196,3 +198,65 @@ def test_heavy_hitters_change_what_is_critical(open_engine, tiny_store):
         for signal in ("heavy-hitters", "load", "random")
     ]
     assert len({tuple(answer.tolist()) for answer in answers}) == len(answers)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """The arguments and results of every choice of levels: (layer, chosen, ranks, decode, levels)."""
+    calls, choose = [], LevelPolicy.levels
+
+    def levels(self, layer, chosen, gates, ranks, *, decode):
+        got = choose(self, layer, chosen, gates, ranks, decode=decode)
+        calls.append((layer, chosen, ranks, decode, got))
+        return got
+
+    monkeypatch.setattr(LevelPolicy, "levels", levels)
+    return calls
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_a_prompts_last_token_alone_is_judged_as_a_prompt(
+    open_engine, tiny_store, monkeypatch, judged, tokens
+):
+    """A prompt's step of one token ranks experts by the prompt's signal; the new token after it by its gates."""
+    monkeypatch.setattr(engine_module, "PREFILL_ROWS", 8)
+    how = {"levels": (4, 2), "retention": 0.5, "depth": "equal", "importance": "random"}
+    engine = open_engine(tiny_store, exact=True, **how)
+    judged.clear()
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, PROMPT[:tokens])
+    assert [(len(chosen), decode) for _, chosen, _, decode, _ in judged[-2:]] == [(1, False)] * 2
+    for _, chosen, _, _, levels in judged[-2:]:
+        order = expert_importance("random", chosen, torch.zeros(1, 2), None, 0.5, 8)[chosen[0]]
+        assert levels[0].tolist() == ([4, 2] if order[0] > order[1] else [2, 4])
+    engine.take_use()
+    before = len(judged)
+    engine.step(Step((Segment(sequence, (5,)),)))
+    assert engine.take_use().scheduled == {4: 2, 2: 2}
+    assert all(decode and levels[0].tolist() == [4, 2] for *_, decode, levels in judged[before:])
+
+
+@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean"])
+def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, monkeypatch, judged, signal):
+    """The last step's ranks are those of the same tokens where the whole prompt is one step, after earlier turns too.
+
+    At r = 1 levels are the same however the prompt is cut, so attention is too, to rounding.
+    """
+    how = {"levels": (4, 2), "retention": 1.0, "importance": signal}
+    engine = open_engine(tiny_store, **how)
+    ranks = []
+    for rows in (32, 8):
+        monkeypatch.setattr(engine_module, "PREFILL_ROWS", rows)
+        sequence = engine.new_sequence()
+        engine.prefill(sequence, PROMPT[:4])
+        engine.step(Step((Segment(sequence, (7,)),)))
+        judged.clear()
+        engine.prefill(sequence, PROMPT)
+        assert len(judged) == 2 * -(-len(PROMPT) // rows)
+        ranks.append([given[-5:] for _, _, given, _, _ in judged[-2:]])
+        engine.end_sequence(sequence)
+    of_all = len(PROMPT) + 5
+    for whole, cut in zip(*ranks, strict=True):
+        assert ((whole - cut).abs() * of_all).max() <= 1.01  # two nearly equal tokens may change places
+        alone = torch.arange(5) / 5
+        assert not torch.equal(cut, alone)

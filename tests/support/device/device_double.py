@@ -117,6 +117,19 @@ class DoubleDevice(Device):
     def computed(self) -> Event:
         return self._kernel or self._later(lambda: None, (), None)
 
+    def await_computed(self) -> None:
+        self.waits += 1
+        if self._kernel:
+            self._kernel.wait()
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        launch()
+        launch()
+        return launch
+
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.waits += 1
         if self._kernel:
@@ -126,7 +139,7 @@ class DoubleDevice(Device):
     def free_unused(self) -> None:
         self.emptied += 1
 
-    def cap(self, size: int) -> None:
+    def cap(self, size: int | None) -> None:
         self.capped = size
 
     def driver_bytes(self) -> int:

@@ -5,14 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from edgemoe.kernels.triton.experts import INTERPRETED
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+"""Where the kernels of this process run."""
+
+NEEDS_TRITON = pytest.mark.skipif(
+    not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor Triton's interpreter"
+)
 
 
 def round_like_a_gpu(monkeypatch) -> None:
-    """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating."""
-    import triton.language as tl
-    from triton.runtime import interpreter
+    """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating.
 
+    On a GPU it does nothing. Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at
+    that with NumPy from 2.4 on.
+    """
+    if not INTERPRETED:
+        return
     original = interpreter._convert_float
 
     def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
@@ -22,3 +37,12 @@ def round_like_a_gpu(monkeypatch) -> None:
         return original(data, source, target, mode)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+    patched = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        patched(tensor, *scope)
+        # Newer versions give a scope, which restores what it sets; Triton 3.4 gives none.
+        set_attribute = scope[0].set_attr if scope else setattr
+        set_attribute(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)

@@ -157,6 +157,9 @@ def random_model(model_type: str, **changes: Any) -> nn.Module:
             if leaf in SPREAD or leaf.endswith("bias"):
                 # At initialisation they are zero, or too small to be missed.
                 tensor.copy_(torch.randn_like(tensor) * SPREAD.get(leaf, 0.05))
+            if leaf == "weight" and tensor.ndim == 2 and not tensor.any():
+                # transformers 5.21 does not initialise the router of ernie4_5_moe.
+                nn.init.normal_(tensor, std=model.config.initializer_range)
             if leaf == "e_score_correction_bias":
                 # As in trained checkpoints, where bf16 could not tell them apart.
                 tensor.add_(8)

@@ -35,9 +35,12 @@ def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
     work, file = tmp_path / "work", tmp_path / "gpu.json"
     work.mkdir()
-    assert bench.main([*TINY, "--work", str(work), "--json", str(file)]) == 0
+    trace = tmp_path / "trace.json"
+    assert bench.main([*TINY, "--work", str(work), "--json", str(file), "--trace", str(trace)]) == 0
+    assert any("topk" in event["name"] for event in json.loads(trace.read_text())["traceEvents"])
     report = json.loads(file.read_text())
-    tiers = [f"3 MB, DRAM {size}: {row.name}" for size in ("large", "small") for row in bench.TIERED]
+    tiers = [f"3 MB, DRAM large: {row.name}" for row in bench.TIERED]
+    tiers += [f"3 MB, DRAM small: {row.name}" for row in bench.TIERED[:2]]
     loaded = [f"3 MB, DRAM large: {row.name}" for row in bench.LOADED]
     names = {*tiers, *loaded, "everything resident: exact 4"}
     assert {(row["name"], row["arm"]) for row in report["rows"]} == {
@@ -47,7 +50,7 @@ def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
     assert report["left_out"] == []
     assert all(aim["found"] is not None for aim in report["aims"])
     by_name = {row["name"]: row for row in report["rows"] if row["arm"] == "warm"}
-    from_ssd, from_dram = (by_name[name] for name in loaded)
+    from_dram, from_ssd = (by_name[name] for name in loaded)
     assert from_ssd["bytes_per_token"]["ssd"] > 0 == from_ssd["dram_limit_bytes"]
     assert from_dram["bytes_per_token"]["ssd"] < from_ssd["bytes_per_token"]["ssd"]
     assert from_dram["bytes_per_token"]["dram"] > 0 == from_ssd["bytes_per_token"]["dram"]
@@ -68,8 +71,8 @@ def test_cases_without_time_are_listed(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench, "synthesize", in_this_process)
     assert bench.main([*TINY, "--minutes", "0", "--work", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("0 minutes were over") == 5  # four cases, and accelerate's
-    assert printed.count("not measured") == 5
+    assert printed.count("0 minutes were over") == 6  # five cases, and accelerate's
+    assert printed.count("not measured") == 6
 
 
 def row(name: str, tpot: float, *, peak: int = 9) -> dict:
@@ -77,6 +80,7 @@ def row(name: str, tpot: float, *, peak: int = 9) -> dict:
         "name": f"12 GB, DRAM large: {name}",
         "arm": "warm",
         "tpot_s": {"mean": tpot},
+        "ttft_s": {"mean": 10 * tpot},
         "fraction_of_bound": 0.75,
         "peak_vram_bytes": peak,
         "vram_limit_bytes": 10,
@@ -91,19 +95,18 @@ def test_aims_are_ratios_of_the_rows():
         row("on demand from SSD", 0.200),
         row("on demand from DRAM", 0.100),
     ]
-    found = bench.aims(rows, {"layers": 16, "tpot_s": 0.32}, 48, 12_000_000_000)
-    # accelerate: 20 ms a layer; 4/2: 40 ms of 48 layers
-    assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 1.1])
+    found = bench.aims(rows, {"layers": 16, "ttft_s": 1.6, "tpot_s": 0.32}, 48, 12_000_000_000)
+    # accelerate: 20 ms a layer and 100 for the prompt; 4/2: 40 ms and 400 of 48 layers
+    assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 12.0, 1.1])
     missing = bench.aims([], "not installed", 48, 12_000_000_000)
-    assert [aim["found"] for aim in missing] == [None] * 5
+    assert [aim["found"] for aim in missing] == [None] * 6
 
 
 def test_smallest_limit_comes_first():
-    """Limits have any order on the command line; each runs with both DRAM tiers, the aims' cases first."""
+    """Limits have any order on the command line; the cases of the smallest come first, those on demand last."""
     made = list(bench.cases([24, 12, 16], 100, 4))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
-        *[(12, 100, 4), (12, 100, 2), (None, 0, 1), (12, 4, 4)],
-        *[(16, 100, 4), (16, 4, 4), (24, 100, 4), (24, 4, 4)],
+        *[(12, 100, 4), (None, 0, 1), (12, 100, 1), (12, 4, 2), (16, 100, 2), (24, 100, 2), (12, 100, 1)],
     ]
 
 

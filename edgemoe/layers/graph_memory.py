@@ -1,0 +1,126 @@
+"""What the captured launches of a new token read and write: in a device's memory, and in the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from storage.device import Device
+
+_LEVEL, _SLOT, _ROWS = 5, 6, 7
+"""Places of an item's last numbers (kernels.triton.products)."""
+
+ADDRESSES = _SLOT
+"""Numbers of an item that differ between experts: five addresses and the level."""
+
+
+class GraphMemory:
+    """Memory at fixed addresses, of which a new token's launches use the same places every time.
+
+    Args:
+        device: of the model.
+        model: of layers.build, with plain attention of one shape in every layer.
+        inner: inner size I of an expert.
+        experts: in a layer.
+        slots: experts of a token.
+
+    Attributes:
+        state: int64, as kernels.triton.attention.STATE.
+        hidden, normed: bf16 [H].
+        qkv, queries, attended, projected: bf16, of attention.
+        scratch: float32, of attention.
+        cosine, sine: bf16 [head's size], of the token's position.
+        router_logits: bf16 [2 E], of a layer's router and of the next one's.
+        reporting, reported: int32 [3 k] on the device and in the host's memory, as choose_experts.
+        items, gates: int64 [2, k, ITEM] and float32 [k], on the device: the experts to compute and their gate weights.
+        inner, rows: bf16 [k, I] and [k, H], of experts.
+        one: float32 [1], 1.
+        logits: bf16 [vocab].
+    """
+
+    def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
+        from edgemoe.kernels.triton import attention
+        from edgemoe.kernels.triton.products import ITEM
+
+        self.slots, place = slots, device.place
+        first = model.model.layers[0].self_attn
+        hidden, width = model.model.embed_tokens.weight.shape[1], first.q_proj.out_features
+
+        def bf16(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.bfloat16, device=place)
+
+        self.hidden, self.normed, self.projected = bf16(hidden), bf16(hidden), bf16(hidden)
+        self.qkv, self.queries, self.attended = (
+            bf16(width + 2 * first.k_proj.out_features),
+            bf16(width),
+            bf16(width),
+        )
+        self.cosine, self.sine = bf16(first.head_dim), bf16(first.head_dim)
+        self.router_logits, self.logits = bf16(2 * experts), bf16(model.lm_head.out_features)
+        self.inner, self.rows, self.one = bf16(slots, inner), bf16(slots, hidden), torch.ones(1, device=place)
+        self.state = torch.zeros(attention.STATE, dtype=torch.int64, device=place)
+        self.position, self.token = self.state[:1], self.state[4:]
+        self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=place)
+        self.scratch = torch.zeros(
+            attention.scratch_size(width // first.head_dim, first.head_dim), device=place
+        )
+        end = 2 * slots * ITEM
+        self._table = torch.zeros(end + -(-slots // 2), dtype=torch.int64, device=place)
+        self.items = self._table[:end].view(2, slots, ITEM)
+        self.gates = self._table[end:].view(torch.float32)[:slots]
+        # A layer has at most as many lists of experts as slots, and all have been computed when the next one reports.
+        tables = device.host_tensor((slots, len(self._table)), torch.int64)
+        self._tables = list(tables)
+        items = tables[:, :end].view(slots, 2, slots, ITEM).numpy()
+        items[..., _SLOT], items[..., _ROWS] = np.arange(slots), 1
+        self._items = list(items)
+        self._table_gates = tables[:, end:].view(torch.float32)[:, :slots].numpy()
+        self._at = 0
+        self.reported = device.host_tensor((3 * slots,), torch.int32)
+        self._chosen, self._reported_gates = (
+            self.reported[: 2 * slots].numpy(),
+            self.reported[2 * slots :].view(torch.float32),
+        )
+        self._host_state = device.host_tensor((attention.STATE,), torch.int64)
+
+    def set_state(self, position: int, keys: torch.Tensor, values: torch.Tensor, token: int) -> None:
+        """Sets the token's position, its sequence's KV [layers, kv_heads, context, dim], and its id."""
+        numbers = position, keys.data_ptr(), values.data_ptr(), keys.shape[2], token
+        self._host_state.numpy()[:] = numbers
+        self.state.copy_(self._host_state, non_blocking=True)
+
+    def report(self) -> tuple[list[int], list[int], torch.Tensor]:
+        """The experts chosen and predicted, and the gate weights float32 [1, k], of the layer that was awaited.
+
+        Begins the layer's tables. The gate weights are valid until the next layer is launched.
+        """
+        self._at = 0
+        numbers: list[int] = self._chosen.tolist()
+        return numbers[: self.slots], numbers[self.slots :], self._reported_gates[None]
+
+    def set_gates(self, gates: torch.Tensor) -> None:
+        """Sets the gate weights [1, k] of the layer's tables."""
+        self._table_gates[:] = gates.numpy()
+
+    def set_experts(self, experts: Mapping[int, NDArray[np.int64]]) -> int:
+        """Fills the layer's next table: slot -> an expert's items [2, ADDRESSES]; the other slots compute nothing.
+
+        Every table carries the layer's gate weights as well.
+
+        Returns:
+            the table's number, for send_table.
+        """
+        at, self._at = self._at, self._at + 1
+        items = self._items[at]
+        items[:, :, _LEVEL] = 0
+        for slot, expert in experts.items():
+            items[:, slot, :ADDRESSES] = expert
+        return at
+
+    def send_table(self, number: int) -> None:
+        """Launches the copy of a table to the device."""
+        self._table.copy_(self._tables[number], non_blocking=True)

@@ -1,0 +1,183 @@
+"""layers.graph_decode against transformers' modules, on a device that works late and out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from device_double import DoubleDevice, poisoned
+from engine_rig import limited
+from family_models import random_model, save
+from interpreter import round_like_a_gpu
+
+from edgemoe.engine import cpu_offload
+from edgemoe.engine.cpu_offload import Pace
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.registry import kernels_for
+from edgemoe.kernels.triton import attention, dense
+from edgemoe.kernels.triton import experts as triton_experts
+from edgemoe.kernels.triton.products import Tile
+from edgemoe.kv.step import Segment, Step
+from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.graph_decode import GraphDecode
+from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.memory import tiers
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        not triton_experts.INTERPRETED, reason="only Triton's interpreter reads experts in RAM"
+    ),
+]
+
+
+MODELS = {
+    "qwen3_moe": {},
+    "mixtral": {},  # a window in every layer
+    "olmoe": {"clip_qkv": None},  # norms over all heads together
+    "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits a weight
+}
+"""Model -> its config beside family_models.SMALL."""
+
+SETTINGS = {
+    "exact 8": {},
+    "exact 2": {"levels": (2,)},
+    "4/2": {"levels": (4, 2), "retention": 0.75},
+    "8/4/2/0": {"levels": (8, 4, 2, 0), "retention": 0.75, "exact": False},
+    "4/0, renormalised": {"levels": (4, 0), "retention": 0.6, "renormalise": True},
+}
+
+
+@pytest.fixture(scope="module")
+def store(request, tmp_path_factory) -> Path:
+    """A random model of a family with fused_gqa, converted."""
+    name = getattr(request, "param", "qwen3_moe")
+    place, bits = tmp_path_factory.mktemp("graph"), 8 if "8 bits" in name else 16
+    model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 3} | MODELS[name])
+    save(model, place / "source", fused=True)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
+    return place / "store"
+
+
+@pytest.fixture
+def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
+    """Opens engines on a double by Triton's kernels, with blocks for so many experts in each tier (None: all)."""
+    round_like_a_gpu(monkeypatch)
+    for module, name, few in (
+        (dense, "ROWS", 64),
+        (attention, "SPLITS", 2),
+    ):  # the interpreter counts programs
+        monkeypatch.setattr(module, name, few)
+    monkeypatch.setattr(triton_experts, "VECTOR", Tile(rows=64, side=4))
+    monkeypatch.setattr(tiers, "on_device", poisoned)
+    for part in (
+        GroupedQueryAttention,
+        SoftmaxRouter,
+        DenseNorm,
+    ):  # the double's place is the CPU, which has kernels
+        monkeypatch.setattr(part, "try_from", lambda *args: None)
+    with ExitStack() as stack:
+
+        def open_one(
+            experts: int | None = None,
+            dram_experts: int = 0,
+            *,
+            seed: int = 0,
+            **settings,
+        ) -> Engine:
+            opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
+            compute = kernels_for("cuda")[0]
+            form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
+            opened = replace(opened, form=form, compute=compute, device=device)
+            chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
+            return stack.enter_context(Engine(opened, limited(opened, chosen, experts, dram_experts), chosen))
+
+        yield open_one
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    """Logits after each of three tokens behind a prompt, [3, vocab]. The interpreter takes a second a token."""
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, [5, 17, 200, 31, 7])
+    return torch.stack([engine.step(Step((Segment(sequence, (token,)),)))[0] for token in (11, 250, 11)])
+
+
+@pytest.fixture
+def modules(monkeypatch) -> Callable[[], None]:
+    """Makes the engines that are opened later compute new tokens by transformers' modules."""
+    return lambda: monkeypatch.setattr(GraphDecode, "try_from", lambda *parts: None)
+
+
+def require_equal_answers(open_on: Callable[..., Engine], modules: Callable[[], None], **how) -> None:
+    """Compares an engine's logits and counts with those of transformers' modules, which differ by rounding."""
+    engine = open_on(**how)
+    assert isinstance(engine._runner._fused, GraphDecode)
+    got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
+    modules()
+    plain = open_on(**how)
+    assert plain._runner._fused is None
+    want, their_counts, their_use = logits(plain), plain.take_counts(), plain.take_use()
+    assert (got - want).norm() < 0.03 * want.norm()
+    assert (counts.requests, counts.levels) == (their_counts.requests, their_counts.levels)
+    assert use == their_use
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_new_token_is_computed_as_by_modules(open_on, modules, name):
+    """Logits equal those of transformers' modules but for rounding; the same experts are requested and counted."""
+    require_equal_answers(open_on, modules, **SETTINGS[name])
+
+
+@pytest.mark.parametrize("store", list(MODELS)[1:], indirect=True)
+def test_other_families_are_computed_as_by_modules(open_on, modules, store):
+    """Norms over all heads, windows, biases and 8-bit dense weights, with misses of every kind."""
+    require_equal_answers(open_on, modules, experts=5, dram_experts=4)
+
+
+def test_the_cpu_computes_what_dram_has(open_on, modules, monkeypatch):
+    """With every DRAM hit computed on the CPU, logits and counts are those of modules beside a CPU."""
+    monkeypatch.setattr(cpu_offload, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
+    how = {"levels": (4,), "exact": False, "cpu_experts": "auto"}
+    found = []
+    for _ in range(2):
+        engine = open_on(3, 16, **how)
+        found.append(logits(engine))
+        assert engine.take_counts().left_below > 0
+        modules()
+    got, want = found
+    assert (got - want).norm() < 0.03 * want.norm()
+
+
+def test_limits_do_not_change_a_bit(open_on):
+    """Logits equal those of all experts resident, for any limits, look-ahead and order of copies."""
+    want = logits(open_on())
+    for seed, (experts, dram, readers, speculate) in enumerate(
+        [(2, 3, 4, "full"), (7, 0, 1, "auto"), (7, 16, 1, "off")]
+    ):
+        engine = open_on(experts, dram, seed=seed, readers=readers, speculate=speculate)
+        assert torch.equal(logits(engine), want), (experts, dram)
+        assert engine.take_counts().ssd_bytes > 0
+
+
+def test_layers_without_a_miss_send_no_request(open_on, monkeypatch):
+    """With every expert resident a new token's hits are counted, and their source gets no request."""
+    engine = open_on(levels=(4,))
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, list(range(20)))
+    engine.fill()
+    monkeypatch.setattr(engine._source, "request", None)
+    engine.take_counts()
+    engine.step(Step((Segment(sequence, (7,)),)))
+    counts = engine.take_counts()
+    assert counts.vram_hits == counts.requests == engine.shape.layers * engine.shape.top_k
