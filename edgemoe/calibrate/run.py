@@ -100,10 +100,11 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
     )
     windows = [] if request.text is None else _windows_of_text(store, request.text, request.tokens)
     errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
+    count = len(windows) or request.tokens // WINDOW
     run = {
         "source": store.manifest.source,
         "layout": store.manifest.layout,
-        "count": len(windows) or request.tokens // WINDOW,
+        "count": count,
         "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
     }
     state = CalibrationState(store.directory, run, errors)
@@ -111,8 +112,8 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
     with Engine(store, plan, settings) as engine:
         sequence = engine.new_sequence()
         if request.text is None:
-            with CountProgress(f"writing a text with {name}", run["count"] * WINDOW) as progress:
-                _write(engine, sequence, run["count"], state, progress)
+            with CountProgress(f"writing a text with {name}", count * WINDOW) as progress:
+                _write(engine, sequence, count, state, progress)
         else:
             state.windows = windows
         disturbed = state.windows[:: math.ceil(len(state.windows) / DISTURBED_WINDOWS)]

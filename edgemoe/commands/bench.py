@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edgemoe.commands import options
@@ -69,11 +70,12 @@ def bench_command(
         _require_defaults(chosen)
     require_folders(wanted.trace)
     require_plot(wanted.plot)
-    from edgemoe.models.open import open_model, parse_limits
+    from edgemoe.models.open import open_model, parse_limits, plan_levels
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     # Settings that exclude each other are refused before a long conversion.
     options.run_settings(8, **vars(chosen))
+    choose = partial(options.run_settings, **vars(chosen))
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import ablation_rows, single_row
@@ -83,9 +85,12 @@ def bench_command(
 
     evaluated = load_quality(wanted.quality) if wanted.quality else None
     store = open_model(model, limits.device)
-    top = store.manifest.max_level
-    settings = options.run_settings(top, **vars(chosen))
-    rows, notes = ablation_rows(top) if wanted.ablation else (single_row(settings), ())
+    tokens = context or prompts.prompt_tokens + prompts.new_tokens
+    rows, notes = (
+        ablation_rows(store.manifest.max_level)
+        if wanted.ablation
+        else (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+    )
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     notes += left_out
     request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))

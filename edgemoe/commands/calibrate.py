@@ -20,9 +20,7 @@ EXAMPLES = (
 class TextOptions:
     """Options of the text."""
 
-    text: Path | None = option(
-        "UTF-8 text to measure on. Default: a text that the model writes itself."
-    )
+    text: Path | None = option("UTF-8 text to measure on. Default: a text that the model writes itself.")
     tokens: int = option("Tokens of the text, in windows of 512 spread over it.", 2048, min=512)
 
 
@@ -50,14 +48,6 @@ def calibrate_command(
     made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
     size = (opened.directory / CALIBRATION_NAME).stat().st_size
     if as_json:
-        print(
-            json.dumps(
-                {"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}
-            )
-        )
+        print(json.dumps({"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}))
     else:
-        print(
-            printable(
-                f"{opened.directory}: calibrated on {made.measured_on}, {size:,} bytes"
-            )
-        )
+        print(printable(f"{opened.directory}: calibrated on {made.measured_on}, {size:,} bytes"))

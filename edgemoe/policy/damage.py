@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -20,6 +20,9 @@ from storage.calibration import Calibration
 
 TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
 """level -> mean relative error of an expert's output, measured on two models (docs/decisions/0025)."""
+
+_COLUMN_OF_LEVEL = torch.tensor([LEVELS.index(level) if level in LEVELS else 0 for level in range(9)])
+"""level -> its column of a table."""
 
 _MOST_ROWS = 1 << 13
 """Rows of damages that a price is solved on: more change it by less than two hundredths of a bit."""
@@ -84,7 +87,28 @@ class Damage:
 
     def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""
-        return self.table[self.layers.index(layer)][:, [LEVELS.index(level) for level in levels]].contiguous()
+        return _of_layer(self, layer, levels)
+
+    def of_choices(
+        self, layers: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
+    ) -> float:
+        """The damage of experts at chosen levels, in nats, summed.
+
+        Args:
+            layers: int64 [rows], a layer with experts each.
+            chosen: int64 [rows, k], experts.
+            gates: float32 [rows, k], their gate weights.
+            levels: int64 [rows, k].
+        """
+        each = self.table[self._rows[layers].unsqueeze(1), chosen, _COLUMN_OF_LEVEL[levels]]
+        return float((gates.square() * each).sum())
+
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        """int64, by number of a layer: its row of `table`."""
+        rows = torch.zeros(max(self.layers) + 1, dtype=torch.int64)
+        rows[list(self.layers)] = torch.arange(len(self.layers))
+        return rows
 
     def price(self, levels: tuple[int, ...], bits: float, tokens: int = 0) -> float:
         """The price of a bit at which the mean over the sample is a number of bits.
@@ -170,6 +194,12 @@ class PriceCurve:
         first = min(int((self._bits > bits).sum()), len(self._bits) - 1)
         # Above the turn by more than float32's rounding: at the turn itself the higher level is as cheap.
         return float(self._prices[first]) * (1 + 1e-6)
+
+
+@lru_cache(maxsize=256)
+def _of_layer(damage: Damage, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
+    columns = [LEVELS.index(level) for level in levels]
+    return damage.table[damage.layers.index(layer)][:, columns].contiguous()
 
 
 @lru_cache(maxsize=64)

@@ -47,7 +47,24 @@ def store(damageable: Path) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     """A file of sentences about foxes, dogs and sums."""
-    words, chance = "the quick brown fox jumps over a lazy dog and 12 + 30 makes 42 .".split(), random.Random(0)
+    chance = random.Random(0)
+    words = (
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "dog",
+        "and",
+        "12",
+        "+",
+        "30",
+        "makes",
+        "42",
+        ".",
+    )
     path = tmp_path_factory.mktemp("texts") / "foxes.txt"
     path.write_text(" ".join(chance.choices(words, k=6000)))
     return path

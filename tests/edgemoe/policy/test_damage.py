@@ -116,7 +116,9 @@ def test_a_curve_counts_what_is_chosen(seed, levels, exponent):
     """At any price the curve's bits are the mean bits of the levels that the rule chooses, also of odd damages."""
     rows = torch.rand(200, len(levels), generator=torch.Generator().manual_seed(seed)) ** 4
     price = 10.0**exponent
-    assert PriceCurve(rows, levels).bits(price) == pytest.approx(mean_bits(cheapest(rows, levels, price)), abs=0.05)
+    assert PriceCurve(rows, levels).bits(price) == pytest.approx(
+        mean_bits(cheapest(rows, levels, price)), abs=0.05
+    )
 
 
 def test_price_rises_with_a_prompt():
