@@ -59,6 +59,7 @@ def open_store(
     dram_limit: str | None,
     device: str,
     context: int | None,
+    parallel: int = 1,
     keep_source: bool = False,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
     """Checks the options that commands share, opens the store and divides the limits.
@@ -67,7 +68,8 @@ def open_store(
         model, device, keep_source: for open_model.
         choose: maps a store's highest level to the settings; commands.options.run_settings does.
         vram_limit, dram_limit: sizes such as 12GB, or None.
-        context: tokens of KV; None: the model's default.
+        context: tokens of KV of each sequence; None: the model's default.
+        parallel: sequences that run at once.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
@@ -80,7 +82,7 @@ def open_store(
         devices.open_device(device)
     store = open_model(model, device, keep_source=keep_source)
     settings = choose(store.manifest.max_level)
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context)
+    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context, parallel=parallel)
     return store, plan, settings
 
 
@@ -110,4 +112,10 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
                 format_size(size),
                 format_size(possible),
             )
-    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=plan.context)
+    return store.plan(
+        vram_limit=limits[0],
+        dram_limit=limits[1],
+        settings=settings,
+        context=plan.context,
+        parallel=plan.parallel,
+    )
