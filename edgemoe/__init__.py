@@ -2,10 +2,61 @@
 
 The program's other three packages, `prefetch`, `cache` and `storage`, lie beside this one, under names that other
 projects may use too. Importing edgemoe therefore first checks that Python would import its own.
+
+    import edgemoe
+
+    with edgemoe.load("org/name", vram_limit="3GB") as model:
+        print(model.generate([{"role": "user", "content": "Hello"}]).text)
+
+What this module exports is the Python API (docs/api.md); torch is imported when it is used.
 """
 
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import AnswerStream, Choices, Model, Prompt
+    from edgemoe.engine.generate import Answer
+    from edgemoe.engine.sampling import TokenLogprobs
+    from storage.errors import (
+        ContextExceeded,
+        DamagedData,
+        DoesNotFit,
+        EdgemoeError,
+        ModelRefused,
+        UserError,
+    )
+
+__all__ = [
+    "Answer",
+    "AnswerStream",
+    "Choices",
+    "ContextExceeded",
+    "DamagedData",
+    "DoesNotFit",
+    "EdgemoeError",
+    "Model",
+    "ModelRefused",
+    "Prompt",
+    "TokenLogprobs",
+    "UserError",
+    "load",
+]
+
+_PLACES = {
+    "edgemoe.api.model": ("AnswerStream", "Choices", "Model", "Prompt"),
+    "edgemoe.engine.generate": ("Answer",),
+    "edgemoe.engine.sampling": ("TokenLogprobs",),
+    "storage.errors": (
+        *("ContextExceeded", "DamagedData", "DoesNotFit", "EdgemoeError", "ModelRefused", "UserError"),
+    ),
+}
+"""Module -> the names of the API that it has."""
 
 __version__ = "0.1.0"
 
@@ -32,3 +83,83 @@ def _check_siblings() -> None:
 
 
 _check_siblings()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name of the API when it is first used."""
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    vram_limit: str | int | None = None,
+    dram_limit: str | int | None = None,
+    device: str = "auto",
+    context: int | None = None,
+    parallel: int = 1,
+    levels: str = "auto",
+    exact: int | None = None,
+    chunk: int | None = None,
+    every: int = 4,
+    keep_source: bool = False,
+    **settings: Any,
+) -> Model:
+    """Opens a model under limits, and converts it first where it has no store yet.
+
+    Args:
+        model: a store, a checkpoint's directory, a GGUF file, or org/name[@revision] of the Hugging Face Hub; None: the
+            demo model.
+        vram_limit, dram_limit: "12GB", "800MB" or bytes, as --vram-limit and --dram-limit; None: no limit but the free
+            memory, and no second tier.
+        device: cpu, cuda or auto.
+        context: tokens of each sequence; None: the model's, at most 4096.
+        parallel: sequences that run at once, at most 32.
+        levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
+            8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
+        exact: compute every expert at exactly this many bits: 8, 4 or 2.
+        chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
+        keep_source: keep the downloaded checkpoint of a Hub model.
+        settings: options of `edgemoe chat --help`: retention=0.9, speculate="off", ...
+
+    Raises:
+        UserError: no such model, or a wrong option. ModelRefused: it cannot be run.
+        DoesNotFit: a limit is too small; `minimum` is the smallest that works.
+        DamagedData: the store is damaged.
+    """
+    from edgemoe.commands.options import DEMO
+    from edgemoe.commands.options import run_settings as chosen
+    from edgemoe.models.open import open_store
+
+    given = settings | {"levels": None if exact is not None and levels == "auto" else levels, "exact": exact}
+    store, plan, run = open_store(
+        Path(model) if model is not None else DEMO,
+        partial(chosen, **given),
+        vram_limit=None if vram_limit is None else str(vram_limit),
+        dram_limit=None if dram_limit is None else str(dram_limit),
+        device=device,
+        context=context,
+        parallel=parallel,
+        keep_source=keep_source,
+        shrink=True,
+    )
+    from edgemoe.api.model import Model
+    from edgemoe.engine.engine import Engine
+    from edgemoe.engine.sampling import Sampling
+    from edgemoe.engine.scheduler import Pace
+    from edgemoe.models.runnable import generation_config
+    from edgemoe.models.tokenizer import load_tokenizer
+
+    pace, tokenizer = Pace(chunk, every), load_tokenizer(store.directory)
+    sampling = Sampling.of_model(
+        generation_config(store.directory),
+        tokenizer.eos_token_id,
+        temperature=None,
+        top_p=None,
+        seed=0,
+        max_new_tokens=512,
+    )
+    return Model(Engine(store, plan, run), tokenizer, sampling, pace)

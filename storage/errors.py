@@ -108,4 +108,12 @@ class WriteFailed(DamagedData):
 
 
 class NotFinite(DamagedData):
-    """NaN or infinity in the logits."""
+    """NaN or infinity in the logits.
+
+    Args:
+        segments: indices of the step's segments whose logits these are.
+    """
+
+    def __init__(self, wanted: str, found: str, action: str, *, segments: tuple[int, ...] = ()) -> None:
+        super().__init__(wanted, found, action)
+        self.segments = segments

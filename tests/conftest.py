@@ -159,6 +159,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             dram_experts: int = 0,
             level: int = 8,
             context: int = 64,
+            parallel: int = 1,
             **changes: Any,
         ) -> Engine:
             """Opens one; `changes` are settings, by default every expert is computed at exactly `level`."""
@@ -166,10 +167,16 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             store = StoreModel.open(directory)
             each, limit = store.form.bytes_at(settings.levels[0]), None
             if experts is not None:
-                least = store.plan(vram_limit=None, settings=settings, context=context).minimum_vram_bytes
+                least = store.plan(
+                    vram_limit=None, settings=settings, context=context, parallel=parallel
+                ).minimum_vram_bytes
                 limit = least + (experts - MINIMUM_EXPERTS) * each
             plan = store.plan(
-                vram_limit=limit, dram_limit=dram_experts * each, settings=settings, context=context
+                vram_limit=limit,
+                dram_limit=dram_experts * each,
+                settings=settings,
+                context=context,
+                parallel=parallel,
             )
             return stack.enter_context(Engine(store, plan, settings))
 

@@ -72,13 +72,12 @@ ROOMS = (
         "calibrate",
         "evaluate",
         "chat",
+        "api",
         "engine",
         "models",
         "memory",
-        "layers",
-        "hub",
     ),
-    *("experts", "families", "console", "kernels", "kv", "policy", "machine"),
+    *("layers", "hub", "experts", "families", "console", "kernels", "kv", "policy", "machine"),
 )
 """The rooms of edgemoe; each may import itself and those after it."""
 

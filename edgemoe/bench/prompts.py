@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edgemoe.chat.template import Message, encode_chat
+from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.tasks import Task, training_tasks
 from edgemoe.models.tokenizer import has_tokenizer, load_tokenizer

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import islice
 
 from edgemoe.bench.prompts import Encode
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Trace, decode_tokens
 from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
@@ -76,14 +75,14 @@ def take_sample(
     sequence.crop(0)
     disk = disk_read_bytes()
     greedy = Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset()))
-    trace = Trace(time.perf_counter())
+    start = time.perf_counter()
     tokens = encode()
-    encoded, prompt = time.perf_counter(), len(tokens)
-    for _ in islice(decode_tokens(engine, sequence, tokens, 0, greedy, trace), new_tokens):
-        pass
+    encoded, request = time.perf_counter(), Request(tokens, greedy, start, sequence=sequence)
+    Scheduler(engine).run(request)
+    trace = request.trace
     assert trace.tpot is not None
     return Sample(
-        prompt_tokens=prompt,
+        prompt_tokens=request.prompt,
         ttft_s=trace.ttft,
         tpot_s=trace.tpot,
         itl_s=trace.gaps,
@@ -94,5 +93,5 @@ def take_sample(
         load_s=load_s,
         peak_vram_bytes=engine.peak_bytes(),
         peak_process_bytes=peak_resident_bytes(),
-        tokens=tokens[prompt:],
+        tokens=tokens[request.prompt :],
     )

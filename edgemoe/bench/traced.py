@@ -42,13 +42,13 @@ class TimedEngine(Engine):
         self._timed_source = TimedSource(source, self._timeline)
         return self._timed_source
 
-    def step(self, step: Step) -> torch.Tensor:
+    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs a step within a span (Engine.step)."""
         name = "decode step" if step.decodes else "prefill step"
         with self._timeline.span(COMPUTE, name, rows=step.rows):
             self._timed_source.begin()
             try:
-                return super().step(step)
+                return super().step(step, all_rows=all_rows)
             finally:
                 self._timed_source.end()
 

@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from edgemoe.calibrate.state import CalibrationState
-from edgemoe.calibrate.windows import Window, spread_windows, written_tokens
+from edgemoe.calibrate.windows import Window, spread_windows, written_window
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.metrics import QualityMeter
@@ -137,11 +137,9 @@ def _write(
     """Lets the model write the windows that are missing."""
     progress.advance(len(state.windows) * WINDOW)
     while len(state.windows) < count:
-        window = []
-        for token in written_tokens(engine, sequence, len(state.windows)):
-            window.append(token)
-            progress.advance()
-        state.windows.append(tuple(window))
+        window = written_window(engine, sequence, len(state.windows), progress.advance)
+        progress.advance()  # for the first token, which is not written
+        state.windows.append(window)
         state.save()
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Trace, decode_tokens
 from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.kv.sequence import SequenceKV
 from storage.errors import UserError
 
@@ -50,15 +49,18 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
     return [tuple(ids[start : start + window]) for start in starts]
 
 
-def written_tokens(engine: Engine, sequence: SequenceKV, number: int) -> Iterator[int]:
-    """Yields the tokens of a window that the model writes: a random one, then each drawn from its distribution.
+def written_window(
+    engine: Engine, sequence: SequenceKV, number: int, done: Callable[[], None] = lambda: None
+) -> Window:
+    """A window that the model writes: a random token, then each drawn from its distribution, up to the context.
 
     The same model and number give the same tokens.
 
     Args:
         engine: runs the steps.
-        sequence: of at least the window's tokens; cropped to none.
+        sequence: cropped to no tokens first.
         number: of the window.
+        done: called after every token.
     """
     sequence.crop(0)
     sampling = Sampling(
@@ -67,11 +69,15 @@ def written_tokens(engine: Engine, sequence: SequenceKV, number: int) -> Iterato
         top_k=0,
         repetition_penalty=1.0,
         seed=number,
-        max_new_tokens=sequence.context,
+        max_new_tokens=sequence.context - 1,
         stop=frozenset(),
     )
+
+    def count(token: int, logits: torch.Tensor) -> bool:
+        done()
+        return False
+
     first = int(torch.randint(engine.shape.vocab, (1,), generator=torch.Generator().manual_seed(number)))
-    yield first
-    yield from islice(
-        decode_tokens(engine, sequence, [first], 0, Sampler(sampling), Trace(0.0)), sequence.context - 1
-    )
+    request = Request([first], Sampler(sampling), on_token=count, sequence=sequence)
+    Scheduler(engine).run(request)
+    return tuple(request.tokens)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
 
-from edgemoe.chat.template import Message, encode_chat, render_chat
-from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Answer, generate
+from edgemoe.api.model import Model
+from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
 from storage.errors import ContextExceeded, UserError
@@ -22,9 +21,7 @@ class Conversation:
     question, while the KV of all computed tokens stays for a turn that shares them. For one thread.
 
     Args:
-        engine: computes the answers.
-        tokenizer: of the model, from models.tokenizer.load_tokenizer.
-        sampling: how tokens are chosen.
+        model: computes the answers; its sampling is the first.
         system: a system message.
         sequence: of a finished conversation, to be reused; by default a new one.
 
@@ -32,20 +29,13 @@ class Conversation:
         UserError: the model's chat template takes no system message, and `system` is given.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        sampling: Sampling,
-        system: str | None = None,
-        sequence: SequenceKV | None = None,
-    ) -> None:
-        self._engine, self._tokenizer = engine, tokenizer
-        self._sampler = Sampler(sampling)
+    def __init__(self, model: Model, system: str | None = None, sequence: SequenceKV | None = None) -> None:
+        self._model, self._tokenizer = model, model.tokenizer
+        self._sampler = Sampler(model.sampling)
         self._system: list[Message] = []
         self._turns: list[Message] = []
         self.set_system(system)
-        self._sequence = sequence or engine.new_sequence()
+        self._sequence = sequence or model.engine.new_sequence()
         self._tokens: list[int] = []
 
     @property
@@ -135,8 +125,8 @@ class Conversation:
         tokens = encode_chat(self._tokenizer, [*self._system, *turns])
         cached = self._reuse(tokens)
         try:
-            answer = generate(
-                self._engine, self._tokenizer, self._sequence, tokens, cached, self._sampler, start, on_text
+            answer = self._model.answer(
+                tokens, self._sampler, start, on_text, sequence=self._sequence, cached=cached
             )
         finally:
             self._tokens = tokens[: self._sequence.length]

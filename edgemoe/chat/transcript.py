@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgemoe.chat.template import Message
+from edgemoe.api.template import Message
 from storage.atomic import replacing, write_all
 from storage.errors import EdgemoeError, UserError
 

@@ -70,10 +70,11 @@ def chat_command(
             *options.describe_levels(chosen, settings), *plan.lines(), sep="\n", file=sys.stderr, flush=True
         )
     with starting("loading transformers"):
+        from edgemoe.api.model import Model
+        from edgemoe.api.template import renderer
         from edgemoe.chat.conversation import Conversation
         from edgemoe.chat.loop import run_chat
         from edgemoe.chat.slash_commands import refuse_command
-        from edgemoe.chat.template import renderer
         from edgemoe.engine.engine import Engine
         from edgemoe.models.heat import keeping_heat
         from edgemoe.models.tokenizer import load_tokenizer
@@ -93,7 +94,7 @@ def chat_command(
             keeping_heat(store.directory, store.manifest, engine.vram.heat)
         )
         engine.fill_first(before)
-        conversation = Conversation(engine, tokenizer, sampling, system)
+        conversation = Conversation(Model(engine, tokenizer, sampling), system)
         run_chat(engine, conversation, prompt, as_json=as_json, answered=answered)
 
 

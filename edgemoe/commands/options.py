@@ -36,6 +36,14 @@ ContextOption = Annotated[
     int | None,
     typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
 ]
+ParallelOption = Annotated[
+    int,
+    typer.Option(
+        "--parallel",
+        min=1,
+        help="Sequences that run at once, at most 32, each with a KV for all of --context.",
+    ),
+]
 KeepSourceOption = Annotated[
     bool, typer.Option("--keep-source", help="Keep the downloaded checkpoint of a Hub model, in the cache.")
 ]

@@ -17,13 +17,14 @@ def plan_command(
     limits: options.LimitOptions,
     levels: options.LevelOptions,
     context: options.ContextOption = None,
+    parallel: options.ParallelOption = 1,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show how a limit would be divided, and the smallest that works. Loads nothing."""
     from edgemoe.models.open import open_store
 
     choose = partial(options.run_settings, **vars(levels))
-    _, plan, settings = open_store(model, choose, context=context, **vars(limits))
+    _, plan, settings = open_store(model, choose, context=context, parallel=parallel, **vars(limits))
     if as_json:
         print(json.dumps(plan.as_json()))
     else:

@@ -298,38 +298,52 @@ class Engine:
         finally:
             self._runtime.probe = None
 
-    def new_sequence(self) -> SequenceKV:
-        """A sequence with a KV for the plan's context, reserved from the budget.
+    def new_sequence(self, context: int | None = None) -> SequenceKV:
+        """A sequence with a KV of its own, reserved from the budget.
+
+        Args:
+            context: its tokens, at most the plan's; None: the plan's.
 
         Raises:
             DoesNotFit: the budget, or a device, has too little left.
         """
-        self.budget.reserve("kv", self.plan.kv_bytes)
+        context = context or self.plan.context
+        assert context <= self.plan.context
+        nbytes = self.shape.kv.bytes_for(context)
+        self.budget.reserve("kv", nbytes)
         try:
             with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
-                return SequenceKV(self.shape.kv, self.plan.context, self._place)
+                return SequenceKV(self.shape.kv, context, self._place)
         except BaseException:
-            self.budget.release(self.plan.kv_bytes)
+            self.budget.release(nbytes)
             raise
 
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Frees a sequence's KV. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
-        self.budget.release(self.plan.kv_bytes)
+        self.budget.release(self.shape.kv.bytes_for(sequence.context))
 
-    def step(self, step: Step) -> torch.Tensor:
+    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.
 
+        Args:
+            step: of at most PREFILL_ROWS rows.
+            all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
+
         Returns:
-            float32 [segments, vocab], in RAM: the logits after each segment's last token.
+            float32 [segments or rows, vocab], in RAM: the logits after each segment's last token, or after each token.
 
         Raises:
             ContextExceeded: a sequence's context is too small; nothing was run.
             DoesNotFit: a device has too little memory; no sequence has changed.
-            NotFinite: naming the first layer whose output is not finite; no sequence has changed.
+            NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
+            StepCancelled: as Step; no sequence has changed.
+            ValueError: more than PREFILL_ROWS rows, for which the plan has no workspace.
         """
-        return self._runner.run(step, all_rows=False)
+        if step.rows > PREFILL_ROWS:
+            raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
+        return self._runner.run(step, all_rows=all_rows)
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
         """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
@@ -341,7 +355,7 @@ class Engine:
             as step.
         """
         segment = Segment(sequence, tuple(tokens), None if decode else PromptAttention())
-        return self._runner.run(Step((segment,)), all_rows=True)
+        return self.step(Step((segment,)), all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
@@ -350,9 +364,23 @@ class Engine:
         and ranked, over all of the prompt so far.
 
         Raises:
+            as require_prompt.
+            ContextExceeded: there are too many; nothing was run.
+        """
+        self.require_prompt(tokens)
+        sequence.require(len(tokens))
+        prompt = PromptAttention()
+        for start in range(0, len(tokens), PREFILL_ROWS):
+            part = tuple(tokens[start : start + PREFILL_ROWS])
+            logits = self.step(Step((Segment(sequence, part, prompt),)))
+        return logits[0]
+
+    def require_prompt(self, tokens: Sequence[int]) -> None:
+        """Refuses token ids that are no prompt.
+
+        Raises:
             UserError: there is no token.
             ModelRefused: a token that the model does not have, from a tokenizer of another model.
-            ContextExceeded: there are too many; nothing was run.
         """
         if not tokens:
             raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
@@ -362,12 +390,6 @@ class Engine:
                 f"{max(tokens)} from the tokenizer",
                 "convert the model again with its own tokenizer",
             )
-        sequence.require(len(tokens))
-        prompt = PromptAttention()
-        for start in range(0, len(tokens), PREFILL_ROWS):
-            part = tuple(tokens[start : start + PREFILL_ROWS])
-            logits = self.step(Step((Segment(sequence, part, prompt),)))
-        return logits[0]
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
         """Reads experts into free blocks of the fastest tier, in the order of fill_first (ExpertSource.fill).

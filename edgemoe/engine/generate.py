@@ -1,25 +1,21 @@
-"""Answers: tokens one after another, their text streamed, and the time and bytes of each answer."""
+"""Answers: the text of a request's tokens, streamed, with the time and bytes that it cost."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
+import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.sampling import Sampler
-from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
+from edgemoe.engine.sampling import Sampler, TokenLogprobs
+from edgemoe.engine.scheduler import Request
+from edgemoe.engine.text import TextStream
+from edgemoe.experts.use import fraction_at, mean_bits
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
-from prefetch.counts import TransferCounts
 from storage.base import LEVELS
-from storage.untrusted import foreign_code
-
-_DECODES = "a tokenizer that decodes the model's tokens"
 
 
 @dataclass(frozen=True)
@@ -67,156 +63,101 @@ class Answer:
     vram_limit_bytes: int
     finish_reason: str
     """One of stop, length and context."""
+    batch: float | None
+    """Mean sequences of a decode step; None without one. Counts of experts and bytes are of all sequences of the steps,
+    except ssd_bytes_per_token."""
+    tokens: list[int]
+    """Ids, without the one that ended the answer."""
+    logprobs: list[TokenLogprobs] | None
+    """Of each of `tokens`; None unless they were requested."""
 
     def as_json(self) -> dict[str, object]:
         """Returns the fields as a JSON object."""
         return asdict(self)
 
 
-@dataclass
-class Trace:
-    """Times and counts of one generation.
+class Generation:
+    """An answer on its way: a request, and the text of its tokens.
 
     Args:
-        start: seconds of time.perf_counter() before templating.
-        token_times: of each token, when the host has it.
-        prefill, decode: transfers.
-        prefill_use, decode_use: experts by level.
-    """
-
-    start: float
-    token_times: list[float] = field(default_factory=list)
-    prefill: TransferCounts = field(default_factory=TransferCounts)
-    decode: TransferCounts = field(default_factory=TransferCounts)
-    prefill_use: ExpertUse = field(default_factory=ExpertUse)
-    decode_use: ExpertUse = field(default_factory=ExpertUse)
-
-    @property
-    def ttft(self) -> float:
-        """Seconds from the start to the first token."""
-        return self.token_times[0] - self.start
-
-    @property
-    def tpot(self) -> float | None:
-        """Mean seconds per token after the first; None for fewer than two tokens."""
-        n = len(self.token_times)
-        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
-
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between consecutive tokens."""
-        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
-
-
-def decode_tokens(
-    engine: Engine, sequence: SequenceKV, tokens: list[int], cached: int, sampler: Sampler, trace: Trace
-) -> Iterator[int]:
-    """Yields tokens after a prompt, without end.
-
-    Args:
-        engine: runs the steps.
-        sequence: has the first `cached` tokens.
-        tokens: ids of the prompt; grows by each yielded token, of which the sequence lacks the last.
-        cached: number of tokens that are not computed again, less than all.
-        sampler: chooses tokens.
-        trace: collects times and counts.
-    """
-    engine.take_counts()
-    engine.take_use()
-    logits = engine.prefill(sequence, tokens[cached:])
-    trace.prefill, trace.prefill_use = engine.take_counts(), engine.take_use()
-    while True:
-        token = sampler.next(tokens, logits)
-        trace.token_times.append(time.perf_counter())
-        if len(trace.token_times) > 1:
-            engine.observe_token(trace.token_times[-1] - trace.token_times[-2])
-        tokens.append(token)
-        yield token
-        logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
-        trace.decode = trace.decode + engine.take_counts()
-        trace.decode_use = trace.decode_use + engine.take_use()
-
-
-def generate(
-    engine: Engine,
-    tokenizer: Any,
-    sequence: SequenceKV,
-    tokens: list[int],
-    cached: int,
-    sampler: Sampler,
-    start: float,
-    on_text: Callable[[str], None],
-) -> Answer:
-    """Streams one answer.
-
-    Args:
-        engine: runs the steps.
+        engine: of the scheduler that the request is for.
         tokenizer: a fast tokenizer of transformers.
-        sequence: has the first `cached` of `tokens`.
         tokens: ids of the whole prompt; grows by the answer's ids.
-        cached: number of reused tokens.
         sampler: chooses tokens; its settings end the answer.
         start: time.perf_counter() before templating and tokenizing, in seconds.
         on_text: called with each piece of text as soon as it is complete.
+        sequence, cached: as in Request.
 
-    Raises:
-        ContextExceeded: the prompt does not fit; nothing is computed.
-        ModelRefused: the tokenizer cannot decode a token.
-        KeyboardInterrupt: sequence and tokens are consistent.
+    Attributes:
+        request: for a scheduler.
     """
-    prompt, sampling = len(tokens), sampler.sampling
-    trace = Trace(start)
-    stream = DecodeStream(skip_special_tokens=True)
-    answer: list[int] = []
-    shown, reason = "", "length"
-    for token in decode_tokens(engine, sequence, tokens, cached, sampler, trace):
-        if token in sampling.stop:
-            reason = "stop"
-            break
-        answer.append(token)
-        with foreign_code(_DECODES):
-            piece = stream.step(tokenizer.backend_tokenizer, token)
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        tokens: list[int],
+        sampler: Sampler,
+        start: float,
+        on_text: Callable[[str], None],
+        *,
+        sequence: SequenceKV | None = None,
+        cached: int = 0,
+    ) -> None:
+        self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
+        self._text = TextStream(tokenizer, sampler.sampling.stop_strings)
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self.request = Request(tokens, sampler, start, on_token=self._token, sequence=sequence, cached=cached)
+
+    def _token(self, token: int, logits: torch.Tensor) -> bool:
+        self._ids.append(token)
+        top = self._sampler.sampling.top_logprobs
+        if top is not None:
+            self._logprobs.append(TokenLogprobs.of(logits, token, top))
+        self._show(self._text.add(token))
+        return self._text.stopped
+
+    def _show(self, piece: str) -> None:
         if piece:
-            shown += piece
-            on_text(piece)
-        if len(answer) >= sampling.max_new_tokens:
-            break
-        if sequence.length >= sequence.context:
-            reason = "context"
-            break
-    with foreign_code(_DECODES):
-        text = tokenizer.decode(answer, skip_special_tokens=True)
-    # The stream withholds an incomplete character; the whole text has a replacement character in its place.
-    if text != shown and text.startswith(shown):
-        on_text(text[len(shown) :])
-    return _answer(engine, text, prompt, cached, trace, reason)
+            self._on_text(piece)
 
+    def answer(self) -> Answer:
+        """Returns the answer of a request that has ended without an error, and streams what is left of its text.
 
-def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, reason: str) -> Answer:
-    decode, steps = trace.decode, len(trace.token_times) - 1
-    both, use = trace.prefill + decode, trace.prefill_use + trace.decode_use
-    return Answer(
-        text=text,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        new_tokens=len(trace.token_times),
-        ttft_s=trace.ttft,
-        tpot_s=trace.tpot,
-        hit_rate={
-            "vram": decode.vram_hits / decode.requests if decode.requests else None,
-            "dram": decode.dram_hits / decode.requests if decode.requests else None,
-        },
-        ssd_bytes_per_token=decode.ssd_bytes / steps if steps > 0 else None,
-        levels={str(level): use.experts.get(level, 0) for level in LEVELS},
-        reused=use.reused,
-        cpu_experts=both.left_below,
-        effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
-        bits=mean_bits(trace.decode_use.scheduled),
-        predicted_kl=trace.decode_use.damage / steps if steps > 0 and engine.settings.priced else None,
-        bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
-        read_retries=both.read_retries,
-        peak_vram_bytes=engine.peak_bytes(),
-        peak_process_bytes=peak_resident_bytes(),
-        vram_limit_bytes=engine.plan.vram_limit_bytes,
-        finish_reason=reason,
-    )
+        Raises:
+            ModelRefused: the tokenizer cannot decode its tokens.
+        """
+        self._show(self._text.end())
+        trace, request = self.request.trace, self.request
+        decode, steps = trace.decode, trace.decode_rows
+        both, use = trace.prefill + decode, trace.prefill_use + trace.decode_use
+        engine = self._engine
+        return Answer(
+            text=self._text.text,
+            prompt_tokens=request.prompt,
+            cached_tokens=request.cached,
+            new_tokens=len(trace.token_times),
+            ttft_s=trace.ttft,
+            tpot_s=trace.tpot,
+            hit_rate={
+                "vram": decode.vram_hits / decode.requests if decode.requests else None,
+                "dram": decode.dram_hits / decode.requests if decode.requests else None,
+            },
+            ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
+            levels={str(level): use.experts.get(level, 0) for level in LEVELS},
+            reused=use.reused,
+            cpu_experts=both.left_below,
+            effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
+            bits=mean_bits(trace.decode_use.scheduled),
+            predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,
+            bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
+            read_retries=both.read_retries,
+            peak_vram_bytes=engine.peak_bytes(),
+            peak_process_bytes=peak_resident_bytes(),
+            vram_limit_bytes=engine.plan.vram_limit_bytes,
+            finish_reason=request.reason or "",
+            batch=steps / trace.decode_steps if trace.decode_steps else None,
+            tokens=self._ids,
+            logprobs=None if self._sampler.sampling.top_logprobs is None else self._logprobs,
+        )

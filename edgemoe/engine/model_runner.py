@@ -7,6 +7,7 @@ attention and experts are this program's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,7 @@ class ModelRunner:
         logits = self._logits(step, kv, all_rows=all_rows)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
-            raise self._not_finite(step, kv)
+            raise self._not_finite(step, kv, logits)
         kv.commit()
         return logits
 
@@ -96,7 +97,7 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
-    def _not_finite(self, step: Step, kv: StepKV) -> NotFinite:
+    def _not_finite(self, step: Step, kv: StepKV, logits: torch.Tensor) -> NotFinite:
         """Runs the step once more through transformers' modules, to name the first layer that went wrong."""
         bad: list[int] = []
 
@@ -119,4 +120,18 @@ class ModelRunner:
             "finite logits",
             f"NaN or infinity, first in {where}'s output",
             "run `edgemoe verify` on the store; if it is whole, the checkpoint is damaged",
+            segments=_segments_of(step, logits.isfinite().all(1).logical_not()),
         )
+
+
+def _segments_of(step: Step, bad: torch.Tensor) -> tuple[int, ...]:
+    """The segments that some rows of a step's logits belong to.
+
+    Args:
+        step: whose logits these are.
+        bad: bool [rows or segments].
+    """
+    owners: Sequence[int] = range(len(step.segments))
+    if len(bad) == step.rows:
+        owners = [i for i, segment in enumerate(step.segments) for _ in segment.tokens]
+    return tuple(sorted({owners[row] for row in bad.nonzero().flatten().tolist()}))

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.generation import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
+from transformers.generation import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TopPLogitsWarper,
+)
+
+from storage.errors import UserError
+
+MOST_PENALTY = 2.0
+"""Largest magnitude of a presence or frequency penalty."""
+
+_RANGES = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, math.inf),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
+    "frequency_penalty": (-MOST_PENALTY, MOST_PENALTY),
+    "max_new_tokens": (1, math.inf),
+}
+"""Field of Sampling -> its least and its largest value."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +45,15 @@ class Sampling:
         seed: of the random generator; the same seed, prompt and settings give the same answer.
         max_new_tokens: largest number of tokens in an answer.
         stop: token ids that end an answer.
+        min_p: least probability of a token that is kept, as a fraction of the largest one; 0 keeps all.
+        presence_penalty: taken from the logit of each token that the answer has.
+        frequency_penalty: the same, once for each time that the answer has it.
+        logit_bias: (token id, what is added to its logit), each id once.
+        stop_strings: texts that end an answer, and are no part of it.
+        top_logprobs: tokens whose log probabilities are kept beside the chosen one's; None: none, not even that.
+
+    Raises:
+        UserError: a value out of its range.
     """
 
     temperature: float
@@ -31,6 +63,25 @@ class Sampling:
     seed: int
     max_new_tokens: int
     stop: frozenset[int]
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not (least <= value <= most and math.isfinite(value)):
+                wanted = (
+                    f"{name} of {least:g} or more" if most == math.inf else f"{name} of {least:g} to {most:g}"
+                )
+                raise UserError(wanted, f"{value}", "choose one in that range")
+        if not all(self.stop_strings):
+            raise UserError("stop strings of a character or more", "an empty one", "leave it out")
+        if self.top_logprobs is not None and self.top_logprobs < 0:
+            raise UserError("0 or more top logprobs", f"{self.top_logprobs}", "leave them out")
 
     @classmethod
     def of_model(
@@ -68,6 +119,29 @@ class Sampling:
         )
 
 
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities of one token, by the model itself: before temperature, penalties and biases.
+
+    Args:
+        token: id.
+        logprob: of it.
+        top: (id, logprob) of the likeliest tokens, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+        """Takes them from float32 logits [vocab]."""
+        logprobs = logits.log_softmax(-1)
+        best = logprobs.topk(min(top, len(logprobs)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return cls(token, float(logprobs[token]), tuple(pairs))
+
+
 class Sampler:
     """Chooses tokens, with the random state of one conversation."""
 
@@ -77,6 +151,9 @@ class Sampler:
         self._processors = LogitsProcessorList()
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        if sampling.logit_bias:
+            bias = {(token,): float(value) for token, value in sampling.logit_bias}
+            self._processors.append(SequenceBiasLogitsProcessor(bias))
         if sampling.temperature > 0:
             if sampling.temperature != 1:
                 self._processors.append(TemperatureLogitsWarper(sampling.temperature))
@@ -84,6 +161,8 @@ class Sampler:
                 self._processors.append(TopKLogitsWarper(sampling.top_k))
             if sampling.top_p < 1:
                 self._processors.append(TopPLogitsWarper(sampling.top_p))
+            if sampling.min_p:
+                self._processors.append(MinPLogitsWarper(sampling.min_p))
 
     def changed(self, sampling: Sampling) -> Sampler:
         """Returns a sampler with other settings; with the same seed, it continues from this random state."""
@@ -92,9 +171,27 @@ class Sampler:
             other._generator.set_state(self._generator.get_state())
         return other
 
-    def next(self, tokens: Sequence[int], logits: torch.Tensor) -> int:
-        """Chooses the token after `tokens` from float32 logits [vocab]."""
-        scores = self._processors(torch.tensor([tokens]), logits.unsqueeze(0))[0]
+    def next(self, tokens: Sequence[int], logits: torch.Tensor, new: int = 0) -> int:
+        """Chooses the token after `tokens`.
+
+        Args:
+            tokens: ids of prompt and answer so far.
+            logits: float32 [vocab]; not changed.
+            new: how many of the last tokens are the answer's.
+        """
+        scores = self._penalised(logits, tokens[len(tokens) - new :])
+        if self._processors:
+            scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]
         if self.sampling.temperature == 0:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+
+    def _penalised(self, logits: torch.Tensor, answer: Sequence[int]) -> torch.Tensor:
+        """Subtracts the presence and frequency penalties, which transformers does not have."""
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        if not answer or not (presence or frequency):
+            return logits
+        ids, counts = torch.tensor(answer).unique(return_counts=True)
+        scores = logits.clone()
+        scores[ids] -= presence + frequency * counts
+        return scores

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgemoe.api.model import Model
+from edgemoe.api.template import Message, encode_chat
 from edgemoe.chat.conversation import Conversation
-from edgemoe.chat.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.reference import Reference
@@ -47,10 +48,10 @@ def engine_conversations(
     engine: Engine, tokenizer: Any, stop: frozenset[int], sequence: SequenceKV
 ) -> Callable[[], Answer]:
     """Returns a function that begins a conversation with edgemoe; all of them use the same sequence in turn."""
-    greedy = Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop)
+    model = Model(engine, tokenizer, Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop))
 
     def start() -> Answer:
-        conversation = Conversation(engine, tokenizer, greedy, sequence=sequence)
+        conversation = Conversation(model, sequence=sequence)
         return lambda question: conversation.ask(question, lambda _: None).text
 
     return start

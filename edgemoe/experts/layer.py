@@ -124,6 +124,7 @@ class ExpertLayer:
             bf16 [T, H].
         """
         runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
+        step.check_cancelled()
         if runtime.watch:
             runtime.watch(self.layer, chosen)
         chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)

@@ -42,10 +42,15 @@ class SequenceKV:
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded if `tokens` more do not fit."""
-        if self.length + tokens > self.context:
+        self.require_tokens(self.length + tokens, self.context)
+
+    @staticmethod
+    def require_tokens(tokens: int, context: int) -> None:
+        """Raises ContextExceeded if so many tokens do not fit a context."""
+        if tokens > context:
             raise ContextExceeded(
-                f"a context of at least {self.length + tokens} tokens",
-                f"one of {self.context}",
+                f"a context of at least {tokens} tokens",
+                f"one of {context}",
                 "use a larger --context or a shorter prompt",
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,25 @@ class Segment:
 class Step:
     """Rows through the model once: the tokens of all segments, one segment after another.
 
-    Any number of sequences may share a step, each once; the command line uses one.
+    Any number of sequences may share a step, each once; all of them continue prompts, or none does.
+
+    Args:
+        segments: at least one.
+        cancelled: called before every layer with experts that runs through transformers' modules; True ends the step
+            with StepCancelled. None: nothing cancels it.
+
+    Raises:
+        ValueError: a sequence twice, or prompts beside new tokens.
     """
 
     segments: tuple[Segment, ...]
+    cancelled: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if len({id(segment.sequence) for segment in self.segments}) < len(self.segments):
+            raise ValueError("expected each sequence once in a step, got one twice")
+        if len({segment.prompt is None for segment in self.segments}) != 1:
+            raise ValueError("expected a step of prompts or of new tokens, got both or neither")
 
     @property
     def decodes(self) -> bool:
@@ -45,6 +61,10 @@ class Step:
     def rows(self) -> int:
         """Tokens in all."""
         return sum(len(segment.tokens) for segment in self.segments)
+
+
+class StepCancelled(Exception):
+    """A step ended because its caller does not want it any more. No sequence has changed."""
 
 
 class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
@@ -60,6 +80,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
+        self._cancelled = step.cancelled
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
@@ -73,6 +94,11 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
             segment.sequence.require(tokens)
             self.spans.append((segment.sequence, row, tokens))
             row += tokens
+
+    def check_cancelled(self) -> None:
+        """Raises StepCancelled where the step is not wanted any more."""
+        if self._cancelled and self._cancelled():
+            raise StepCancelled
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -24,6 +24,9 @@ from storage.record import RecordGeometry
 PREFILL_ROWS = 512
 """Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
 
+LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
+"""A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
+
 CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
@@ -80,6 +83,10 @@ class MemoryPlan:
     dram_blocks: dict[str, int]
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
+    parallel: int = 1
+    """Sequences that run at once, each with a KV for `context` tokens."""
+    scored_rows: int = 1
+    """Rows of one step whose logits the workspace holds, all of them."""
 
     @property
     def vram_experts(self) -> int:
@@ -109,9 +116,10 @@ class MemoryPlan:
         dram = f", {self.dram_experts} {more}in DRAM" if self.dram_experts else ""
         staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
         merged = 2 in self.levels and P4 in self.vram_blocks
+        sequences = f"{self.parallel} times " if self.parallel > 1 else ""
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
-            f"KV {format_size(self.kv_bytes)} for {self.context} tokens, "
+            f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens, "
             f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
             f"{self.vram_experts} experts resident at {format_levels(self.levels)} bits{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
@@ -128,6 +136,7 @@ def make_plan(
     settings: RunSettings,
     context: int,
     device: Device | None = None,
+    parallel: int = 1,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -138,15 +147,16 @@ def make_plan(
         vram_limit: bytes; None: as many as all experts at the highest level take, at most the free memory.
         dram_limit: bytes of the DRAM tier; 0: no DRAM tier.
         settings: their levels, readers, cache and cpu_experts determine the plan.
-        context: tokens of KV.
+        context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
+        parallel: sequences that run at once.
 
     Raises:
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    fixed = _fixed_bytes(shape, geometry, context, device)
+    fixed = _fixed_bytes(shape, geometry, context, parallel, device)
     taken = sum(fixed.values())
     minimum = taken + MINIMUM_EXPERTS * each
     if vram_limit is None:
@@ -155,7 +165,10 @@ def make_plan(
     if vram_limit < minimum:
         purposes = "".join(f"{name.removesuffix('_bytes')} {size}, " for name, size in fixed.items() if size)
         purposes += f"{MINIMUM_EXPERTS} experts of {each} at level {level}, {context} tokens of context"
-        raise _too_small("--vram-limit", vram_limit, minimum, purposes, "choose a smaller --context")
+        less = "choose a smaller --context"
+        if parallel > 1:
+            purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
+        raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
     planes = vram_limit - taken
@@ -176,6 +189,8 @@ def make_plan(
         context=context,
         vram_blocks=vram_blocks,
         dram_blocks=dram_blocks,
+        parallel=parallel,
+        scored_rows=_scored_rows(shape, fixed["workspace_bytes"], context, parallel),
     )
 
 
@@ -185,14 +200,15 @@ def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: 
 
 
 def _fixed_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, device: Device | None
+    shape: ModelShape, geometry: RecordGeometry, context: int, parallel: int, device: Device | None
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
-    workspace = workspace_bytes(shape, geometry, context, device.place if device else torch.device("cpu"))
+    place = device.place if device else torch.device("cpu")
+    workspace = workspace_bytes(shape, geometry, context, place, parallel)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,
-        "kv_bytes": shape.kv.bytes_for(context),
+        "kv_bytes": parallel * shape.kv.bytes_for(context),
         "workspace_bytes": workspace + (ROUNDING_BYTES if device else 0),
     }
 
@@ -229,18 +245,34 @@ def staging_buffers(settings: RunSettings) -> int:
     return 2 * settings.readers
 
 
-def workspace_bytes(shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device) -> int:
+def workspace_bytes(
+    shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device, parallel: int = 1
+) -> int:
     """Upper estimate of the bytes that one step allocates, without weights and KV.
 
     Hidden states, which live through a whole layer, and the largest of the layer's three parts: attention, a dense
-    product, its experts. Activations are bf16 with float32 copies.
+    product, its experts. Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of
+    them takes some more.
     """
-    rows = min(context, PREFILL_ROWS)
+    rows = max(min(context, PREFILL_ROWS), parallel)
     attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
     largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
-    hidden_states = rows * shape.hidden * (2 + 2 + 4 + 4)
-    logits = shape.vocab * 4 * 4
-    return hidden_states + largest + logits
+    logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
+    # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
+    kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
+    return _hidden_bytes(shape, rows) + largest + logits + kept
+
+
+def _scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:
+    """Rows whose logits fit the workspace beside hidden states and the head's product, when the layers are done."""
+    rows = max(min(context, PREFILL_ROWS), parallel)
+    left = workspace - _hidden_bytes(shape, rows) - SLICE_BYTES - shape.vocab * SAMPLING_BYTES
+    of_slice = SLICE_BYTES // (4 * shape.hidden)
+    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), PREFILL_ROWS), 1)
+
+
+def _hidden_bytes(shape: ModelShape, rows: int) -> int:
+    return rows * shape.hidden * (2 + 2 + 4 + 4)
 
 
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:

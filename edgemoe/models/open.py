@@ -65,6 +65,7 @@ def open_store(
     dram_limit: str | None,
     device: str,
     context: int | None,
+    parallel: int = 1,
     keep_source: bool = False,
     shrink: bool = False,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
@@ -73,7 +74,7 @@ def open_store(
     Args:
         model, device, keep_source: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
-        choose, context, shrink: for plan_levels.
+        choose, context, parallel, shrink: for plan_levels.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
@@ -85,7 +86,7 @@ def open_store(
 
         devices.open_device(device)
     store = open_model(model, device, keep_source=keep_source)
-    return store, *plan_levels(store, choose, vram, dram, context, shrink=shrink)
+    return store, *plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
 
 
 def plan_levels(
@@ -95,6 +96,7 @@ def plan_levels(
     dram: int,
     context: int | None,
     *,
+    parallel: int = 1,
     shrink: bool = False,
 ) -> tuple[MemoryPlan, RunSettings]:
     """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
@@ -103,7 +105,8 @@ def plan_levels(
         store: an open one.
         choose: commands.options.run_settings with the options given.
         vram, dram: limits in bytes, as StoreModel.plan takes them.
-        context: tokens of KV; None: the model's default.
+        context: tokens of KV of each sequence; None: the model's default.
+        parallel: sequences that run at once.
         shrink: to the machine's free memory, as within_memory.
 
     Raises:
@@ -111,14 +114,14 @@ def plan_levels(
     """
     level = store.manifest.max_level
     highest, fewer = (choose(level, fits=fits) for fits in (True, False))
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context)
+    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
     experts = sum(len(layer.records) for layer in store.manifest.layers.values())
     if fewer == highest or plan.experts_resident[str(level)] >= experts:
         return plan, highest
-    limits = plan.vram_limit_bytes, plan.dram_limit_bytes
-    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=fewer, context=plan.context), fewer
+    limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
+    return store.plan(**limits, settings=fewer, context=plan.context, parallel=parallel), fewer
 
 
 def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
@@ -147,4 +150,10 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
                 format_size(size),
                 format_size(possible),
             )
-    return store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=plan.context)
+    return store.plan(
+        vram_limit=limits[0],
+        dram_limit=limits[1],
+        settings=settings,
+        context=plan.context,
+        parallel=plan.parallel,
+    )

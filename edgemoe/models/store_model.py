@@ -15,12 +15,18 @@ from edgemoe.policy.settings import RunSettings
 from storage.base import ResidentForm
 from storage.checkpoint import bounded_config
 from storage.device import Device
-from storage.errors import UserError
+from storage.errors import ModelRefused, UserError
 from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from storage.untrusted import read_json, refuse_special_files
 from storage.writer import DENSE_NAME
+
+MOST_PARALLEL = 32
+"""Most sequences that run at once."""
+
+_DEPENDS_ON_LENGTH = ("longrope", "dynamic")
+"""Rotary positions that transformers chooses by the largest position of a whole step."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ class StoreModel:
         dram_limit: int = 0,
         settings: RunSettings | None = None,
         context: int | None = None,
+        parallel: int = 1,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -113,10 +120,12 @@ class StoreModel:
             vram_limit: bytes; None: everything resident, or the free memory.
             dram_limit: bytes; 0: no second tier.
             settings: by default every expert at the store's highest level.
-            context: tokens; by default default_context().
+            context: tokens of each sequence; by default default_context().
+            parallel: sequences that run at once, 1 to MOST_PARALLEL.
 
         Raises:
             UserError: settings that this store or device cannot run.
+            ModelRefused: several sequences of a model whose positions depend on the longest of them.
             DoesNotFit: with the smallest limit that works.
         """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
@@ -126,6 +135,7 @@ class StoreModel:
                 f"{self.directory}, converted with --max-level {self.manifest.max_level}",
                 "choose a lower level, or convert the model again with a higher one",
             )
+        self._require_parallel(parallel)
         return make_plan(
             self.shape,
             self.manifest.geometry,
@@ -135,4 +145,19 @@ class StoreModel:
             settings=settings,
             context=context or self.default_context(),
             device=self.device,
+            parallel=parallel,
         )
+
+    def _require_parallel(self, parallel: int) -> None:
+        if not 1 <= parallel <= MOST_PARALLEL:
+            raise UserError(
+                f"1 to {MOST_PARALLEL} sequences at once", f"{parallel}", "choose a number of them"
+            )
+        scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}
+        kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
+        if parallel > 1 and kind in _DEPENDS_ON_LENGTH:
+            raise ModelRefused(
+                "positions that no other sequence of a step changes",
+                f"{kind} rotary positions in config.json, and {parallel} sequences at once",
+                "run one sequence at a time",
+            )

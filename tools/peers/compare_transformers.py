@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
@@ -143,9 +144,9 @@ def edgemoe_answers(
     sampling = Sampling(0, 1, 0, 1, 0, tokens, frozenset({tokenizer.eos_token_id}))
     answers, read, peak = [], [], 0
     with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+        model, sequence = Model(engine, tokenizer, sampling), engine.new_sequence()
         for prompt in prompts:
-            answer = Conversation(engine, tokenizer, sampling, sequence=sequence).ask(prompt, lambda _: None)
+            answer = Conversation(model, sequence=sequence).ask(prompt, lambda _: None)
             answers.append(answer.text)
             read.append(answer.ssd_bytes_per_token or 0.0)
             peak = max(peak, answer.peak_vram_bytes)

@@ -20,7 +20,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
-from edgemoe.calibrate.windows import spread_windows, written_tokens
+from edgemoe.calibrate.windows import spread_windows, written_window
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import StoreModel
 from edgemoe.models import cache
@@ -181,10 +181,10 @@ def test_a_written_text_follows_the_models_distribution(store, open_engine):
     sequence = engine.new_sequence()
     surprise, entropy, texts = [], [], set()
     for number in range(6):
-        window = [*written_tokens(engine, sequence, number)]
+        window = written_window(engine, sequence, number)
         assert len(window) == sequence.context
-        assert window == [*written_tokens(engine, sequence, number)]
-        texts.add(tuple(window))
+        assert window == written_window(engine, sequence, number)
+        texts.add(window)
         sequence.crop(0)
         predicted = engine.all_logits(sequence, window, decode=True).log_softmax(-1)[:-1]
         surprise += (-predicted.gather(1, torch.tensor(window[1:])[:, None])).squeeze(1).tolist()

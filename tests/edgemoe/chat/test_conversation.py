@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
 
+from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.generate import Answer, Trace, decode_tokens
+from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.kv.step import Step
+from edgemoe.kv.step import Segment, Step
 from edgemoe.models.tokenizer import load_tokenizer
-from prefetch.base import TransferCounts
 from storage.errors import ContextExceeded, UserError
 
 FIRST, SECOND = "the quick brown fox", "and the lazy dog"
@@ -39,7 +38,7 @@ def converse(open_engine, tiny_store, tokenizer):
         system: str | None = None,
     ) -> Conversation:
         sampling = Sampling(temperature, 1.0, 0, 1.0, seed, max_new_tokens, frozenset(stop))
-        return Conversation(open_engine(tiny_store, context=context), tokenizer, sampling, system)
+        return Conversation(Model(open_engine(tiny_store, context=context), tokenizer, sampling), system)
 
     return begin
 
@@ -61,10 +60,12 @@ def ids_of(tokenizer, prompt: str) -> list[int]:
 def greedy_ids(open_engine, tiny_store, tokenizer) -> list[int]:
     """The first six tokens of the greedy answer to FIRST, from the engine without a conversation."""
     engine = open_engine(tiny_store, context=128)
-    sampler = Sampler(Sampling(0, 1, 0, 1, 0, 6, frozenset()))
-    trace = Trace(0.0, [], TransferCounts(), TransferCounts())
-    tokens = ids_of(tokenizer, FIRST)
-    return list(islice(decode_tokens(engine, engine.new_sequence(), tokens, 0, sampler, trace), 6))
+    sequence, tokens = engine.new_sequence(), []
+    logits = engine.prefill(sequence, ids_of(tokenizer, FIRST))
+    while len(tokens) < 6:
+        tokens.append(int(logits.argmax()))
+        logits = engine.step(Step((Segment(sequence, tuple(tokens[-1:])),)))[0]
+    return tokens
 
 
 def test_a_turn_reuses_the_common_prefix(converse, tokenizer):
@@ -169,8 +170,8 @@ def test_a_template_without_system_messages(open_engine, tiny_store, template, m
     engine = open_engine(tiny_store, context=64)
     sampling = Sampling(0.0, 1.0, 0, 1.0, 0, 2, frozenset())
     with pytest.raises(UserError, match=message):
-        Conversation(engine, tokenizer, sampling, "be brief")
-    conversation = Conversation(engine, tokenizer, sampling)
+        Conversation(Model(engine, tokenizer, sampling), "be brief")
+    conversation = Conversation(Model(engine, tokenizer, sampling))
     with pytest.raises(UserError, match=message):
         conversation.set_system("be brief")
     assert ask(conversation, FIRST).new_tokens == 2
@@ -261,11 +262,11 @@ def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
     step, steps = Engine.step, []
 
-    def interrupted(self: Engine, one: Step) -> torch.Tensor:
+    def interrupted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
         steps.append(one.rows)
         if len(steps) == 4:
             raise KeyboardInterrupt
-        return step(self, one)
+        return step(self, one, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", interrupted)

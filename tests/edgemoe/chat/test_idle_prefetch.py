@@ -16,6 +16,7 @@ from engine_rig import PROMPT, engines_on
 from integrity import check_integrity
 from terminals import Terminal
 
+from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.chat.idle_prefetch import idle_prefetch
@@ -150,5 +151,7 @@ def test_a_chat_prefetches_at_a_terminal(tiny_store, tmp_path) -> None:
 def test_a_pipe_is_read_without_prefetch(engine, monkeypatch) -> None:
     """The lines of a script are there already, and nothing is read for an empty one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    run_chat(engine, Conversation(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())), None, as_json=True)
+    run_chat(
+        engine, Conversation(Model(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset()))), None, as_json=True
+    )
     assert engine.vram.resident() == {}

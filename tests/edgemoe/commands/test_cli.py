@@ -394,10 +394,10 @@ def test_a_prompt_longer_than_the_context_exits_2(run, tiny_store):
 def test_ctrl_c_exits_130(run, tiny_store, monkeypatch):
     """Without a terminal one Ctrl-C ends the program, with the shell's code and no traceback."""
 
-    def interrupt(*args: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgemoe.chat.conversation.generate", interrupt)
+    monkeypatch.setattr("edgemoe.api.model.Model.answer", interrupt)
     code, out, err = run("chat", "--model", tiny_store, "--prompt", "x", "--context", 64)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "edgemoe: interrupted"

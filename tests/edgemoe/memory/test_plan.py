@@ -78,6 +78,28 @@ def test_kv_bytes_by_hand():
     assert plan().kv_bytes == 2 * 16 * 4 * 128 * 2 * 1024
 
 
+@pytest.mark.parametrize("parallel", [2, 8, 32])
+def test_a_plan_for_several_sequences(parallel):
+    """KV, rows of logits and fused decode's rows grow with the sequences; the purposes still add up to the limit."""
+    one, many = plan(), plan(parallel=parallel)
+    assert many.kv_bytes == parallel * one.kv_bytes
+    logits, rows = (parallel - 1) * SHAPE.vocab * 6, parallel * SHAPE.top_k * SHAPE.hidden * 4
+    assert many.workspace_bytes == one.workspace_bytes + logits + rows
+    parts = many.dense_bytes + many.kv_bytes + many.workspace_bytes + many.plane_bytes
+    assert parts == many.vram_limit_bytes
+    assert f"{parallel} times 1024 tokens" in many.lines()[0]
+    with pytest.raises(DoesNotFit, match=f"1024 tokens of context of {parallel} sequences"):
+        plan(parallel=parallel, vram_limit=1_000_000)
+
+
+def test_rows_that_are_scored_at_once_fit_the_workspace():
+    """Their logits are below the workspace, and so is what sampling one of them takes; never fewer than one."""
+    made = plan()
+    assert 1 < made.scored_rows <= 512
+    assert made.scored_rows * SHAPE.vocab * 6 < made.workspace_bytes
+    assert plan(context=2).scored_rows >= 1
+
+
 def test_the_workspace_covers_the_attention_scores_of_importance():
     """256 heads over one KV head: three float32 copies of 16 queries' scores dominate the estimate."""
     one = KVShape(tuple(range(16)), heads=1, key_dim=16, value_dim=16)

@@ -9,6 +9,7 @@ import pytest
 from mutated_models import CONFIGS, GENERATIONS
 from resealed_store import reseal
 
+from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.sampling import Sampling
 from edgemoe.models.tokenizer import load_tokenizer
@@ -94,7 +95,9 @@ def test_a_tokenizer_config_that_cannot_encode(run, damageable, value):
 def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
     """Whatever tokenizers raises about an answer's token is a refusal, in the stream and in the whole text."""
     tokenizer = load_tokenizer(tiny_store)
-    conversation = Conversation(open_engine(tiny_store), tokenizer, Sampling(0, 1, 0, 1, 0, 3, frozenset()))
+    conversation = Conversation(
+        Model(open_engine(tiny_store), tokenizer, Sampling(0, 1, 0, 1, 0, 3, frozenset()))
+    )
 
     class Broken:
         """Encodes, and does not decode."""
@@ -110,7 +113,7 @@ def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
         def decode(self, *arguments: object, **named: object) -> str:
             raise RuntimeError("no such token")
 
-    conversation._tokenizer = Broken()
+    conversation._model.tokenizer = Broken()
     with pytest.raises(ModelRefused, match="no such token"):
         conversation.ask("a", lambda text: None)
     Broken.backend_tokenizer = None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import a_tokenizer
 
-from edgemoe.chat.template import TemplateRenderer, render_chat, renderer
+from edgemoe.api.template import TemplateRenderer, render_chat, renderer
 from storage.errors import ModelRefused, UserError
 
 MESSAGES = [
@@ -120,7 +120,7 @@ def test_ctrl_c_while_it_renders(limited, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgemoe.chat.template.select.select", interrupt)
+        patch.setattr("edgemoe.api.template.select.select", interrupt)
         with pytest.raises(KeyboardInterrupt):
             limited.render("old", {})
     assert limited.render("new", {}) == "new"

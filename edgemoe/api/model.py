@@ -1,0 +1,321 @@
+"""An open model: prompts to answers, alone, streamed or several at once, and scores of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+import torch
+
+from edgemoe.api.template import Message, encode_chat
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.generate import Answer, Generation
+from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
+from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.kv.sequence import SequenceKV
+from storage.errors import UserError
+from storage.untrusted import foreign_code
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""Text that is continued as it is; messages {"role": ..., "content": ...}, put into the chat template; or token ids."""
+
+
+class Choices(TypedDict, total=False):
+    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    logprobs: int
+
+
+class AnswerStream(Iterator[str]):
+    """The pieces of an answer as they come. Each `next` computes on, alone or together with other requests.
+
+    Attributes:
+        answer: the whole answer, once the pieces have ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, generation: Generation, pieces: deque[str]) -> None:
+        self._scheduler, self._generation, self._pieces = scheduler, generation, pieces
+        self.answer: Answer | None = None
+
+    def __next__(self) -> str:
+        """Returns the next piece of text.
+
+        Raises:
+            StopIteration: the answer has ended, or was closed.
+            the error that ended the answer.
+        """
+        request = self._generation.request
+        if not self._pieces and self.answer is None and request.reason != CANCELLED:
+            self._scheduler.wait(request, lambda: bool(self._pieces))
+            if request.ended and request.reason != CANCELLED:
+                self.answer = self._generation.answer()  # its last piece comes with it
+        if not self._pieces:
+            raise StopIteration
+        return self._pieces.popleft()
+
+    def close(self) -> None:
+        """Ends the answer; its memory is free at the return. Idempotent."""
+        if not self._generation.request.ended:
+            self._scheduler.drop(self._generation.request)
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._scheduler.cancel(self._generation.request)
+
+
+class Model:
+    """A model under limits. Thread-safe, except `engine`; `close` it, or use it as a context manager.
+
+    Requests of several threads, streams and futures run together, `engine.plan.parallel` of them at once. Threads that
+    wait for an answer compute for all; a thread of the model's own does while futures are under way.
+
+    Args:
+        engine: runs it; closed with the model.
+        tokenizer: a fast tokenizer of transformers.
+        sampling: the model's own.
+        pace: how prompts and answers share the steps.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, sampling: Sampling, pace: Pace | None = None) -> None:
+        self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
+        self._scheduler = Scheduler(engine, pace)
+
+    def generate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
+        """Answers a prompt.
+
+        Args:
+            prompt: see Prompt.
+            choices: see Choices.
+
+        Raises:
+            ContextExceeded: the context does not hold the prompt.
+            UserError: a choice out of its range, an empty prompt, or the model is closed.
+            DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
+        """
+        start = time.perf_counter()
+        return self.answer(self._tokens(prompt), Sampler(self._sampling(choices)), start)
+
+    def answer(
+        self,
+        tokens: list[int],
+        sampler: Sampler,
+        start: float,
+        on_text: Callable[[str], None] = lambda piece: None,
+        *,
+        sequence: SequenceKV | None = None,
+        cached: int = 0,
+    ) -> Answer:
+        """Answers token ids in a sequence of the caller's (Generation), computing until the end.
+
+        Raises:
+            as generate; KeyboardInterrupt: sequence and tokens are consistent.
+        """
+        generation = self._generation(tokens, sampler, start, on_text, sequence=sequence, cached=cached)
+        self._scheduler.run(generation.request)
+        return generation.answer()
+
+    def stream(self, prompt: Prompt, **choices: Unpack[Choices]) -> AnswerStream:
+        """Answers a prompt piece by piece; nothing is computed between two pieces, unless others compute.
+
+        Raises:
+            as generate, here or at a piece.
+        """
+        start, pieces = time.perf_counter(), deque[str]()
+        sampler = Sampler(self._sampling(choices))
+        generation = self._generation(self._tokens(prompt), sampler, start, pieces.append)
+        self._scheduler.submit(generation.request)
+        return AnswerStream(self._scheduler, generation, pieces)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        on_text: Callable[[str], None] = lambda piece: None,
+        **choices: Unpack[Choices],
+    ) -> Future[Answer]:
+        """Answers a prompt in the background. The future's `cancel` frees the request's memory at the next step.
+
+        Args:
+            prompt: see Prompt.
+            on_text: called with each piece of text, in the thread that computes; an error in it ends the answer.
+            choices: see Choices.
+
+        Raises:
+            as generate, here or in the future.
+        """
+        start, future = time.perf_counter(), Future[Answer]()
+        sampler = Sampler(self._sampling(choices))
+        generation = self._generation(self._tokens(prompt), sampler, start, on_text)
+        request = generation.request
+        request.on_end = partial(_resolve, future, generation)
+        self._scheduler.submit(request)
+        future.add_done_callback(partial(self._cancel, request))
+        self._scheduler.start()
+        return future
+
+    def _cancel(self, request: Request, future: Future[Answer]) -> None:
+        if future.cancelled():
+            self._scheduler.cancel(request)
+
+    async def agenerate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
+        """Answers a prompt in the background of an event loop. A cancelled task cancels the request.
+
+        Raises:
+            as generate.
+        """
+        return await asyncio.wrap_future(await asyncio.to_thread(partial(self.submit, prompt, **choices)))
+
+    async def astream(self, prompt: Prompt, **choices: Unpack[Choices]) -> AsyncIterator[str]:
+        """Yields an answer's pieces in an event loop; leaving the loop over it cancels the request.
+
+        Raises:
+            as generate.
+        """
+        pieces = asyncio.Queue[str | None]()
+        loop = asyncio.get_running_loop()
+
+        def put(piece: str | None) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        future = await asyncio.to_thread(partial(self.submit, prompt, put, **choices))
+        future.add_done_callback(lambda done: put(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            future.result()
+        finally:
+            future.cancel()
+
+    def logprobs(self, texts: Sequence[str | Sequence[int]], top: int = 0) -> list[list[TokenLogprobs]]:
+        """Scores texts, or token ids: the model's log probabilities of every token but the first of each.
+
+        Args:
+            texts: each of two tokens or more, within the context.
+            top: likeliest tokens of each place to return beside.
+
+        Raises:
+            as generate.
+        """
+        scores = [_Score(self._tokens(text), top) for text in texts]
+        for score in scores:
+            self._scheduler.submit(score.request)
+        try:
+            for score in scores:
+                self._scheduler.wait(score.request)
+        finally:
+            for score in scores:
+                self._scheduler.cancel(score.request)
+        return [score.logprobs for score in scores]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Returns a prompt's token ids."""
+        return self._tokens(prompt)
+
+    def close(self) -> None:
+        """Ends every request with an error, and frees all memory. Idempotent; not to be called by a callback."""
+        self._scheduler.close()
+        self.engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _generation(
+        self,
+        tokens: list[int],
+        sampler: Sampler,
+        start: float,
+        on_text: Callable[[str], None],
+        **options: Any,
+    ) -> Generation:
+        return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, **options)
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
+                return list(self.tokenizer(prompt)["input_ids"])
+        tokens = [part for part in prompt if isinstance(part, int)]
+        if tokens or not prompt:
+            return tokens
+        return encode_chat(self.tokenizer, [part for part in prompt if not isinstance(part, int)])
+
+    def _sampling(self, choices: Choices) -> Sampling:
+        """The model's sampling, changed by the choices given."""
+        given: dict[str, Any] = dict(choices)
+        unknown = given.keys() - Choices.__annotations__.keys()
+        if unknown:
+            known = ", ".join(Choices.__annotations__)
+            raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
+        if "stop" in given:
+            stop = given.pop("stop")
+            given["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "logprobs" in given:
+            given["top_logprobs"] = given.pop("logprobs")
+        if "logit_bias" in given:
+            given["logit_bias"] = tuple(given["logit_bias"].items())
+            self._require_tokens([token for token, _ in given["logit_bias"]])
+        return replace(self.sampling, **given)
+
+    def _require_tokens(self, tokens: Sequence[int]) -> None:
+        vocab = self.engine.shape.vocab
+        wrong = [token for token in tokens if not 0 <= token < vocab]
+        if wrong:
+            raise UserError(f"token ids of 0 to {vocab - 1} in logit_bias", f"{wrong[0]}", "leave it out")
+
+
+class _Score:
+    """The score of one text on its way: a request that ends with its prompt."""
+
+    def __init__(self, tokens: list[int], top: int) -> None:
+        if len(tokens) < 2:
+            found = f"one of {len(tokens)}"
+            raise UserError("a text of two tokens or more to score", found, "give a longer one")
+        self.logprobs: list[TokenLogprobs] = []
+        self._tokens, self._top = tokens, top
+        self.request = Request(tokens, Sampler(_ONE_TOKEN), on_rows=self._rows)
+
+    def _rows(self, first: int, logits: torch.Tensor) -> None:
+        following = self._tokens[first + 1 :]
+        self.logprobs += [
+            TokenLogprobs.of(row, token, self._top) for row, token in zip(logits, following, strict=False)
+        ]
+
+
+_ONE_TOKEN = Sampling(0, 1, 0, 1, 0, 1, frozenset())
+
+
+def _resolve(future: Future[Answer], generation: Generation) -> None:
+    """Gives a future the answer or the error of its request, which has ended."""
+    if generation.request.reason == CANCELLED:
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        if generation.request.error:
+            raise generation.request.error
+        future.set_result(generation.answer())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,406 @@
+"""Requests of one engine: which of them wait, which one's prompt runs, and which decode together.
+
+Steps are homogeneous: a chunk of one prompt, or one token of every running sequence. While sequences decode, a chunk
+comes after every `Pace.every` of their steps, so running answers go on while a prompt comes in. Sequences join and
+leave between steps.
+
+    submit ──► arrivals ──► KV fits the budget ──► chunks of its prompt ──► decodes with the others ──► end
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler
+from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.policy.importance import PromptAttention
+from prefetch.counts import TransferCounts
+from prefetch.sigint import DeferredInterrupt
+from storage.errors import DoesNotFit, NotFinite, UserError
+
+CHUNK_BESIDE_OTHERS = 128
+"""Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
+
+CANCELLED = "cancelled"
+"""The reason of a request that was cancelled."""
+
+
+@dataclass
+class Trace:
+    """Times and counts of one request. A step's counts are those of all its rows.
+
+    Args:
+        start: seconds of time.perf_counter() at arrival.
+        token_times: of each token, when the host has it.
+        prefill, decode: transfers.
+        prefill_use, decode_use: experts by level.
+        decode_steps, decode_rows: decode steps that the request took part in, and all rows of these.
+    """
+
+    start: float
+    token_times: list[float] = field(default_factory=list)
+    prefill: TransferCounts = field(default_factory=TransferCounts)
+    decode: TransferCounts = field(default_factory=TransferCounts)
+    prefill_use: ExpertUse = field(default_factory=ExpertUse)
+    decode_use: ExpertUse = field(default_factory=ExpertUse)
+    decode_steps: int = 0
+    decode_rows: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the start to the first token."""
+        return self.token_times[0] - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first; None for fewer than two tokens."""
+        n = len(self.token_times)
+        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between consecutive tokens."""
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, and the tokens after it.
+
+    Args:
+        tokens: ids of the prompt; grows by the answer's ids, of which the sequence lacks the last.
+        sampler: chooses tokens; its settings end the answer.
+        start: seconds of time.perf_counter() at arrival.
+        on_token: called with each token that does not end the answer, and the float32 logits [vocab] it was chosen
+            from, in the thread that drives the scheduler; True ends the answer.
+        on_end: called once, when the request has ended.
+        sequence: has the first `cached` tokens, and stays as it is at the end; None: one is made and freed.
+        cached: tokens that are not computed again, less than all.
+        on_rows: called with the number of rows before it and float32 logits [rows, vocab], for all rows of the prompt
+            in turn; the request ends with its prompt. None: the prompt is answered.
+
+    Attributes:
+        reason: why it ended: stop, length, context, CANCELLED, or "scored" where it has `on_rows`; None before, and
+            after an error.
+        error: that ended it.
+    """
+
+    tokens: list[int]
+    sampler: Sampler
+    start: float = field(default_factory=time.perf_counter)
+    on_token: Callable[[int, torch.Tensor], bool] = lambda token, logits: False
+    on_end: Callable[[], None] = lambda: None
+    sequence: SequenceKV | None = None
+    cached: int = 0
+    on_rows: Callable[[int, torch.Tensor], None] | None = None
+    reason: str | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt, self.trace = len(self.tokens), Trace(self.start)
+        self.cancelled, self.kept = False, self.sequence is not None
+        self.attention, self.done = PromptAttention(), self.cached
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step will run for it any more."""
+        return self.reason is not None or self.error is not None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How prompts and answers share the steps.
+
+    Args:
+        chunk: tokens of a prompt in one step, 1 to PREFILL_ROWS; None: PREFILL_ROWS where one sequence may run,
+            CHUNK_BESIDE_OTHERS where several may. It never depends on what runs, so neither do answers.
+        every: decode steps between two chunks, while any sequence decodes.
+    """
+
+    chunk: int | None = None
+    every: int = 4
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and not 1 <= self.chunk <= PREFILL_ROWS:
+            raise UserError(f"a chunk of 1 to {PREFILL_ROWS} tokens", f"{self.chunk}", "choose another one")
+        if self.every < 1:
+            raise UserError("1 or more decode steps between two chunks", f"{self.every}", "choose 4")
+
+
+class Scheduler:
+    """Runs the requests of one engine together, first come, first served.
+
+    Thread-safe: any thread may submit, cancel and wait. The threads that wait drive the steps in turn, one at a time;
+    `start` adds a thread that drives whenever there is work.
+
+    Args:
+        engine: runs the steps; no other caller uses it while requests run.
+        pace: how prompts and answers share the steps.
+    """
+
+    def __init__(self, engine: Engine, pace: Pace | None = None) -> None:
+        self.engine, self._pace = engine, pace or Pace()
+        self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
+        self._arrived: deque[Request] = deque()
+        self._prompt: Request | None = None
+        self._running: list[Request] = []
+        self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
+        self._since_chunk = 0
+        self._turn = threading.Condition()
+        self._driving, self._closed = False, False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def active(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._arrived) + len(self._running) + (self._prompt is not None)
+
+    def submit(self, request: Request) -> None:
+        """Adds a request behind all others.
+
+        Raises:
+            UserError: the prompt is empty, or the scheduler is closed.
+            ModelRefused: a token that the model does not have.
+            ContextExceeded: the context does not hold the prompt.
+        """
+        self.engine.require_prompt(request.tokens)
+        context = request.sequence.context if request.sequence else self.engine.plan.context
+        SequenceKV.require_tokens(len(request.tokens), context)
+        with self._turn:
+            if self._closed:
+                raise _closed()
+            self._arrived.append(request)
+            self._turn.notify_all()
+
+    def run(self, request: Request) -> None:
+        """Submits a request and drives until it has ended.
+
+        Raises:
+            the error that ended it; KeyboardInterrupt: it is cancelled, and its KV is free.
+            as submit.
+        """
+        self.submit(request)
+        self.wait(request)
+
+    def wait(self, request: Request, until: Callable[[], bool] = lambda: False) -> None:
+        """Drives until a submitted request has ended, or until `until`.
+
+        Raises:
+            as run.
+        """
+        try:
+            self._drive(lambda: request.ended or until())
+        except BaseException:
+            self.drop(request)
+            raise
+        if request.error:
+            raise request.error
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request at the next step, a prompt's at its next layer. Its KV is free then."""
+        request.cancelled = True
+        with self._turn:
+            self._turn.notify_all()
+
+    def drop(self, request: Request) -> None:
+        """Cancels a request and waits until its KV is free."""
+        self.cancel(request)
+        with self._turn:
+            self._turn.wait_for(lambda: request.ended or not self._driving)
+            self._end_cancelled()
+
+    def start(self) -> None:
+        """Starts a thread that drives until `close`, if there is none."""
+        with self._turn:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._serve, name="edgemoe-scheduler", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Ends every request with an error, and the thread. Idempotent."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: not self._driving)
+            for request in [*self._arrived, *self._running, *([self._prompt] if self._prompt else [])]:
+                self._end(request, error=_closed())
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            self._drive(lambda: self._closed or not self.active)
+            with self._turn:
+                self._turn.wait_for(lambda: self._closed or self.active > 0)
+
+    def _drive(self, until: Callable[[], bool]) -> None:
+        """Runs steps, in turn with other threads that wait, until `until`."""
+        while not until():
+            with self._turn:
+                self._turn.wait_for(lambda: until() or not self._driving)
+            with DeferredInterrupt():  # Ctrl-C comes within the engine's step, or behind all of it
+                if self._take_turn():
+                    try:
+                        self._step()
+                    finally:
+                        with self._turn:
+                            self._driving = False
+                            self._turn.notify_all()
+
+    def _take_turn(self) -> bool:
+        with self._turn:
+            if self._driving or self._closed:
+                return False
+            self._driving = True
+            return True
+
+    def _step(self) -> None:
+        """Runs one step, if there is one to run, and hands out its tokens."""
+        self._end_cancelled()
+        self._hand_out()
+        self._admit()
+        chunk_is_due = not self._running or self._since_chunk >= self._pace.every
+        if self._prompt and chunk_is_due:
+            self._since_chunk = 0
+            self._prefill(self._prompt)
+        elif self._running:
+            self._since_chunk += 1
+            self._decode(self._running)
+        self._hand_out()
+
+    def _end_cancelled(self) -> None:
+        for request in [*self._arrived, *self._running, *([self._prompt] if self._prompt else [])]:
+            if request.cancelled:
+                self._end(request, CANCELLED)
+
+    def _admit(self) -> None:
+        """Gives the first request that waits its KV, if the budget has it."""
+        if self._prompt or not self._arrived or len(self._running) >= self.engine.plan.parallel:
+            return
+        request = self._arrived[0]
+        if request.sequence is None:
+            wanted = request.prompt + request.sampler.sampling.max_new_tokens
+            try:
+                request.sequence = self.engine.new_sequence(min(wanted, self.engine.plan.context))
+            except Exception as error:
+                if not (self._running and isinstance(error, DoesNotFit)):
+                    self._end(request, error=error)
+                return
+        self._prompt = self._arrived.popleft()
+
+    def _prefill(self, request: Request) -> None:
+        assert request.sequence
+        chunk = min(self._chunk, self.engine.plan.scored_rows) if request.on_rows else self._chunk
+        part = tuple(request.tokens[request.done : request.done + chunk])
+        step = Step((Segment(request.sequence, part, request.attention),), lambda: self._unwanted(request))
+        logits = self._run(step, [request], all_rows=request.on_rows is not None)
+        if logits is None:
+            return
+        if request.on_rows:
+            self._score(request, request.on_rows, logits)
+        request.done += len(part)
+        request.trace.prefill += self.engine.take_counts()
+        request.trace.prefill_use += self.engine.take_use()
+        if request.done == request.prompt and not request.ended:
+            self._sampled.append((request, logits[0]))
+            self._running.append(request)
+            self._prompt = None
+
+    def _score(
+        self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor
+    ) -> None:
+        try:
+            on_rows(request.done, logits)
+        except BaseException as error:  # of the callback: its caller gets it
+            self._end(request, error=error)
+        if request.done + len(logits) == request.prompt:
+            self._end(request, "scored")
+
+    def _decode(self, requests: Sequence[Request]) -> None:
+        segments = [Segment(r.sequence, (r.tokens[-1],)) for r in requests if r.sequence]
+        logits = self._run(Step(tuple(segments)), requests)
+        if logits is None:
+            return
+        counts, use = self.engine.take_counts(), self.engine.take_use()
+        for request in requests:
+            trace = request.trace
+            trace.decode, trace.decode_use = trace.decode + counts, trace.decode_use + use
+            trace.decode_steps += 1
+            trace.decode_rows += len(requests)
+        self._sampled.extend(zip(requests, logits, strict=True))
+
+    def _unwanted(self, request: Request) -> bool:
+        return request.cancelled or self._closed
+
+    def _run(self, step: Step, requests: Sequence[Request], *, all_rows: bool = False) -> torch.Tensor | None:
+        """Runs a step; None where it failed, and the requests that an error belongs to have ended."""
+        self.engine.take_counts()
+        self.engine.take_use()
+        try:
+            return self.engine.step(step, all_rows=all_rows)
+        except StepCancelled:
+            self._end_cancelled()
+        except NotFinite as error:
+            # The others run again, without those whose logits are not finite.
+            for i in error.segments:
+                self._end(requests[i], error=error)
+        except Exception as error:
+            for request in list(requests):
+                self._end(request, error=error)
+        return None
+
+    def _hand_out(self) -> None:
+        """Chooses and hands out the token behind each row of the last step."""
+        while self._sampled:
+            request, logits = self._sampled[0]
+            if not request.ended:
+                try:
+                    self._token(request, logits)
+                except BaseException as error:  # of a callback: its caller gets it
+                    self._end(request, error=error)
+            self._sampled.popleft()
+
+    def _token(self, request: Request, logits: torch.Tensor) -> None:
+        sampling, sequence = request.sampler.sampling, request.sequence
+        assert sequence
+        new = len(request.tokens) - request.prompt
+        token = request.sampler.next(request.tokens, logits, new)
+        times = request.trace.token_times
+        times.append(time.perf_counter())
+        if len(times) > 1:
+            self.engine.observe_token(times[-1] - times[-2])
+        request.tokens.append(token)
+        if token in sampling.stop or request.on_token(token, logits):
+            self._end(request, "stop")
+        elif new + 1 >= sampling.max_new_tokens:
+            self._end(request, "length")
+        elif sequence.length >= sequence.context:
+            self._end(request, "context")
+
+    def _end(self, request: Request, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Takes a request out and frees its KV; without effect where it has ended."""
+        if request.ended:
+            return
+        if request in self._arrived:
+            self._arrived.remove(request)
+        self._running = [other for other in self._running if other is not request]
+        self._prompt = None if self._prompt is request else self._prompt
+        if request.sequence and not request.kept:
+            self.engine.end_sequence(request.sequence)
+            request.sequence = None
+        request.reason, request.error = reason, error
+        request.on_end()
+
+
+def _closed() -> UserError:
+    return UserError("an open model", "one that was closed", "load it again")

@@ -1,0 +1,236 @@
+"""The Python API: every line of its page, requests of several threads, and what an end leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from integrity import check_integrity
+
+import edgemoe
+from edgemoe.api.model import Model
+from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
+from edgemoe.engine.text import TextStream
+from edgemoe.models.tokenizer import load_tokenizer
+from storage.errors import UserError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
+GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset())
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture
+def model(open_engine, tiny_store) -> Iterator[Model]:
+    engine = open_engine(tiny_store, context=128, parallel=4)
+    with Model(engine, load_tokenizer(tiny_store), GREEDY) as model:
+        yield model
+
+
+@pytest.mark.e2e
+def test_every_line_of_the_page_runs(monkeypatch, tmp_path):
+    """Each example prints what the page shows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = re.sub(r"^```.*$", "", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    test = doctest.DocTestParser().get_doctest(text, {}, "api.md", str(PAGE), 0)
+    failed, attempted = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
+    assert attempted > 25
+    assert failed == 0
+
+
+def test_the_page_names_all_that_is_exported():
+    """Every exported name but the argument's types stands on the page, and resolves."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name in edgemoe.__all__:
+        assert getattr(edgemoe, name) is not None
+        assert name in page or name in ("Answer", "AnswerStream", "Choices", "Model", "Prompt")
+    with pytest.raises(AttributeError, match="no attribute 'engine_of'"):
+        _ = edgemoe.engine_of
+
+
+def test_a_stream_a_future_and_a_call_agree(model):
+    """The same prompt gives the same text by every road, and the stream's pieces are its text."""
+    want = model.generate(PROMPT)
+    with model.stream(PROMPT) as stream:
+        assert "".join(stream) == want.text
+    assert stream.answer.tokens == want.tokens
+    assert model.submit(PROMPT).result(60).text == want.text
+    assert model.generate(model.encode(PROMPT)).text == want.text
+
+    async def both() -> tuple[str, str]:
+        answer = await model.agenerate(PROMPT)
+        return answer.text, "".join([piece async for piece in model.astream(PROMPT)])
+
+    assert asyncio.run(both()) == (want.text, want.text)
+
+
+def test_many_threads_have_the_answers_of_one(model):
+    """Eight threads with all kinds of calls at once: the answers that one thread has, and no thread is left."""
+    prompts = [PROMPT + " jumps" * i for i in range(8)]
+    want = [model.generate(prompt).tokens for prompt in prompts]
+    got: dict[int, list[int]] = {}
+
+    def call(i: int) -> None:
+        if i % 3 == 0:
+            got[i] = model.generate(prompts[i]).tokens
+        elif i % 3 == 1:
+            got[i] = model.submit(prompts[i]).result(60).tokens
+        else:
+            stream = model.stream(prompts[i])
+            list(stream)
+            got[i] = stream.answer.tokens
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [got[i] for i in range(8)] == want
+    model.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgemoe-scheduler"]
+
+
+def test_left_streams_and_cancelled_futures_free_their_kv(model):
+    """A closed stream, a dropped one, a cancelled future and a cancelled task leave no KV and no lease."""
+    used = model.engine.budget.used
+    stream = model.stream(PROMPT, max_new_tokens=60)
+    next(stream)
+    assert model.engine.budget.used > used
+    stream.close()
+    assert model.engine.budget.used == used
+    assert list(stream) == []
+    next(model.stream(PROMPT, max_new_tokens=60))
+    future = model.submit(PROMPT, max_new_tokens=60)
+    assert future.cancel()
+
+    async def leave() -> None:
+        async for _ in model.astream(PROMPT, max_new_tokens=60):
+            break
+
+    asyncio.run(leave())
+    model.generate(PROMPT)
+    model.close()
+    assert model.engine.budget.used == used
+    check_integrity(model.engine.vram)
+    assert not model.engine.vram._leases
+
+
+def test_a_closed_model_ends_what_is_under_way(model):
+    """Futures get the error of a closed model, and so do later calls; closing again does nothing."""
+    futures = [model.submit(PROMPT, max_new_tokens=100) for _ in range(6)]
+    model.close()
+    model.close()
+    ended = [future.exception(60) for future in futures]
+    assert all(error is None or "an open model" in str(error) for error in ended)
+    for call in (model.generate, model.stream, model.submit):
+        with pytest.raises(UserError, match="an open model"):
+            call(PROMPT)
+
+
+def test_scores_are_the_log_probabilities_of_single_steps(model):
+    """Each token's score is that of the logits after its prefix; the top ones come in order."""
+    tokens = model.encode(PROMPT)
+    (scores,) = model.logprobs([PROMPT], top=3)
+    assert [score.token for score in scores] == tokens[1:]
+    engine = model.engine
+    for end, score in enumerate(scores, 1):
+        sequence = engine.new_sequence()
+        logprobs = engine.prefill(sequence, tokens[:end]).double().log_softmax(-1)
+        engine.end_sequence(sequence)
+        assert score.logprob == pytest.approx(float(logprobs[score.token]), abs=0.05)
+        assert [value for _, value in score.top] == sorted((v for _, v in score.top), reverse=True)
+        assert len(score.top) == 3
+    with pytest.raises(UserError, match="two tokens or more"):
+        model.logprobs([[5]])
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"temperature": -1}, "temperature of 0 or more"),
+        ({"top_p": 1.5}, "top_p of 0 to 1"),
+        ({"presence_penalty": 3}, "presence_penalty of -2 to 2"),
+        ({"max_new_tokens": 0}, "max_new_tokens of 1 or more"),
+        ({"stop": ""}, "stop strings"),
+        ({"logprobs": -1}, "0 or more top logprobs"),
+        ({"logit_bias": {300: 1.0}}, "token ids of 0 to 299"),
+        ({"tempereture": 1}, "'tempereture'"),
+    ],
+)
+def test_wrong_choices_are_named(model, choices, words):
+    """A choice out of its range, or an unknown one, is refused before anything runs."""
+    with pytest.raises(UserError, match=re.escape(words)):
+        model.generate(PROMPT, **choices)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_store):
+    return load_tokenizer(tiny_store)
+
+
+@pytest.mark.parametrize("stop", ["brown", "k b", "fox jumps", "wn f", "x"])
+def test_stop_strings_across_token_borders(tokenizer, stop: str):
+    """The text ends before the first stop string wherever tokens begin, and no part of it is shown before."""
+    text = "the quick brown fox jumps over"
+    stream, pieces = TextStream(tokenizer, (stop, "over")), []
+    for token in tokenizer(text)["input_ids"]:
+        pieces.append(stream.add(token))
+        if stream.stopped:
+            break
+    pieces.append(stream.end())
+    assert "".join(pieces) == stream.text == text[: text.index(stop)]
+    assert stream.stopped
+
+
+def test_the_begin_of_a_stop_string_comes_at_the_end(tokenizer):
+    """Text that is withheld because a stop string may follow is shown when the answer ends without it."""
+    stream = TextStream(tokenizer, ("fox runs",))
+    shown = "".join(map(stream.add, tokenizer("the quick fox")["input_ids"]))
+    assert shown == "the quick "
+    assert shown + stream.end() == "the quick fox"
+
+
+def sampled(logits: list[float], answer: list[int], **choices: object) -> int:
+    sampling = Sampling(
+        **{"temperature": 0, "top_p": 1, "top_k": 0, "repetition_penalty": 1, "seed": 0}
+        | {"max_new_tokens": 1, "stop": frozenset()}
+        | choices
+    )
+    return Sampler(sampling).next([9 % len(logits), *answer], torch.tensor(logits), len(answer))
+
+
+def test_penalties_and_biases_by_hand():
+    """Presence counts a token of the answer once, frequency each time; a bias adds; the prompt counts in neither."""
+    logits = [1.0, 1.9, 2.0]
+    assert sampled(logits, []) == 2
+    assert sampled(logits, [2], presence_penalty=0.2) == 1
+    assert sampled(logits, [1, 2, 2], frequency_penalty=0.2) == 1
+    assert sampled(logits, [2, 2], presence_penalty=0.05) == 2
+    assert sampled(logits, [], logit_bias=((0, 1.5),)) == 0
+    assert sampled(logits, [], presence_penalty=2.0) == 2
+
+
+def test_min_p_keeps_the_likely_tokens_only():
+    """Tokens below a tenth of the largest probability never come; without min_p they do."""
+    logits = torch.tensor([5.0, 4.5, 1.0, 1.0, 1.0]).tolist()
+    chosen = {
+        min_p: {sampled(logits, [], temperature=1.5, seed=seed, min_p=min_p) for seed in range(200)}
+        for min_p in (0.0, 0.1)
+    }
+    assert chosen[0.1] == {0, 1}
+    assert chosen[0.0] > {0, 1}
+
+
+def test_logprobs_by_hand():
+    """Natural logarithms of a softmax over all tokens."""
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    total = float(logits.exp().sum())
+    got = TokenLogprobs.of(logits, 1, 2)
+    want = [float(logits[i].exp() / total) for i in range(3)]
+    assert torch.tensor(got.logprob).exp().item() == pytest.approx(want[1])
+    assert [token for token, _ in got.top] == [2, 1]

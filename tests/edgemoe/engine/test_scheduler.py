@@ -1,0 +1,382 @@
+"""Several requests at once: the bits of each alone, fair shares of steps, and nothing left behind by any end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from integrity import check_integrity
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.kernels.registry import compute
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.policy.importance import PromptAttention
+from prefetch.sigint import DeferredInterrupt
+from storage.errors import (
+    ContextExceeded,
+    DoesNotFit,
+    ModelRefused,
+    NotFinite,
+    ReadFailed,
+    UserError,
+)
+from storage.reader import RecordReader
+
+MANY = 32
+CHUNK = 5
+GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
+
+
+def prompt_of(number: int) -> list[int]:
+    """A prompt of 1 to 16 random tokens; its length differs from those of its neighbours."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(3, 300, (1 + 7 * number % 16,), generator=generator).tolist()
+
+
+def new_tokens_of(number: int) -> int:
+    return 1 + number % 5
+
+
+class Kept(Request):
+    """A greedy request that keeps the logits of every token."""
+
+    def __init__(self, tokens: list[int], new: int, **options: object) -> None:
+        self.rows: list[torch.Tensor] = []
+        sampler = Sampler(replace(GREEDY, max_new_tokens=new))
+        super().__init__(tokens, sampler, on_token=self._keep, **options)
+
+    def _keep(self, token: int, logits: torch.Tensor) -> bool:
+        self.rows.append(logits.clone())
+        return False
+
+
+def alone(engine: Engine, tokens: list[int], new: int) -> torch.Tensor:
+    """The logits of every greedy token, from steps of one sequence without a scheduler."""
+    sequence, tokens, prompt, rows = engine.new_sequence(), list(tokens), PromptAttention(), []
+    for start in range(0, len(tokens), CHUNK):
+        logits = engine.step(Step((Segment(sequence, tuple(tokens[start : start + CHUNK]), prompt),)))[0]
+    while True:
+        rows.append(logits)
+        if len(rows) == new:
+            engine.end_sequence(sequence)
+            return torch.stack(rows)
+        logits = engine.step(Step((Segment(sequence, (int(logits.argmax()),)),)))[0]
+
+
+def assert_nothing_is_left(engine: Engine, used: int) -> None:
+    """No block, pin, lease or byte of KV belongs to a request."""
+    assert engine.budget.used == used
+    for tier in (engine.vram, engine.dram):
+        if tier is not None:
+            check_integrity(tier)
+            assert not tier._leases
+            assert not tier._pending
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("how", [{"level": 4}, {"levels": (4, 2), "exact": True, "retention": 0.5}])
+def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
+    """32 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
+    engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
+    single = open_engine(tiny_store, **how)
+    want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
+    used = engine.budget.used
+
+    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @given(
+        joins=st.lists(st.integers(0, 60), min_size=MANY, max_size=MANY),
+        leaves=st.dictionaries(st.integers(0, MANY - 1), st.integers(0, 80), max_size=6),
+        every=st.integers(1, 4),
+    )
+    def run(joins: list[int], leaves: dict[int, int], every: int) -> None:
+        scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=every))
+        requests = [Kept(prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
+        for step in range(400):
+            for i, at in enumerate(joins):
+                if at == step:
+                    scheduler.submit(requests[i])
+            for i, at in leaves.items():
+                if at == step and at >= joins[i]:
+                    scheduler.cancel(requests[i])
+            scheduler._step()
+        assert scheduler.active == 0
+        for i, request in enumerate(requests):
+            assert request.reason == "length" or (request.reason == CANCELLED and i in leaves)
+            if request.rows:
+                assert torch.equal(torch.stack(request.rows), want[i][: len(request.rows)])
+            if request.reason == "length":
+                assert len(request.rows) == new_tokens_of(i)
+        assert_nothing_is_left(engine, used)
+
+    run()
+
+
+def test_a_step_is_of_one_kind_and_has_each_sequence_once(open_engine, tiny_store):
+    """A sequence twice, or a prompt beside new tokens, is refused before anything runs; so are too many rows."""
+    engine = open_engine(tiny_store, parallel=2)
+    one, two = engine.new_sequence(), engine.new_sequence()
+    with pytest.raises(ValueError, match="each sequence once"):
+        Step((Segment(one, (3,)), Segment(one, (4,))))
+    with pytest.raises(ValueError, match="prompts or of new tokens"):
+        Step((Segment(one, (3,)), Segment(two, (4,), PromptAttention())))
+    with pytest.raises(ValueError, match=f"at most {PREFILL_ROWS} rows"):
+        engine.step(Step((Segment(one, (3,) * (PREFILL_ROWS + 1)),)))
+
+
+def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
+    """The budget has KV for `parallel` whole contexts, or for more sequences that need less."""
+    engine = open_engine(tiny_store, context=64, parallel=2)
+    assert engine.plan.kv_bytes == 2 * engine.shape.kv.bytes_for(64)
+    used = engine.budget.used
+    free = (engine.plan.vram_limit_bytes - used) // engine.shape.kv.bytes_for(16)
+    assert free >= 8
+    sequences = [engine.new_sequence(16) for _ in range(free)]
+    with pytest.raises(DoesNotFit, match="free bytes for kv"):
+        engine.new_sequence(16)
+    for sequence in sequences:
+        engine.end_sequence(sequence)
+    assert engine.budget.used == used
+
+
+def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_store, monkeypatch):
+    """While a sequence decodes, a chunk of the second prompt comes after every 3 of its steps."""
+    engine, steps, step = open_engine(tiny_store, parallel=2), [], Engine.step
+
+    def noted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
+        steps.append(("decode" if one.decodes else "chunk", one.rows))
+        return step(self, one, **how)
+
+    monkeypatch.setattr(Engine, "step", noted)
+    scheduler = Scheduler(engine, Pace(chunk=4, every=3))
+    first, second = Kept([5] * 4, 12), Kept([9] * 10, 2)
+    scheduler.submit(first)
+    scheduler._step()
+    scheduler.submit(second)
+    scheduler.wait(first)
+    scheduler.wait(second)
+    three = [("decode", 1)] * 3
+    expected = [("chunk", 4), *three, ("chunk", 4), *three, ("chunk", 4), *three, ("chunk", 2), ("decode", 2)]
+    assert steps[: len(expected)] == expected
+    assert set(steps[len(expected) :]) == {("decode", 1)}
+    assert first.trace.decode_rows == first.trace.decode_steps + 1
+
+
+def test_requests_wait_for_kv_in_the_order_of_arrival(open_engine, tiny_store):
+    """A context for two runs two at once; the third starts when the first has ended, before the fourth."""
+    engine = open_engine(tiny_store, context=32, parallel=2)
+    scheduler = Scheduler(engine)
+    requests = [Kept([5 + i] * 4, 6 + 4 * (i % 2)) for i in range(4)]
+    for request in requests:
+        scheduler.submit(request)
+    for request in requests:
+        scheduler.wait(request)
+    begins = [request.trace.token_times[0] for request in requests]
+    assert begins == sorted(begins)
+    assert requests[0].trace.token_times[-1] <= begins[2]
+    assert requests[1].trace.token_times[-1] <= begins[3]
+
+
+def test_wrong_requests_are_refused_at_once(open_engine, tiny_store):
+    """An empty prompt, one beyond the context, and one with unknown tokens never wait."""
+    scheduler = Scheduler(open_engine(tiny_store, context=16))
+    with pytest.raises(UserError, match="at least one token"):
+        scheduler.submit(Kept([], 1))
+    with pytest.raises(ContextExceeded, match=r"17 tokens.*one of 16"):
+        scheduler.submit(Kept([3] * 17, 1))
+    with pytest.raises(ModelRefused, match="300"):
+        scheduler.submit(Kept([300], 1))
+    assert scheduler.active == 0
+
+
+def batch(scheduler: Scheduler, number: int = 8, new: int = 5) -> list[Kept]:
+    requests = [Kept(prompt_of(i), new) for i in range(number)]
+    for request in requests:
+        scheduler.submit(request)
+    return requests
+
+
+def test_a_full_context_ends_one_sequence_alone(open_engine, tiny_store):
+    """The sequence whose context is full ends with reason context; the others have their bits of alone."""
+    engine = open_engine(tiny_store, level=4, context=20, parallel=3)
+    single = open_engine(tiny_store, level=4)
+    scheduler = Scheduler(engine, Pace(chunk=CHUNK))
+    long, others = Kept([7] * 17, 40), [Kept(prompt_of(i), 4) for i in (1, 2)]
+    for request in (long, *others):
+        scheduler.submit(request)
+    for request in (long, *others):
+        scheduler.wait(request)
+    assert (long.reason, len(long.rows)) == ("context", 4)
+    for request in others:
+        want = alone(single, request.tokens[: request.prompt], 4)
+        assert torch.equal(torch.stack(request.rows), want)
+
+
+def test_logits_that_are_not_finite_end_one_sequence_alone(open_engine, tiny_store):
+    """NaN in one sequence's keys ends it with an error; the others run on, with their bits of alone."""
+    engine = open_engine(tiny_store, level=4, parallel=4)
+    single = open_engine(tiny_store, level=4)
+    used, scheduler = engine.budget.used, Scheduler(engine, Pace(chunk=CHUNK, every=1))
+    requests = batch(scheduler, 4, new=16)
+    while len(scheduler._running) < 4:
+        scheduler._step()
+    bad = scheduler._running[1]
+    assert bad.sequence
+    bad.sequence.keys.fill_(float("nan"))
+    with pytest.raises(NotFinite, match="layer 0's output") as caught:
+        scheduler.wait(bad)
+    assert caught.value.segments == (1,)
+    for request in requests:
+        if request is not bad:
+            scheduler.wait(request)
+            want = alone(single, request.tokens[: request.prompt], 16)
+            assert torch.equal(torch.stack(request.rows), want)
+    assert_nothing_is_left(engine, used)
+
+
+def test_a_callbacks_error_ends_its_request_alone(open_engine, tiny_store):
+    """The error is raised where its request is waited for; another request in the same steps goes on."""
+    engine = open_engine(tiny_store, parallel=2)
+    scheduler = Scheduler(engine)
+
+    def fail(token: int, logits: torch.Tensor) -> bool:
+        raise OSError("the pipe is closed")
+
+    bad, good = Kept([5, 6], 3), Kept([7, 8, 9], 3)
+    bad.on_token = fail
+    scheduler.submit(bad)
+    scheduler.run(good)
+    assert good.reason == "length"
+    with pytest.raises(OSError, match="the pipe is closed"):
+        scheduler.wait(bad)
+
+
+def test_a_cancel_within_a_long_prompt_ends_it_at_the_next_layer(open_engine, tiny_store, monkeypatch):
+    """A cancel that comes in a chunk's first layer with experts runs no experts of the other layers."""
+    engine = open_engine(tiny_store)
+    scheduler, used = Scheduler(engine, Pace(chunk=64)), engine.budget.used
+    request, layers = Kept([5] * 60, 4), []
+    engine.watch(lambda layer, chosen: (layers.append(layer), scheduler.cancel(request)))
+    scheduler.submit(request)
+    scheduler.wait(request)
+    assert (request.reason, layers) == (CANCELLED, [0])
+    assert_nothing_is_left(engine, used)
+
+
+def read_error(engine: Engine, scheduler: Scheduler, requests: list[Kept], patch: pytest.MonkeyPatch) -> None:
+    """Every read of the next step fails."""
+
+    def fail(self: RecordReader, *_: object) -> int:
+        raise ReadFailed("bytes", "an error of the disk", "check the disk")
+
+    patch.setattr(RecordReader, "read", fail)
+    engine.forget_experts()
+
+
+def ctrl_c(engine: Engine, scheduler: Scheduler, requests: list[Kept], patch: pytest.MonkeyPatch) -> None:
+    """SIGINT comes while the next step computes experts."""
+    forward, sent = compute().kernel.forward, []
+
+    def interrupted(*arguments: object) -> object:
+        if not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(*arguments)
+
+    patch.setattr(compute().kernel, "forward", interrupted)
+    engine.forget_experts()
+
+
+def cancel(engine: Engine, scheduler: Scheduler, requests: list[Kept], patch: pytest.MonkeyPatch) -> None:
+    """Every second request is cancelled."""
+    for request in requests[::2]:
+        scheduler.cancel(request)
+
+
+def close(engine: Engine, scheduler: Scheduler, requests: list[Kept], patch: pytest.MonkeyPatch) -> None:
+    """The scheduler is closed."""
+    scheduler.close()
+
+
+Fault = Callable[[Engine, Scheduler, list[Kept], pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("fault", [read_error, ctrl_c, cancel, close])
+def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, monkeypatch, fault: Fault):
+    """A failed read, Ctrl-C, cancels or a close at each step of a batch of 8: no block, pin, KV or thread is left.
+
+    Where the fault ends no request, all have the bits of an undisturbed run.
+    """
+    engine = open_engine(tiny_store, level=4, experts=3, dram_experts=2, parallel=8)
+    used, threads = engine.budget.used, threading.active_count()
+    undisturbed = Scheduler(engine, Pace(chunk=CHUNK, every=1))
+    want, steps = batch(undisturbed, new=3), 0
+    while undisturbed.active:
+        undisturbed._step()
+        steps += 1
+    assert steps > 20
+    for at in range(steps):
+        scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=1))
+        requests = batch(scheduler, new=3)
+        for _ in range(at):
+            scheduler._step()
+        with monkeypatch.context() as patch:
+            fault(engine, scheduler, requests, patch)
+            with pytest.raises(KeyboardInterrupt) if fault is ctrl_c else nullcontext(), DeferredInterrupt():
+                scheduler._step()
+        while scheduler.active:
+            scheduler._step()
+        for request, whole in zip(requests, want, strict=True):
+            assert request.ended
+            assert request.sequence is None
+            kept = len(request.rows)
+            assert all(map(torch.equal, request.rows, whole.rows[:kept]))
+            if fault is ctrl_c or (fault is cancel and request not in requests[::2]):
+                assert (request.reason, kept) == ("length", 3)
+        assert_nothing_is_left(engine, used)
+    assert threading.active_count() == threads
+
+
+def test_a_kept_sequence_stays_with_its_owner(open_engine, tiny_store):
+    """A request in a sequence of the caller's leaves it with all tokens but the last, also when it is cancelled."""
+    engine = open_engine(tiny_store)
+    sequence: SequenceKV = engine.new_sequence()
+    scheduler = Scheduler(engine)
+    first = Kept([5, 6, 7], 4, sequence=sequence)
+    scheduler.run(first)
+    assert sequence.length == 6
+    again = Kept([*first.tokens, 8], 9, sequence=sequence, cached=6)
+    again.on_token = lambda token, logits: scheduler.cancel(again) or False
+    scheduler.run(again)
+    assert again.reason == CANCELLED
+    assert sequence.length == 8
+    assert again.tokens[:6] == first.tokens[:6]
+
+
+def test_threads_share_the_steps(open_engine, tiny_store):
+    """Eight threads that each run a request have the tokens of a single one, and end."""
+    engine = open_engine(tiny_store, level=4, parallel=4)
+    single = open_engine(tiny_store, level=4)
+    scheduler = Scheduler(engine, Pace(chunk=CHUNK))
+    requests = [Kept(prompt_of(i), 5) for i in range(8)]
+    threads = [threading.Thread(target=scheduler.run, args=(request,)) for request in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i, request in enumerate(requests):
+        assert torch.equal(torch.stack(request.rows), alone(single, prompt_of(i), 5))
+    scheduler.close()
+    with pytest.raises(UserError, match="an open model"):
+        scheduler.submit(Kept([5], 1))
