@@ -143,7 +143,9 @@ def _table(measure: MeasureOptions) -> list[Arm]:
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in ("retention", "bits")}
+    # How many bits there are is a list here, and no target of time decides it.
+    fixed = {*options.RANKING} - {"retention", "bits", "tpot_target"}
+    chosen = {name: getattr(measure, name) for name in options.RANKING if name in fixed}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:
