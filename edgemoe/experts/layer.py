@@ -163,7 +163,8 @@ class ExpertLayer:
         rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
         places: list[torch.Tensor] = []
         wanted = assignments.wanted(self.layer)
-        scan = not runtime.step.decode and is_scan(len(wanted), runtime.policy.experts)
+        scans = runtime.policy.settings.scan == "on" and not runtime.step.decode
+        scan = scans and is_scan(len(wanted), runtime.policy.experts)
         with runtime.source.request(wanted, scan=scan) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted)
             row = 0

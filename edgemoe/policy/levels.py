@@ -45,7 +45,8 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and only_layer are used.
+        settings: levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and only_layer are
+            used.
         layers: of the model.
         experts: in a layer.
         damage: of the model's experts.
@@ -141,8 +142,14 @@ class LevelPolicy:
         """
         levels = self.ahead
         count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
-        by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
+        taken = enumerate(self.taken(layer, experts))
+        by_order = {expert: levels[0] if i < count else levels[1] for i, expert in taken}
         return {expert: level for expert, level in by_order.items() if level}
+
+    def taken(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """The predicted experts, the likeliest first, that settings take: all, or the critical (t of eq. 7 and 8)."""
+        every = len(self.ahead) == 1 or self.settings.speculate != "critical"
+        return experts if every else experts[: self.critical(layer, len(experts))]
 
     def _is_uniform(self, layer: int) -> bool:
         return len(self.settings.levels) == 1 or self.settings.only_layer not in (None, layer)

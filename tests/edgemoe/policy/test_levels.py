@@ -93,6 +93,16 @@ def test_predicted_experts_have_the_levels_of_the_schedule():
     assert set(policy((8, 4, 2, 0), 0.75).predicted(2, experts).values()) == {4, 2}
 
 
+def test_critical_look_ahead_takes_the_top_t():
+    """Eq. 7 and 8: of four predicted, t = ceil(0.5 * 4) = 2 in the last layer; with one level, all."""
+    experts = [5, 2, 7, 0]
+    for levels, critical in (((4, 2), 2), ((4, 0), 2), ((4,), 4)):
+        rule = policy(levels, 0.75, speculate="critical", critical="ceil")
+        assert rule.predicted(2, experts) == dict.fromkeys(experts[:critical], 4)
+        assert list(rule.taken(2, experts)) == experts[:critical]
+    assert list(policy((4, 2), 0.75).taken(2, experts)) == experts
+
+
 def test_skipped_weights_by_hand():
     """Two of four are skipped: 0.6 of 1.0 is left, or scaled back to 1.0."""
     weights, levels = torch.tensor([[0.4, 0.3, 0.2, 0.1]]), torch.tensor([[4, 0, 4, 0]])
