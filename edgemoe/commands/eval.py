@@ -137,13 +137,13 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
 def _table(measure: MeasureOptions) -> list[Arm]:
     """Returns the arms of the table; without a text its default is shorter."""
     from edgemoe.evaluate import studies
-    from edgemoe.policy.settings import parse_levels
+    from edgemoe.policy.settings import RANKING, parse_levels
 
     short, retention, reuse = measure.text is None, measure.retention, measure.reuse
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in ("retention", "bits")}
+    chosen = {name: getattr(measure, name) for name in RANKING if name not in ("retention", "bits")}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:

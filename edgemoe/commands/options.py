@@ -57,8 +57,6 @@ HEAVY_HITTERS_HELP = (
     "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
 )
 RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
-RANKING = ("retention", "bits", "depth", "critical", "importance", "heavy_hitters", "renormalise")
-"""Options that rank experts: fields of RunSettings without effect where all experts have one level."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,21 @@ class SettingOptions(LevelOptions):
     importance: str | None = option(IMPORTANCE_HELP)
     heavy_hitters: float | None = option(HEAVY_HITTERS_HELP)
     renormalise: bool = option(RENORMALISE_HELP, False)
-    eviction: str | None = option("What leaves a full tier: lfru, lru-planes or lru-experts.")
+    eviction: str | None = option(
+        "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "
+        "one pool of bytes). Default: lfru."
+    )
+    promotion: str | None = option(
+        "What is read of an expert that is in memory at fewer bits: planes, the missing ones, or whole (DyMoE), all of "
+        "it. Default: planes."
+    )
+    scan: str | None = option(
+        "on: experts of a prompt that wants most of a layer's leave first. off (DyMoE): they count as any others. "
+        "Default: on."
+    )
     speculate: str | None = option(
-        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
-        "auto (as long as it pays). Default: auto."
+        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
+        "the critical ones), or auto (full as long as it pays). Default: auto."
     )
     cpu_experts: str | None = option(
         "With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
@@ -133,9 +142,8 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
 
     given = SettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
-    if given.bits is not None and given.retention is not None:
-        found = f"--retention {given.retention:g} and --bits {given.bits:g}"
-        raise UserError("either --retention or --bits", found, "leave one of the two out")
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    require_one_mean(chosen)
     if levels is None:
         of_bits = tuple(level for level in LEVELS if level <= max_level)
         levels = (max_level,) if given.bits is None else of_bits
@@ -145,16 +153,22 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
             "--cpu-experts auto",
             "leave one of the two out",
         )
-    chosen = {name: value for name, value in vars(given).items() if value is not None}
     if len(levels) == 1:
         require_no_ranking(chosen, f"one level for all, {levels[0]}")
     # The library's own default, in RunSettings, is off for both.
     defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
     settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
-    _require_signals(settings, chosen)
+    require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)
     return settings
+
+
+def require_one_mean(chosen: Mapping[str, Any]) -> None:
+    """Refuses a mean retention beside mean bits."""
+    if "bits" in chosen and "retention" in chosen:
+        found = f"--retention {chosen['retention']:g} and --bits {chosen['bits']:g}"
+        raise UserError("either --retention or --bits", found, "leave one of the two out")
 
 
 def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
@@ -164,6 +178,8 @@ def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
         chosen: option's name -> value; None and False: not given.
         found: why they have no effect, for the error.
     """
+    from edgemoe.policy.settings import RANKING
+
     for name in RANKING:
         if chosen.get(name) not in (None, False):
             option = f"--{name.replace('_', '-')}"
@@ -173,7 +189,7 @@ def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
             )
 
 
-def _require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
+def require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
     """Refuses signals of importance where levels go by damage."""
     for name in ("importance", "heavy_hitters"):
         if name in chosen and settings.priced:
