@@ -11,7 +11,7 @@ from toys import SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.arena import in_ram
 from cache.lru import LRU
-from cache.lru_pool import PooledLRU
+from cache.lru_experts import PooledLRU
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
 from storage.base import BLOCK, BlockKind, ExpertKey

@@ -9,8 +9,7 @@ import pytest
 from fetch_rig import Rig, rigs
 from toys import PLANE_BYTES, SLICED, ToyForm, WholeToy
 
-from cache.lru_experts import WholeLRU
-from cache.lru_pool import PooledLRU
+from cache.lru_experts import PooledLRU, WholeLRU
 from storage.base import BLOCK, BlockKind, ExpertKey, Plane
 
 rig = pytest.fixture(rigs)
