@@ -72,8 +72,6 @@ class RunSettings:
             limits.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
-        only_layer: schedule this layer alone and give every other the highest level, which measures the layer's
-            sensitivity; None: all.
 
     Raises:
         UserError: names the first setting that is out of its range.
@@ -95,7 +93,6 @@ class RunSettings:
     cpu_experts: str = "off"
     cache: bool = True
     readers: int = 2
-    only_layer: int | None = None
 
     def __post_init__(self) -> None:
         parse_levels(format_levels(self.levels))

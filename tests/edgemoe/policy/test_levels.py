@@ -77,13 +77,6 @@ def test_four_levels_skip_only_the_negligible():
     assert got == sorted(got, reverse=True)
 
 
-def test_only_one_layer_may_be_scheduled():
-    """The rest gets the highest level."""
-    lowered = policy((4, 2), 0.5, only_layer=2)
-    assert set(lowered.levels(1, INDEX, WEIGHTS, None, decode=True).flatten().tolist()) == {4}
-    assert 2 in lowered.levels(2, INDEX, WEIGHTS, None, decode=True)
-
-
 def test_predicted_experts_have_the_levels_of_the_schedule():
     """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted beside 4."""
     experts = [5, 2, 7, 0]
