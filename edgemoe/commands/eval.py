@@ -74,7 +74,8 @@ class MeasureOptions:
         False,
     )
     plot: Path | None = option(
-        "Draw KL against bits read into this PNG; of --study routing, the loads into NAME-routing.png beside it."
+        "Draw KL to --reference against bits read into this PNG; of --study routing, the loads into NAME-routing.png "
+        "beside it."
     )
     seed: int = option("Seed of everything random.", 0)
 
@@ -129,14 +130,15 @@ def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:
 
 def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     """Refuses options without the text or the reference that they need, and a plot that cannot be written."""
-    plot, study = measure.plot, measure.study[0] if measure.study else None
-    for name, value in {"tokens": measure.tokens, "window": measure.window, "study": study}.items():
+    plot, studies = measure.plot, measure.study or ()
+    given = {"tokens": measure.tokens, "window": measure.window, "study": studies[0] if studies else None}
+    for name, value in given.items():
         if value is not None and measure.text is None:
             raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
-    if reference is None and "layers" in (measure.study or ()):
+    if reference is None and "layers" in studies:
         found = "--study layers without one"
         raise UserError("a reference, of which one layer is lowered", found, "give --reference CHECKPOINT")
-    if plot is not None and (measure.text is None or reference is None):
+    if plot is not None and (measure.text is None or (reference is None and "routing" not in studies)):
         found = f"--plot {plot} without them"
         raise UserError("a text and a reference for KL", found, "give --text FILE and --reference CHECKPOINT")
     require_plot(plot)
@@ -193,6 +195,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
         )
         print("\n\n".join("\n".join(lines) for lines in blocks if lines))
     if measure.plot is not None:
-        plot_kl(report.rows, measure.plot)
+        if report.environment["reference"]:
+            plot_kl(report.rows, measure.plot)
         if report.routing:
             plot_routing(report.routing, measure.plot.with_stem(f"{measure.plot.stem}-routing"))

@@ -128,7 +128,8 @@ def test_rows_are_those_of_transformers(tiny_store, of_transformers):
 
 @pytest.mark.e2e
 def test_the_studies_in_one_command(tiny_store, tmp_path):
-    """JSON rows and tables, and nothing of a study that was not wanted."""
+    """JSON rows, tables and a picture, and nothing of a study that was not wanted."""
+    pytest.importorskip("matplotlib")
     app = typer.Typer()
     app.command(epilog=EXAMPLES)(eval_command)
     text = tmp_path / "text.txt"
@@ -142,7 +143,10 @@ def test_the_studies_in_one_command(tiny_store, tmp_path):
     ]
     assert report["similarity"] == []
     assert all(sum(row["load"]) == report["environment"]["tokens"] * 2 for row in report["routing"])
-    out = CliRunner().invoke(app, [*map(str, words), "--study", "similarity", "--study", "routing"])
+    words += ("--study", "similarity", "--plot", tmp_path / "kl.png")
+    out = CliRunner().invoke(app, [*map(str, words), "--study", "routing"])
     assert "study: similarity" in out.stdout
     assert "study: routing" in out.stdout
     assert "(figure 6)" in out.stdout
+    # Without a reference there is no KL to draw.
+    assert [path.name for path in tmp_path.glob("*.png")] == ["kl-routing.png"]
