@@ -48,7 +48,7 @@ def test_hits_and_bits_of_mixed_levels() -> None:
     a, b = ExpertKey(0, 0), ExpertKey(0, 1)
     trace = [{a: 2, b: 8}, {a: 4, b: 4}, {a: 8}, {b: 2}]
     blocks = {"base": 2, "d4": 2, "d8": 1}
-    # a's promotion to 8 takes b's d8, and b at 4 is a hit at 2; or all of b goes, in blocks and in a pool, and is read again.
+    # a's promotion to 8 takes b's d8, and b at 4 is a hit at 2; or it evicts all of b, which is then read again.
     read = 2.5 + 8.5 + 2 + 4
     whole = (1, read + 2.5)
     wanted = {"lru-planes": (2, read), "lru-experts": whole, "lru-pool": whole, "lfru": (2, read)}
