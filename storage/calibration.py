@@ -24,7 +24,7 @@ CALIBRATION_NAME = "calibration.safetensors"
 
 FORMAT_VERSION = 1
 
-TEXT, RANDOM = "text", "random tokens"
+TEXT, WRITTEN, RANDOM = "text", "tokens that the model wrote", "random tokens"
 """Tokens that a calibration was measured on."""
 
 SAMPLE_BYTES = 2_000_000
@@ -41,8 +41,8 @@ class Calibration:
     Args:
         source: fingerprint of the checkpoint.
         max_level: highest level of the store that was measured; its outputs stand for the model's own.
-        origin: TEXT or RANDOM.
-        text: name of the text's file; empty for random tokens.
+        origin: TEXT, WRITTEN or RANDOM.
+        text: name of the text's file; empty without one.
         tokens: measured.
         layers: numbers of the layers with experts, ascending.
         error: float32 [layers, experts, levels], mean over tokens of the squared difference of an expert's output at
@@ -65,7 +65,7 @@ class Calibration:
 
     @property
     def measured_on(self) -> str:
-        """The tokens, for people: "2,048 tokens of a.txt", or "512 random tokens"."""
+        """The tokens, for people: "2,048 tokens of a.txt", "512 random tokens"."""
         return (
             f"{self.tokens:,} tokens of {self.text}"
             if self.origin == TEXT

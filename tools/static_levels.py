@@ -33,7 +33,7 @@ from edgemoe.models.calibration import calibration_of
 from edgemoe.models.open import open_model
 from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
-from edgemoe.policy.damage import TYPICAL_ERROR, Damage, cheapest, solve_price
+from edgemoe.policy.damage import TYPICAL_ERROR, Damage, PriceCurve, cheapest
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from storage.base import LEVELS
@@ -88,7 +88,7 @@ def allocations(damage: Damage, bits: float) -> Iterator[tuple[str, dict[int, to
     }
     for name, costs in found.items():
         rows = costs[torch.arange(layers)[:, None], flat].reshape(-1, len(LEVELS))
-        chosen = cheapest(costs, LEVELS, solve_price(rows, LEVELS, bits))
+        chosen = cheapest(costs, LEVELS, PriceCurve(rows, LEVELS).price(bits))
         yield name, dict(zip(damage.layers, chosen, strict=True))
 
 

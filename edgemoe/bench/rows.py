@@ -12,8 +12,8 @@ PAPER_RETENTION = 0.75
 """Mean retention of the rows with several levels."""
 
 ROW_FIELDS = {
-    "ours": ("levels", "exact", "speculate", "eviction"),
-    "paper": ("levels", "exact", "speculate", "bits"),
+    "ours": ("levels", "exact", "tpot_target", "speculate", "eviction"),
+    "paper": ("levels", "exact", "tpot_target", "speculate", "bits"),
 }
 """Ablation -> fields of RunSettings that are its rows' own."""
 

@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from edgemoe.calibrate.state import CalibrationState
-from edgemoe.calibrate.windows import spread_windows
+from edgemoe.calibrate.windows import Window, spread_windows, written_tokens
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.metrics import QualityMeter
@@ -22,7 +22,7 @@ from edgemoe.kernels.base import Part
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import TEXT, Calibration
+from storage.calibration import TEXT, WRITTEN, Calibration
 from storage.errors import UserError
 
 WINDOW = 512
@@ -34,20 +34,18 @@ DISTURBED_WINDOWS = 1
 _NOISE = 0.1
 """Size of the disturbance, relative to the mean output of an expert."""
 
-Window = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class CalibrationRequest:
     """What to measure on.
 
     Args:
-        text: a UTF-8 file.
+        text: a UTF-8 file; None: a text that the model writes.
         tokens: of the text.
         vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
     """
 
-    text: Path
+    text: Path | None
     tokens: int
     vram_limit: int | None = None
     dram_limit: int = 0
@@ -96,50 +94,68 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
         raise UserError(
             "a store with level 4 or 8", f"{store.directory} with level 2 alone", "convert the model again"
         )
-    windows = spread_windows(load_tokenizer(store.directory), request.text, request.tokens, WINDOW)
     settings = RunSettings.uniform(store.manifest.max_level)
     plan = store.plan(
         vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=settings, context=WINDOW
     )
+    windows = [] if request.text is None else _windows_of_text(store, request.text, request.tokens)
     errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
+    count = len(windows) or request.tokens // WINDOW
     run = {
         "source": store.manifest.source,
         "layout": store.manifest.layout,
-        "text": request.text.name,
-        "tokens": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
+        "count": count,
+        "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
     }
     state = CalibrationState(store.directory, run, errors)
-    disturbed = windows[:: math.ceil(len(windows) / DISTURBED_WINDOWS)]
-    steps = len(windows) + len(disturbed) * (len(errors.layers) + 1)
-    with (
-        Engine(store, plan, settings) as engine,
-        CountProgress(f"calibrating {store.directory.name}", steps) as progress,
-    ):
+    name = store.directory.name
+    with Engine(store, plan, settings) as engine:
         sequence = engine.new_sequence()
-        _measure_errors(engine, sequence, windows, state, progress)
-        _measure_sensitivity(engine, sequence, disturbed, state, progress)
+        if request.text is None:
+            with CountProgress(f"writing a text with {name}", count * WINDOW) as progress:
+                _write(engine, sequence, count, state, progress)
+        else:
+            state.windows = windows
+        disturbed = state.windows[:: math.ceil(len(state.windows) / DISTURBED_WINDOWS)]
+        steps = len(state.windows) + len(disturbed) * (len(errors.layers) + 1)
+        with CountProgress(f"calibrating {name}", steps) as progress:
+            _measure_errors(engine, sequence, state, progress)
+            _measure_sensitivity(engine, sequence, disturbed, state, progress)
     made = _result(store, request, state, len(disturbed))
     made.save(store.directory)
     state.remove()
     return made
 
 
+def _windows_of_text(store: StoreModel, text: Path, tokens: int) -> list[Window]:
+    return spread_windows(load_tokenizer(store.directory), text, tokens, WINDOW)
+
+
+def _write(
+    engine: Engine, sequence: SequenceKV, count: int, state: CalibrationState, progress: CountProgress
+) -> None:
+    """Lets the model write the windows that are missing."""
+    progress.advance(len(state.windows) * WINDOW)
+    while len(state.windows) < count:
+        window = []
+        for token in written_tokens(engine, sequence, len(state.windows)):
+            window.append(token)
+            progress.advance()
+        state.windows.append(tuple(window))
+        state.save()
+
+
 def _measure_errors(
-    engine: Engine,
-    sequence: SequenceKV,
-    windows: list[Window],
-    state: CalibrationState,
-    progress: CountProgress,
+    engine: Engine, sequence: SequenceKV, state: CalibrationState, progress: CountProgress
 ) -> None:
     """Adds the windows that are missing to the sums of errors."""
-    for number, window in enumerate(windows):
-        if number >= state.windows:
+    for number, window in enumerate(state.windows):
+        if number >= len(state.choices):
             sequence.crop(0)
             with engine.probed(state.errors):
                 engine.all_logits(sequence, window, decode=True)
             chosen, gates = zip(*(state.errors.choices[layer] for layer in state.errors.layers), strict=True)
             state.choices.append((torch.stack(chosen), torch.stack(gates)))
-            state.windows = number + 1
             state.save()
         progress.advance()
 
@@ -193,9 +209,9 @@ def _result(
     return Calibration(
         source=store.manifest.source,
         max_level=store.manifest.max_level,
-        origin=TEXT,
-        text=request.text.name,
-        tokens=WINDOW * state.windows,
+        origin=TEXT if request.text else WRITTEN,
+        text=request.text.name if request.text else "",
+        tokens=WINDOW * len(state.windows),
         layers=errors.layers,
         error=errors.means().numpy(),
         sensitivity=sensitivity.numpy(),

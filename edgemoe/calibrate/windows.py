@@ -1,20 +1,27 @@
-"""Windows of a calibration's text, spread over all of it."""
+"""Windows of tokens to calibrate on: spread over a text, or written by the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.generate import Trace, decode_tokens
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.kv.sequence import SequenceKV
 from storage.errors import UserError
 
-DEFAULT_TEXT = Path(__file__).with_name("text.txt")
-"""Passages of Jane Eyre, by Charlotte Brontë, and of Romeo and Juliet, by Shakespeare: in the public domain."""
+Window = tuple[int, ...]
 
 _MOST_CHARACTERS = 4_000_000
 """Characters of a text that are tokenized: some ten seconds."""
 
 
-def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[tuple[int, ...]]:
+def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[Window]:
     """Cuts windows out of a text, evenly spaced from its start to its end.
 
     Args:
@@ -41,3 +48,30 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
     last = len(ids) - window
     starts = [last * i // max(count - 1, 1) for i in range(count)]
     return [tuple(ids[start : start + window]) for start in starts]
+
+
+def written_tokens(engine: Engine, sequence: SequenceKV, number: int) -> Iterator[int]:
+    """Yields the tokens of a window that the model writes: a random one, then each drawn from its distribution.
+
+    The same model and number give the same tokens.
+
+    Args:
+        engine: runs the steps.
+        sequence: of at least the window's tokens; cropped to none.
+        number: of the window.
+    """
+    sequence.crop(0)
+    sampling = Sampling(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        seed=number,
+        max_new_tokens=sequence.context,
+        stop=frozenset(),
+    )
+    first = int(torch.randint(engine.shape.vocab, (1,), generator=torch.Generator().manual_seed(number)))
+    yield first
+    yield from islice(
+        decode_tokens(engine, sequence, [first], 0, Sampler(sampling), Trace(0.0)), sequence.context - 1
+    )

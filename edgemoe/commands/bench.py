@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,20 +76,30 @@ def bench_command(
     form = _format(wanted.output, wanted.as_json)
     require_folders(wanted.trace)
     require_plot(wanted.plot)
-    from edgemoe.models.open import open_model, parse_limits
+    from edgemoe.models.open import open_model, parse_limits, plan_levels
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     # Settings that exclude each other are refused before a long conversion.
-    _rows(8, chosen, wanted.ablation)
+    if wanted.ablation is None:
+        options.run_settings(8, **vars(chosen))
+    else:
+        _ablation(wanted.ablation, 8, chosen)
+    choose = partial(options.run_settings, **vars(chosen))
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
+    from edgemoe.bench.rows import single_row
     from edgemoe.bench.run import BenchRequest, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
 
     evaluated = load_quality(wanted.quality) if wanted.quality else None
     store = open_model(model, limits.device)
-    rows, notes = _rows(store.manifest.max_level, chosen, wanted.ablation)
+    tokens = context or prompts.prompt_tokens + prompts.new_tokens
+    rows, notes = (
+        (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+        if wanted.ablation is None
+        else _ablation(wanted.ablation, store.manifest.max_level, chosen)
+    )
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     notes += left_out
     request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
@@ -115,18 +126,16 @@ def _format(output: str | None, as_json: bool) -> str:
     return chosen
 
 
-def _rows(
-    max_level: int, chosen: options.SettingOptions, ablation: str | None
+def _ablation(
+    ablation: str, max_level: int, chosen: options.SettingOptions
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
-    """Returns the rows of the table, and a sentence for each that a store of `max_level` bits cannot run.
+    """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 
     Raises:
         UserError: an unknown ablation, an option that its rows set themselves, or one without effect or out of range.
     """
-    from edgemoe.bench.rows import ROW_FIELDS, ablation_rows, single_row
+    from edgemoe.bench.rows import ROW_FIELDS, ablation_rows
 
-    if ablation is None:
-        return single_row(options.run_settings(max_level, **vars(chosen))), ()
     if ablation not in ROW_FIELDS:
         raise UserError("--ablation ours or paper", repr(ablation), "choose one of them")
     given = {name: value for name, value in vars(chosen).items() if value not in (None, False)}

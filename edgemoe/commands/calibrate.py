@@ -20,9 +20,7 @@ EXAMPLES = (
 class TextOptions:
     """Options of the text."""
 
-    text: Path | None = option(
-        "UTF-8 text to measure on. Default: passages of a novel, which come with edgemoe."
-    )
+    text: Path | None = option("UTF-8 text to measure on. Default: a text that the model writes itself.")
     tokens: int = option("Tokens of the text, in windows of 512 spread over it.", 2048, min=512)
 
 
@@ -45,20 +43,11 @@ def calibrate_command(
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     with starting("loading torch"):
         from edgemoe.calibrate.run import CalibrationRequest, calibrate
-        from edgemoe.calibrate.windows import DEFAULT_TEXT
         from storage.calibration import CALIBRATION_NAME
     opened = open_model(store, limits.device)
-    made = calibrate(opened, CalibrationRequest(wanted.text or DEFAULT_TEXT, wanted.tokens, *sizes))
+    made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
     size = (opened.directory / CALIBRATION_NAME).stat().st_size
     if as_json:
-        print(
-            json.dumps(
-                {"store": str(opened.directory), "text": made.text, "tokens": made.tokens, "bytes": size}
-            )
-        )
+        print(json.dumps({"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}))
     else:
-        print(
-            printable(
-                f"{opened.directory}: calibrated on {made.tokens:,} tokens of {made.text}, {size:,} bytes"
-            )
-        )
+        print(printable(f"{opened.directory}: calibrated on {made.measured_on}, {size:,} bytes"))

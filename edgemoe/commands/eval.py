@@ -153,7 +153,8 @@ def _table(measure: MeasureOptions) -> list[Arm]:
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    chosen = {name: getattr(measure, name) for name in RANKING if name not in ("retention", "bits")}
+    own = ("retention", "bits", "tpot_target")
+    chosen = {name: getattr(measure, name) for name in RANKING if name not in own}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:

@@ -38,10 +38,12 @@ from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.target import BitsController
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
@@ -59,6 +61,9 @@ RANDOM_TOKENS = 512
 
 FIXED = ("eviction", "promotion", "cache", "readers", "cpu_experts")
 """Fields of RunSettings that an engine cannot change."""
+
+_ABOVE_LOWEST = 0.01
+"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
 
 _log = logging.getLogger("edgemoe")
 
@@ -94,6 +99,8 @@ class Engine:
         self._store = store
         self.damage: Damage | None = None
         """What fewer bits of each expert cost; None until settings go by it."""
+        self._controller: BitsController | None = None
+        self._missed: float | None = None
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
@@ -125,7 +132,8 @@ class Engine:
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
             # Damage may have to be measured, by steps of this engine.
-            first = settings.with_(levels=settings.levels[:1], bits=None) if settings.priced else settings
+            one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None}
+            first = settings.with_(**one) if settings.priced else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
@@ -196,9 +204,41 @@ class Engine:
         if settings.priced:
             self.require_damage()
         policy = self._policy(settings)
-        self._source.release_pins()  # they were made for the levels before
+        if settings.levels != now.levels:
+            self._source.release_pins()  # they were made for the levels before
+        if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
+            self._controller = self._controller_of(settings)
         self._source.configure(settings.speculate)
         self._runner.configure(policy)
+
+    @staticmethod
+    def _controller_of(settings: RunSettings) -> BitsController | None:
+        """What adjusts the bits of new tokens to a wanted time; None: no setting wants it."""
+        if settings.tpot_target is None:
+            return None
+        lowest = min(level for level in settings.levels if level)
+        fewest = BITS_PER_WEIGHT[lowest] + (0 if 0 in settings.levels else _ABOVE_LOWEST)
+        most = BITS_PER_WEIGHT[settings.levels[0]]
+        return BitsController(settings.tpot_target, max(settings.mean_bits, fewest), (fewest, most))
+
+    def observe_token(self, seconds: float) -> None:
+        """Takes the time of a new token: with a tpot_target the bits of later tokens follow it.
+
+        A target that the fewest bits miss is logged as a warning, once a target.
+        """
+        controller = self._controller
+        if controller is None:
+            return
+        before = controller.bits
+        controller.observe(seconds)
+        if controller.bits != before:
+            self.configure(self.settings.with_(bits=controller.bits))
+        if controller.least and self._missed != controller.target:
+            self._missed = controller.target
+            _log.warning(
+                "%.3g ms a token cannot be met: %.3g bits a weight take %.3g ms here: raise the limit",
+                *(1000 * controller.target, controller.range[0], 1000 * controller.least),
+            )
 
     def require_damage(self) -> None:
         """Reads or measures what fewer bits of each expert cost, if that is not known yet.
@@ -231,7 +271,9 @@ class Engine:
             action = "run `edgemoe calibrate` on it, or start again with these levels"
             raise UserError("what fewer bits of each expert cost", found, action) from error
         level = self.plan.levels[0]
-        self.configure(before.with_(levels=(level,), bits=None, exact=True, speculate="off"))
+        self.configure(
+            before.with_(levels=(level,), bits=None, tpot_target=None, exact=True, speculate="off")
+        )
         errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
         rows = min(RANDOM_TOKENS, self.plan.context)
         tokens = torch.randint(self.shape.vocab, (rows,), generator=torch.Generator().manual_seed(0)).tolist()

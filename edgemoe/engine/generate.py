@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler
-from edgemoe.experts.use import ExpertUse, fraction_at
+from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import peak_resident_bytes
@@ -52,6 +52,10 @@ class Answer:
 
     Each token's number of such experts is rounded up, so the fraction can exceed the configured retention ratio.
     """
+    bits: float | None
+    """Mean bits a weight that decode scheduled; None without decode."""
+    predicted_kl: float | None
+    """Estimated KL of a new token to the highest level, in nats, by calibrated damage; None where levels go by none."""
     bytes_read: dict[str, int]
     """Bytes moved from each slower tier, ssd and dram, by prefill and decode."""
     read_retries: int
@@ -124,6 +128,8 @@ def decode_tokens(
     while True:
         token = sampler.next(tokens, logits)
         trace.token_times.append(time.perf_counter())
+        if len(trace.token_times) > 1:
+            engine.observe_token(trace.token_times[-1] - trace.token_times[-2])
         tokens.append(token)
         yield token
         logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
@@ -205,6 +211,8 @@ def _answer(engine: Engine, text: str, prompt: int, cached: int, trace: Trace, r
         reused=use.reused,
         cpu_experts=both.left_below,
         effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
+        bits=mean_bits(trace.decode_use.scheduled),
+        predicted_kl=trace.decode_use.damage / steps if steps > 0 and engine.settings.priced else None,
         bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
         read_retries=both.read_retries,
         peak_vram_bytes=engine.peak_bytes(),

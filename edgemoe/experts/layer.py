@@ -145,6 +145,8 @@ class ExpertLayer:
             runtime.watch(self.layer, chosen)
         chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
         levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
+        if step.decode and policy.settings.priced:
+            runtime.use.damage += policy.damage_of([self.layer] * len(chosen), chosen, gates, levels)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
         out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))

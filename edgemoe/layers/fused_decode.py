@@ -62,6 +62,8 @@ class FusedDecode:
         self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._tables = tables
+        self._routed = [i for i, table in enumerate(tables) if table]
+        """The layers whose router is the kernel's."""
         runtime.source.pinned.observe(self._changed)
         self.configure(runtime.policy)
 
@@ -111,6 +113,7 @@ class FusedDecode:
                 behind = self._native.following[done] if ahead else 0
                 self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if behind else None)
             at = done + (done < end)
+        self._count_damage()
         return self._native.head(hidden)
 
     def _finish(
@@ -128,6 +131,13 @@ class FusedDecode:
             renormalise = runtime.policy.settings.renormalise
             gates = without_skipped(gates, torch.tensor([levels]), renormalise=renormalise)
         experts.forward(normed, Assignments.of_token(trace[CHOSEN], levels, gates), hidden, predicted)
+
+    def _count_damage(self) -> None:
+        """Counts what the levels of the token cost, where levels go by damage."""
+        policy, routed = self._runtime.policy, self._routed
+        if policy.settings.priced:
+            trace, gates = self._native.trace[routed], self._native.gates[routed]
+            self._runtime.use.damage += policy.damage_of(routed, trace[:, CHOSEN], gates, trace[:, WANTED])
 
     def _count_hits(self, layers: range, trace: list[list[list[int]]]) -> None:
         """Counts experts that the kernel computed."""

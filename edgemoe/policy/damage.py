@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -21,14 +21,14 @@ from storage.calibration import Calibration
 TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
 """level -> mean relative error of an expert's output, measured on two models (docs/decisions/0025)."""
 
-_STEPS = 40
-"""Halvings of the interval in which a price lies."""
+_COLUMN_OF_LEVEL = torch.tensor([LEVELS.index(level) if level in LEVELS else 0 for level in range(9)])
+"""level -> its column of a table."""
 
-_SMALLEST = 1e-12
-"""Least price, relative to the largest damage of a sample."""
+_MOST_ROWS = 1 << 13
+"""Rows of damages that a price is solved on: more change it by less than two hundredths of a bit."""
 
-_MOST_ROWS = 1 << 17
-"""Rows of damages that a price is solved on: more do not change it by a hundredth of a bit."""
+_MOST_POINTS = 4096
+"""Points of a curve: it is exact to a four-thousandth of the bits between its ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,28 @@ class Damage:
 
     def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""
-        return self.table[self.layers.index(layer)][:, [LEVELS.index(level) for level in levels]].contiguous()
+        return _of_layer(self, layer, levels)
+
+    def of_choices(
+        self, layers: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
+    ) -> float:
+        """The damage of experts at chosen levels, in nats, summed.
+
+        Args:
+            layers: int64 [rows], a layer with experts each.
+            chosen: int64 [rows, k], experts.
+            gates: float32 [rows, k], their gate weights.
+            levels: int64 [rows, k].
+        """
+        each = self.table[self._rows[layers].unsqueeze(1), chosen, _COLUMN_OF_LEVEL[levels]]
+        return float((gates.square() * each).sum())
+
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        """int64, by number of a layer: its row of `table`."""
+        rows = torch.zeros(max(self.layers) + 1, dtype=torch.int64)
+        rows[list(self.layers)] = torch.arange(len(self.layers))
+        return rows
 
     def price(self, levels: tuple[int, ...], bits: float, tokens: int = 0) -> float:
         """The price of a bit at which the mean over the sample is a number of bits.
@@ -99,13 +120,13 @@ class Damage:
                 they chose; 0: of single tokens, with a mean over tokens and experts.
         """
         if not tokens:
-            return _price(self, levels, bits, 0)
+            return _curve(self, levels, 0).price(bits)
         # Prices are solved for powers of two, and lie on a straight line between them: both axes logarithmic.
         low = 1 << (tokens.bit_length() - 1)
-        first = _price(self, levels, bits, low)
+        first = _curve(self, levels, low).price(bits)
         if low == tokens or not first:
             return first
-        second = _price(self, levels, bits, 2 * low)
+        second = _curve(self, levels, 2 * low).price(bits)
         return first * math.exp(math.log2(tokens / low) * math.log(second / first))
 
 
@@ -128,11 +149,63 @@ def prices(levels: tuple[int, ...], price: float) -> torch.Tensor:
     return price * torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
 
 
-@lru_cache(maxsize=64)
-def _price(damage: Damage, levels: tuple[int, ...], bits: float, tokens: int) -> float:
-    samples = _of_prompts(damage, tokens) if tokens else _of_tokens(damage)
+class PriceCurve:
+    """The mean bits a weight of the cheapest levels, at every price of a bit.
+
+    >>> curve = PriceCurve(torch.tensor([[0.0, 0.2], [0.0, 2.0]]), (4, 2))
+    >>> [curve.bits(price) for price in (0.05, 0.5, 5.0)]
+    [4.5, 3.5, 2.5]
+    >>> 0.1 < curve.price(3.5) < 1.0
+    True
+
+    Args:
+        damage: float32 [rows, levels].
+        levels: high to low.
+    """
+
+    def __init__(self, damage: torch.Tensor, levels: tuple[int, ...]) -> None:
+        of_level = torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
+        now = damage.argmin(1)
+        self._top = float(of_level[now].mean())
+        turns, saved = [], []
+        for _ in levels[1:]:
+            # The price at which each row turns from its level to the next one of its lower envelope.
+            fewer = of_level[now].unsqueeze(1) - of_level
+            lost = damage - damage.gather(1, now.unsqueeze(1))
+            turn, following = (lost / fewer).masked_fill(fewer <= 0, math.inf).min(1)
+            turning = turn.isfinite()
+            turns.append(turn[turning])
+            saved.append((of_level[now] - of_level[following])[turning])
+            now = torch.where(turning, following, now)
+        prices, order = torch.cat(turns).sort()
+        bits = self._top - torch.cat(saved)[order].double().cumsum(0) / len(damage)
+        points = torch.linspace(0, len(prices) - 1, min(len(prices), _MOST_POINTS)).round().long()
+        self._prices, self._bits = prices[points].double(), bits[points]
+
+    def bits(self, price: float) -> float:
+        """The mean bits a weight at a price."""
+        below = int(torch.searchsorted(self._prices, price))
+        return float(self._bits[below - 1]) if below else self._top
+
+    def price(self, bits: float) -> float:
+        """The price at which the mean is a number of bits, or the nearest that there is; 0: no price is needed."""
+        if bits >= self._top:
+            return 0.0
+        first = min(int((self._bits > bits).sum()), len(self._bits) - 1)
+        # Above the turn by more than float32's rounding: at the turn itself the higher level is as cheap.
+        return float(self._prices[first]) * (1 + 1e-6)
+
+
+@lru_cache(maxsize=256)
+def _of_layer(damage: Damage, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
     columns = [LEVELS.index(level) for level in levels]
-    return solve_price(samples[:, columns], levels, bits)
+    return damage.table[damage.layers.index(layer)][:, columns].contiguous()
+
+
+@lru_cache(maxsize=64)
+def _curve(damage: Damage, levels: tuple[int, ...], tokens: int) -> PriceCurve:
+    samples = _of_prompts(damage, tokens) if tokens else _of_tokens(damage)
+    return PriceCurve(samples[:, [LEVELS.index(level) for level in levels]], levels)
 
 
 def _of_tokens(damage: Damage) -> torch.Tensor:
@@ -167,26 +240,3 @@ def _of_prompts(damage: Damage, tokens: int) -> torch.Tensor:
     # A prompt longer than the sample has proportionally more of the same.
     found = (weights * (tokens / length)).unsqueeze(-1) * damage.table.unsqueeze(1)
     return found[active]
-
-
-def solve_price(damage: torch.Tensor, levels: tuple[int, ...], bits: float) -> float:
-    """The price of a bit at which the mean over rows is a number of bits, or the nearest that there is.
-
-    Args:
-        damage: float32 [rows, levels].
-        levels: high to low.
-        bits: a weight; wanted mean.
-
-    Returns:
-        0 where no price is wanted: every row at its least damage.
-    """
-    of_level = torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
-    most = float(damage.max())
-    if bits >= float(of_level[0]) or not most:
-        return 0.0
-    low, high = most * _SMALLEST, most
-    for _ in range(_STEPS):
-        middle = math.sqrt(low * high)
-        mean = float(of_level[(damage + middle * of_level).argmin(-1)].mean())
-        low, high = (middle, high) if mean > bits else (low, middle)
-    return high

@@ -121,6 +121,13 @@ class LevelPolicy:
         summed = torch.zeros(self.experts).index_add_(0, chosen.reshape(-1), weights.reshape(-1))
         return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(chosen)))[chosen]
 
+    def damage_of(
+        self, layers: Sequence[int], chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
+    ) -> float:
+        """Estimated KL, in nats, of rows [rows, k] of experts at these levels, each row of the layer at its place."""
+        assert self.damage
+        return self.damage.of_choices(torch.tensor(layers), chosen, gates.float(), levels)
+
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
         levels = self.settings.levels

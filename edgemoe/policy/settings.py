@@ -30,7 +30,16 @@ PROMOTIONS = ("planes", "whole")
 SCANS = ("on", "off")
 """Whether experts of a prompt that wants most of a layer's are evicted first; if not, their use counts as any other."""
 
-RANKING = ("retention", "bits", "depth", "critical", "importance", "heavy_hitters", "renormalise")
+RANKING = (
+    "retention",
+    "bits",
+    "tpot_target",
+    "depth",
+    "critical",
+    "importance",
+    "heavy_hitters",
+    "renormalise",
+)
 """Fields of RunSettings that rank experts: without effect where all experts have one level."""
 
 LOW_RETENTION = 0.5
@@ -58,6 +67,8 @@ class RunSettings:
         retention: mean fraction r of critical experts over the layers, above 0, at most 1. Without effect with one
             level. With three or more levels it stands for mean bits (bits.bits_of_retention).
         bits: mean bits a weight; two levels then go by damage too, instead of by the paper's rule. None: retention.
+        tpot_target: seconds that a new token should take: the bits of new tokens change while the model runs, from
+            `bits` or those of the retention on. None: they stay.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.
@@ -80,6 +91,7 @@ class RunSettings:
     levels: tuple[int, ...] = (8,)
     retention: float = 0.75
     bits: float | None = None
+    tpot_target: float | None = None
     exact: bool = False
     importance: str = "gate"
     heavy_hitters: float = 0.5
@@ -112,6 +124,12 @@ class RunSettings:
                     f"{self.bits:g}",
                     "give such a number, or --levels 8/4/2/0",
                 )
+        if self.tpot_target is not None and (self.exact or len(self.levels) == 1 or not self.tpot_target > 0):
+            raise UserError(
+                "two or more levels and a time above 0, for a time per token",
+                f"{self.name} and {self.tpot_target:g} s",
+                "give --levels 8/4/2/0 and a time such as 50ms",
+            )
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
@@ -129,7 +147,7 @@ class RunSettings:
     @property
     def priced(self) -> bool:
         """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
-        return len(self.levels) > 2 or self.bits is not None
+        return len(self.levels) > 2 or self.bits is not None or self.tpot_target is not None
 
     @property
     def mean_bits(self) -> float:
@@ -148,9 +166,11 @@ class RunSettings:
 
     @property
     def name(self) -> str:
-        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits"."""
+        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits", "8/4/2/0 50 ms"."""
         if len(self.levels) == 1:
             return f"{'exact ' if self.exact else ''}{self.levels[0]}"
+        if self.tpot_target is not None:
+            return f"{format_levels(self.levels)} {1000 * self.tpot_target:g} ms"
         if self.bits is not None:
             return f"{format_levels(self.levels)} {self.bits:g} bits"
         return f"{format_levels(self.levels)} r {self.retention:g}"

@@ -20,14 +20,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
-from edgemoe.calibrate.windows import DEFAULT_TEXT, spread_windows
+from edgemoe.calibrate.windows import spread_windows, written_tokens
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import StoreModel
 from edgemoe.models import cache
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import CALIBRATION_NAME, RANDOM, TEXT, Calibration, load_calibration
+from storage.calibration import CALIBRATION_NAME, RANDOM, TEXT, WRITTEN, Calibration, load_calibration
 from storage.checkpoint import Checkpoint
 from storage.errors import EdgemoeError, UserError
 from storage.planes import dequantize, quantize
@@ -44,8 +44,34 @@ def store(damageable: Path) -> Path:
     return damageable
 
 
-def measure(store: Path, **changes) -> Calibration:
-    return calibrate(StoreModel.open(store), CalibrationRequest(DEFAULT_TEXT, TOKENS, **changes))
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """A file of sentences about foxes, dogs and sums."""
+    chance = random.Random(0)
+    words = (
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "dog",
+        "and",
+        "12",
+        "+",
+        "30",
+        "makes",
+        "42",
+        ".",
+    )
+    path = tmp_path_factory.mktemp("texts") / "foxes.txt"
+    path.write_text(" ".join(chance.choices(words, k=6000)))
+    return path
+
+
+def measure(store: Path, text: Path | None = None, **changes) -> Calibration:
+    return calibrate(StoreModel.open(store), CalibrationRequest(text, TOKENS, **changes))
 
 
 def at_level(weights: torch.Tensor, level: int) -> torch.Tensor:
@@ -96,10 +122,11 @@ def independent_errors(model, windows) -> tuple[np.ndarray, np.ndarray]:
     return squared, counts
 
 
-def test_errors_equal_an_independent_computation(store, tiny_model):
+def test_errors_equal_an_independent_computation(store, tiny_model, text):
     """Of every expert with enough tokens, within what 8-bit activations and a router's rare other choice explain."""
-    made = measure(store)
-    windows = spread_windows(load_tokenizer(store), DEFAULT_TEXT, TOKENS, 512)
+    made = measure(store, text)
+    assert (made.origin, made.measured_on) == (TEXT, "1,024 tokens of foxes.txt")
+    windows = spread_windows(load_tokenizer(store), text, TOKENS, 512)
     squared, counts = independent_errors(tiny_model, windows)
     assert len(windows) == 2
     assert made.layers == (0, 2)
@@ -123,7 +150,7 @@ def test_a_result_does_not_depend_on_limits(store):
     assert (store / CALIBRATION_NAME).read_bytes() == want
 
 
-@pytest.mark.parametrize("saves", range(1, 4))
+@pytest.mark.parametrize("saves", range(1, 6))
 def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
     """Stopped behind any of its parts, and run again: the same bytes, no part done twice, and no file left."""
     measure(store)
@@ -145,7 +172,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
     measure(store)
     assert (store / CALIBRATION_NAME).read_bytes() == want
     assert not (store / UNFINISHED_NAME).exists()
-    assert len(done) == 4
+    assert len(done) == 6
+
+
+def test_a_written_text_follows_the_models_distribution(store, open_engine):
+    """Every token is drawn from what the model predicts: their mean surprise is the predictions' entropy."""
+    engine = open_engine(store, levels=(8,), exact=True)
+    sequence = engine.new_sequence()
+    surprise, entropy, texts = [], [], set()
+    for number in range(6):
+        window = [*written_tokens(engine, sequence, number)]
+        assert len(window) == sequence.context
+        assert window == [*written_tokens(engine, sequence, number)]
+        texts.add(tuple(window))
+        sequence.crop(0)
+        predicted = engine.all_logits(sequence, window, decode=True).log_softmax(-1)[:-1]
+        surprise += (-predicted.gather(1, torch.tensor(window[1:])[:, None])).squeeze(1).tolist()
+        entropy += (-(predicted.exp() * predicted).sum(-1)).tolist()
+    assert len(texts) == 6
+    deviation = np.std(np.subtract(surprise, entropy)) / len(surprise) ** 0.5
+    assert abs(np.mean(surprise) - np.mean(entropy)) < 4 * deviation
 
 
 def test_another_texts_state_is_not_used(store, tmp_path, monkeypatch):
@@ -231,11 +277,12 @@ def test_command_writes_a_calibration(run, store):
     code, out, err = run("calibrate", store, "--tokens", TOKENS, "--json")
     assert code == 0
     found = json.loads(out)
-    assert (found["text"], found["tokens"]) == ("text.txt", TOKENS)
+    assert found["measured_on"] == "1,024 tokens that the model wrote"
     assert found["bytes"] == (store / CALIBRATION_NAME).stat().st_size
+    assert f"writing a text with {store.name}" in err
     assert f"calibrating {store.name}" in err
     code, out, _ = run("inspect", store, "--json")
-    assert json.loads(out)["calibration"] == "1,024 tokens of text.txt"
+    assert json.loads(out)["calibration"] == "1,024 tokens that the model wrote"
 
 
 def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, caplog):
@@ -325,19 +372,19 @@ def test_the_demo_ships_calibrated():
     source = Checkpoint.open(DEMO)
     found = load_calibration(DEMO, source.fingerprint(), 8, list(range(6)), 32)
     assert found is not None
-    assert (found.origin, found.text) == (TEXT, DEFAULT_TEXT.name)
+    assert (found.origin, found.tokens) == (WRITTEN, 2048)
     assert (DEMO / CALIBRATION_NAME).stat().st_size < 300_000
 
 
-def test_eval_measures_bits(run, store, checkpoint, tmp_path):
+def test_eval_measures_bits(run, store, checkpoint, text):
     """`--bits` replaces the retention of four levels alone; the report names what damage was measured on."""
     measure(store)
-    options = ("--text", DEFAULT_TEXT, "--reference", checkpoint, "--tokens", 256, "--window", 64, "--json")
+    options = ("--text", text, "--reference", checkpoint, "--tokens", 256, "--window", 64, "--json")
     levels = ("--levels", "4", "--levels", "4/2", "--levels", "8/4/2/0")
     code, out, _ = run("eval", "--model", store, *options, *levels, "--retention", "0.75", "--bits", "3")
     assert code == 0
     report = json.loads(out)
-    assert report["environment"]["damage"] == "1,024 tokens of text.txt"
+    assert report["environment"]["damage"] == "1,024 tokens that the model wrote"
     rows = {(row["setting"], row["phase"]): row for row in report["rows"]}
     four, two = rows["8/4/2/0 3 bits", "decode"], rows["4/2 r 0.75", "decode"]
     assert (four["bits"], four["retention"], two["bits"], two["retention"]) == (3.0, None, None, 0.75)

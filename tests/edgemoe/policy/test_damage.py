@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
-from edgemoe.policy.damage import cheapest, solve_price
+from edgemoe.policy.damage import PriceCurve, cheapest
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from storage.base import LEVELS
@@ -105,10 +105,20 @@ def test_a_prompt_sums_its_tokens():
 def test_extreme_bits():
     """The highest level's bits need no price; fewer bits than a sample can have give the lowest level everywhere."""
     damage = a_damage(1, 8).table[0]
-    assert solve_price(damage, FOUR, 8.5) == 0
-    price = solve_price(damage, FOUR, 1e-6)
+    assert PriceCurve(damage, FOUR).price(8.5) == 0
+    price = PriceCurve(damage, FOUR).price(1e-6)
     assert set(cheapest(damage, FOUR, price).tolist()) == {0}
-    assert solve_price(torch.zeros(5, 4), FOUR, 3.5) == 0
+    assert PriceCurve(torch.zeros(5, 4), FOUR).price(3.5) == 0
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(LISTS), st.floats(-8, 2))
+def test_a_curve_counts_what_is_chosen(seed, levels, exponent):
+    """At any price the curve's bits are the mean bits of the levels that the rule chooses, also of odd damages."""
+    rows = torch.rand(200, len(levels), generator=torch.Generator().manual_seed(seed)) ** 4
+    price = 10.0**exponent
+    assert PriceCurve(rows, levels).bits(price) == pytest.approx(
+        mean_bits(cheapest(rows, levels, price)), abs=0.05
+    )
 
 
 def test_price_rises_with_a_prompt():
