@@ -106,7 +106,8 @@ def resident(engine: Engine, layer: int) -> set[int]:
 
 def replace_absent(engine: Engine, fraction: float) -> None:
     """Makes every router choose the likeliest resident experts in the place of absent ones with little weight."""
-    for number, decoder in enumerate(engine._model.model.layers):
+    layers: Any = engine._model.get_submodule("model.layers")
+    for number, decoder in enumerate(layers):
         router = getattr(decoder.mlp, "gate", None)
         if router is not None and ExpertKey(number, 0) in engine._keys:
             router.register_forward_hook(_replacement(engine, number, fraction))
@@ -212,7 +213,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
         axes.set(
             title=f"cache of {100 * cache:g} % of 4 bits",
-            xlabel="bits read per expert asked for",
+            xlabel="bits read per wanted expert",
             yscale="log",
         )
         axes.grid(alpha=0.3)
