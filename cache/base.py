@@ -101,8 +101,8 @@ class Acquired(NamedTuple):
 class EvictionPolicy(ABC):
     """Orders resident experts by how soon they are evicted. Not thread-safe: its tier calls it under its lock.
 
-    A tier has one policy for each kind of block, which sees the experts that have such a block. With `whole` False a
-    victim loses its top planes first and no more than is needed; with True it loses everything at once.
+    A tier has one policy for each kind of block, which sees the experts that have such a block. Unless `whole`, a
+    victim loses its top planes first and no more than is needed.
 
     >>> class First(EvictionPolicy):
     ...     '''Evicts the first expert that arrived.'''
@@ -117,6 +117,11 @@ class EvictionPolicy(ABC):
     """
 
     whole: ClassVar[bool] = False
+    """Whether a victim loses everything at once."""
+    pooled: ClassVar[bool] = False
+    """Whether blocks of all kinds share one pool of bytes, and the policy of the lowest kind chooses every victim."""
+    counts_predictions: ClassVar[bool] = True
+    """Whether a prediction of a resident expert counts as its use."""
 
     @abstractmethod
     def used(self, keys: Iterable[ExpertKey]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from cache.free_list import Arenas
 from storage.base import BlockKind, Blocks
@@ -34,19 +34,27 @@ class SharedBlocks:
         """Names of the kinds with at least one block, in the form's order."""
         return tuple(self._arenas)
 
-    def available(self, kind: str) -> int:
-        """Free blocks of a kind."""
-        return self._arenas[kind].available
+    def room(self, kinds: Sequence[str]) -> int:
+        """How many more experts with a block of each kind fit."""
+        return min(self._arenas[kind].available for kind in kinds)
 
     def sole(self, kind: str, index: int) -> bool:
         """Whether the block has exactly one reference."""
         return self._references[kind][index] == 1
 
-    def take(self, kind: str) -> int:
-        """Takes a free block, of which there must be one, gives it one reference and returns its index."""
-        index = self._arenas[kind].allocate()
-        self._references[kind][index] = 1
-        return index
+    def take(self, kinds: Iterable[str], yielded: Indices) -> Indices:
+        """Adds a reference to yielded blocks, and takes a free block, of which there must be one, of each other kind.
+
+        Returns:
+            kind's name -> index, for each of `kinds`.
+        """
+        self.refer(yielded)
+        indices = dict(yielded)
+        for kind in kinds:
+            if kind not in indices:
+                indices[kind] = self._arenas[kind].allocate()
+                self._references[kind][indices[kind]] = 1
+        return indices
 
     def refer(self, indices: Indices) -> None:
         """Adds a reference to each block; each must already have one."""

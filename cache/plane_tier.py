@@ -9,7 +9,7 @@ lease shows the same bytes until its release, through any promotion, demotion or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,6 +17,7 @@ from cache.arena import in_ram
 from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
 from cache.block_refs import Indices, SharedBlocks
 from cache.free_list import Arenas
+from cache.pool import Pool
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
 from storage.device import Event
 
@@ -47,7 +48,8 @@ class PlaneTier:
 
     Eviction is by kind of block, and every kind has a policy of its own, which sees the experts that have such a block.
     Where a reservation needs a block and none is free, the first candidate whose block has no other reference loses it
-    and every plane above it; under a policy of whole experts it loses everything.
+    and every plane above it; under a policy of whole experts it loses everything. Under a pooled policy all kinds share
+    the bytes of `capacity`, and candidates lose everything until neighbouring bytes are free for each needed block.
 
     Args:
         form: of experts in this tier, and in any tier that they move to.
@@ -74,7 +76,9 @@ class PlaneTier:
         self.device = device
         self.name = name
         self._form = form
-        self._blocks = SharedBlocks(form.kinds, capacity, arenas)
+        policies = {kind.name: policy() for kind in form.kinds}
+        pooled = any(each.pooled for each in policies.values())
+        self._blocks = (Pool if pooled else SharedBlocks)(form.kinds, capacity, arenas)
         self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
         # The highest level below `level` that needs neither `kind` nor a kind above it.
         self._level_without = {
@@ -93,8 +97,9 @@ class PlaneTier:
             if before < level
         }
         kinds = self._blocks.kinds
-        self._policies = {kind: policy() for kind in kinds}
-        self._whole = any(policy.whole for policy in self._policies.values())
+        self._policies = {kind: policies[kind] for kind in kinds}
+        self._whole = any(each.whole for each in policies.values())
+        self._counts_predictions = all(each.counts_predictions for each in policies.values())
         self._victims_kinds = kinds[::-1] if self._whole else kinds
         self._resident: dict[ExpertKey, _Version] = {}
         self._first: dict[ExpertKey, None] = {}
@@ -116,7 +121,7 @@ class PlaneTier:
             names = self._names.get(level, ())
             if not names or not set(names) <= set(self._blocks.kinds):
                 return 0
-            return min(map(self._blocks.available, names))
+            return self._blocks.room(names)
 
     def mark_evict_first(self, keys: Sequence[ExpertKey]) -> None:
         """Marks resident `keys` as the first eviction candidates, most recent call first.
@@ -172,8 +177,13 @@ class PlaneTier:
         leases = self.acquire_all({key: level}).hits
         return leases[0] if leases else None
 
-    def acquire_all(self, wanted: Mapping[ExpertKey, int]) -> Acquired:
-        """Does what `acquire` does for several experts at once, in the order of their keys."""
+    def acquire_all(self, wanted: Mapping[ExpertKey, int], *, predicted: bool = False) -> Acquired:
+        """Does what `acquire` does for several experts at once, in the order of their keys.
+
+        Args:
+            wanted: key -> level.
+            predicted: they are not requested yet: a use only where the policy counts predictions.
+        """
         acquired = Acquired([], [], [])
         with self._lock:
             resident = []
@@ -187,7 +197,8 @@ class PlaneTier:
                     acquired.hits.append(self._lease(version))
                 else:
                     acquired.partial.append(key)
-            self._used(resident)
+            if not predicted or self._counts_predictions:
+                self._used(resident)
         return acquired
 
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
@@ -204,10 +215,16 @@ class PlaneTier:
         with self._lock:
             self._release(leases)
 
-    def reserve(self, key: ExpertKey, level: int) -> Reservation | None:
+    def reserve(self, key: ExpertKey, level: int, *, keep_victims: bool = True) -> Reservation | None:
         """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased.
 
         Only missing blocks are reserved (promotion). The caller owns the reservation and ends it.
+
+        Args:
+            key: the expert.
+            level: that it is to reach.
+            keep_victims: lists the evicted, whose other blocks stay as they are until the reservation ends; False:
+                those are free at once, and none is listed.
 
         Returns:
             None, with nothing changed, while too many blocks are leased or reserved.
@@ -227,20 +244,19 @@ class PlaneTier:
             plan = self._plan(key, needed)
             if plan is None:
                 return None
-            losers, indices = plan
+            losers, yielded = plan
             for version, left in losers.items():
                 version.pins += 1
                 self._demote(version, left)
-            self._blocks.refer(indices)
-            for kind in needed:
-                if kind not in indices:
-                    indices[kind] = self._blocks.take(kind)
-            victims = []
-            for version in losers:
+            indices = self._blocks.take(needed, yielded)
+            kept, victims = list(losers) if keep_victims else [], []
+            for version in losers.keys() - kept:
+                self._unpin(version)
+            for version in kept:
                 victims.append(Victim(version.key, version.level, version.blocks))
             lease = self._lease(held) if held else None
             reservation = Reservation(key, level, self._blocks.views(indices), lease, tuple(victims))
-            self._pending[key] = _Pending(reservation, indices, list(losers))
+            self._pending[key] = _Pending(reservation, indices, kept)
             return reservation
 
     def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
@@ -304,7 +320,7 @@ class PlaneTier:
 
     # The methods below are called with the lock held.
 
-    def _plan(self, key: ExpertKey, needed: Collection[str]) -> tuple[dict[_Version, int], Indices] | None:
+    def _plan(self, key: ExpertKey, needed: Sequence[str]) -> tuple[dict[_Version, int], Indices] | None:
         """Chooses the victims that free one block of each needed kind. Changes nothing.
 
         A reservation needs one block of a kind and an eviction only frees more, so kinds are independent and a choice
@@ -315,14 +331,16 @@ class PlaneTier:
             victim -> the level left of it, and the needed blocks that this frees; None: too many are leased or
             reserved.
         """
+        if isinstance(self._blocks, Pool):
+            return self._plan_in_pool(self._blocks, key, needed)
         losers: dict[_Version, int] = {}
         yielded: Indices = {}
         if not set(needed) <= set(self._blocks.kinds):
             return None
         for kind in self._victims_kinds:
-            if kind not in needed or kind in yielded or self._blocks.available(kind):
+            if kind not in needed or kind in yielded or self._blocks.room((kind,)):
                 continue
-            version = self._first_to_lose(kind, key)
+            version = next(self._evictable(kind, key), None)
             if version is None:
                 return None
             left = losers[version] = 0 if self._whole else self._level_without[version.level, kind]
@@ -331,16 +349,30 @@ class PlaneTier:
                     yielded.setdefault(lost, version.indices[lost])
         return losers, yielded
 
-    def _first_to_lose(self, kind: str, key: ExpertKey) -> _Version | None:
-        """The first candidate, other than `key`, whose block of a kind has no other reference."""
+    def _plan_in_pool(
+        self, pool: Pool, key: ExpertKey, needed: Sequence[str]
+    ) -> tuple[dict[_Version, int], Indices] | None:
+        """Chooses victims, which lose everything, until the pool has a place for each needed kind; as `_plan`."""
+        losers: dict[_Version, int] = {}
+        if not set(needed) <= set(pool.kinds):
+            return None
+        candidates = self._evictable(pool.kinds[0], key)
+        while (places := pool.place(needed, [version.indices for version in losers])) is None:
+            version = next(candidates, None)
+            if version is None:
+                return None
+            losers[version] = 0
+        return losers, places
+
+    def _evictable(self, kind: str, key: ExpertKey) -> Iterator[_Version]:
+        """Yields candidates, other than `key`, whose block of a kind has no other reference; a marked one twice."""
         for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
             version = self._resident[candidate]
             index = version.indices.get(kind)
             if index is None or version.pins or candidate == key:
                 continue
             if self._blocks.sole(kind, index):
-                return version
-        return None
+                yield version
 
     def _demote(self, version: _Version, level: int) -> None:
         """Keeps the planes of `version` that `level` needs."""

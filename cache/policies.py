@@ -5,13 +5,23 @@ from __future__ import annotations
 from cache.base import EvictionPolicy
 from cache.lfru import LFRU
 from cache.lru import LRU
-from cache.lru_experts import WholeLRU
+from cache.lru_experts import PooledLRU, WholeLRU
 from storage.errors import UserError
 
-_POLICIES: dict[str, type[EvictionPolicy]] = {"lru-planes": LRU, "lru-experts": WholeLRU, "lfru": LFRU}
+_POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru-planes": LRU,
+    "lru-experts": WholeLRU,
+    "lru-pool": PooledLRU,
+    "lfru": LFRU,
+}
 
 POLICIES = tuple(_POLICIES)
 """Every name that make_policy accepts; another policy is a file of its own and an entry here."""
+
+
+def is_pooled(name: str) -> bool:
+    """Whether experts of all levels share one pool of bytes under a policy (EvictionPolicy.pooled)."""
+    return _POLICIES[name].pooled
 
 
 def make_policy(name: str) -> EvictionPolicy:

@@ -18,8 +18,9 @@ from prefetch.counts import TransferCounts
 from storage.base import ExpertKey
 from storage.device import Event
 
-MODES = ("off", "base", "full", "auto")
-"""What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate)."""
+MODES = ("off", "base", "full", "auto", "critical")
+"""What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate); the
+predicted level of the critical experts alone, which the caller chooses."""
 
 Split = Callable[[Sequence[int]], int]
 """Levels of experts that DRAM has whole, the most important first -> how many of the last are left in DRAM."""

@@ -102,25 +102,26 @@ class DevicePath(TransferPath):
         self, vram: PlaneTier, dram: PlaneTier | None, form: ResidentForm, device: Device, staging: Staging
     ) -> None:
         levels = [kind.level for kind in form.kinds]
-        if any(form.demoted(high, low) != low for high, low in combinations(levels[::-1], 2)):
+        pairs = combinations(levels[::-1], 2)
+        if any(form.builds_on(low, high) and form.demoted(high, low) != low for high, low in pairs):
             raise ValueError("a device needs a form whose blocks never change")
-        self.vram, self.dram, self.device, self.staging = vram, dram, device, staging
+        self.vram, self.dram, self.form, self.device, self.staging = vram, dram, form, device, staging
         self.launched: Event | None = None
         self._sources: deque[tuple[Event, Lease]] = deque()
 
     def load(self, key: ExpertKey, level: int) -> Load | None:
         """Reserves blocks. An expert that DRAM has whole is only copied: its load is instant."""
         self._release_sources()
-        reservation = self.vram.reserve(key, level)
+        reservation = self.vram.reserve(key, level, keep_victims=False)
         if reservation is None:
             return None
         have, in_dram, into_dram = 0, None, None
         if self.dram:
             have = self.dram.level_of(key)
-            in_dram = self.dram.acquire(key, have) if have else None
+            in_dram = self.dram.acquire(key, have) if self.form.builds_on(have, level) else None
             # Planes are complete from the lowest up: without those that VRAM has, DRAM cannot keep the next.
             if level > have >= (reservation.held.level if reservation.held else 0):
-                into_dram = self.dram.reserve(key, level)
+                into_dram = self.dram.reserve(key, level, keep_victims=False)
         return _Upload(self, reservation, in_dram, into_dram)
 
     def hand_out(self, leases: Iterable[Lease]) -> None:

@@ -43,7 +43,7 @@ class RamPath(TransferPath):
         have = self.dram.level_of(key) if self.dram else 0
         if have > level:
             level = self.form.demoted(have, level)
-        reservation = self.vram.reserve(key, level)
+        reservation = self.vram.reserve(key, level, keep_victims=self.dram is not None)
         if reservation is None:
             return None
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
@@ -68,7 +68,7 @@ class RamPath(TransferPath):
         """Reserves as many of a victim's planes as DRAM has blocks for, from the lowest up."""
         for level in LEVELS:
             if 0 < level <= victim.level and self.form.demoted(victim.level, level) == level:
-                into = dram.reserve(victim.key, level)
+                into = dram.reserve(victim.key, level, keep_victims=False)
                 if into:
                     return into
         return None
@@ -84,6 +84,8 @@ class _Move(Load):
         self._path, self._in_dram, self._spills = path, in_dram, spills
         self._spilled = False
         source = reservation.held or in_dram
+        if source and not path.form.builds_on(source.level, reservation.level):
+            source = None
         self._source = Source(source.level, source.blocks) if source else None
         self.dram_alone = in_dram is not None and source is in_dram
         self.dram_bytes = 0

@@ -67,7 +67,7 @@ class Speculation:
             if key not in self._predicted
         }
         self._predicted |= new
-        resident = self._transfers.vram.acquire_all(dict.fromkeys(new, BASE_LEVEL)).hits
+        resident = self._transfers.vram.acquire_all(dict.fromkeys(new, BASE_LEVEL), predicted=True).hits
         self._pins |= {lease.key: lease for lease in resident}
         at_hand = {lease.key for lease in resident if lease.level >= new[lease.key]}
         self._candidates += [key for key in new if key not in at_hand]

@@ -186,6 +186,10 @@ class ResidentForm(ABC):
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
         """
 
+    def builds_on(self, resident: int, level: int) -> bool:
+        """Whether blocks at level `resident` are of use to `fill` on the way to `level`."""
+        return resident > 0
+
     def kinds_at(self, level: int) -> tuple[BlockKind, ...]:
         """Kinds of the blocks that an expert at `level` occupies."""
         return tuple(kind for kind in self.kinds if level and kind.level <= level)

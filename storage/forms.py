@@ -164,6 +164,34 @@ class MergedForm(ResidentForm):
             self._order.change(_bytes(codes))
 
 
+class WholeForm(ResidentForm):
+    """Wraps a form: a promotion reads the whole expert again, and the blocks of its lower level go (DyMoE 4.4.2).
+
+    So an expert is at one level or not at all: no blocks are left of one that loses some.
+
+    Args:
+        form: with the blocks.
+    """
+
+    def __init__(self, form: ResidentForm) -> None:
+        self._form, self.kinds = form, form.kinds
+
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """Names of all kinds at `level`, where it is above the resident one."""
+        return tuple(kind.name for kind in self.kinds_at(level)) if level > resident else ()
+
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
+        """Fills blocks as the wrapped form, without a source of a lower level."""
+        usable = source if source and self.builds_on(source.level, level) else None
+        return self._form.fill(reader, key, level, into, usable)
+
+    def builds_on(self, resident: int, level: int) -> bool:
+        """Whether the resident blocks are the expert at `level` or above."""
+        return resident >= level
+
+
 class _Order:
     """Packs an expert's codes from the stored layout into the used one."""
 

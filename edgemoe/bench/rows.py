@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.settings import RANKING, RunSettings
 
 PAPER_RETENTION = 0.75
 """Mean retention of the rows with several levels."""
+
+ROW_FIELDS = {
+    "ours": ("levels", "exact", "tpot_target", "speculate", "eviction"),
+    "paper": ("levels", "exact", "tpot_target", "speculate", "bits"),
+}
+"""Ablation -> fields of RunSettings that are its rows' own."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +38,66 @@ def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:
     return (BenchRow(settings.name, settings),)
 
 
-def ablation_rows(max_level: int) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
-    """Returns the rows of DyMoE table 3 at a base of 4 bits, and this program's own beside them.
+def ablation_rows(
+    which: str, max_level: int, given: Mapping[str, Any] | None = None
+) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
+    """Returns the rows of an ablation like DyMoE's table 3, at a base of 4 bits.
 
-    The table's rows evict whole experts, prefetch every predicted expert and round the number of critical experts up,
-    as the paper does; "ours" evict planes and round by the default rules and prefetch while that pays. Readers, kernel
-    and parallelism are the same in every row. Rows with several levels use resident planes above the scheduled level
-    (conservative reuse), as the paper's cache does.
+    Readers, kernel and parallelism are the same in every row. Rows with several levels use resident planes above the
+    scheduled level (conservative reuse), as the paper's cache does.
 
     Args:
+        which: "paper": the table by the paper's rules. "ours": the table with blocks split by kind, promotions of
+            missing planes and every predicted expert read ahead, and rows with this program's own rules beside it.
         max_level: highest level of the store, in bits.
+        given: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
 
     Returns:
         the rows, and a sentence for each row that this store cannot run.
     """
+    rows, note = _paper_rows(), ""
+    if which == "ours":
+        rows = _our_rows()
+        if max_level < 8:
+            note = f"{rows.pop().name}: left out, the store's highest level is {max_level}"
+    taken = tuple(replace(row, settings=_with(row.settings, given or {})) for row in rows)
+    return taken, (note,) if note else ()
+
+
+def _table(cached: RunSettings, mixed: RunSettings, ahead: str) -> list[BenchRow]:
+    """The six rows of table 3: settings of one level and of 4/2, and a mode of look-ahead."""
+    return [
+        BenchRow("load on demand", cached.with_(cache=False)),
+        BenchRow("cache", cached),
+        BenchRow("cache + prefetch", cached.with_(speculate=ahead)),
+        BenchRow("cache + 4/2", mixed),
+        BenchRow("cache + 4/2 + prefetch", mixed.with_(speculate=ahead)),
+        BenchRow("cache + 4/0 + prefetch", mixed.with_(levels=(4, 0), speculate=ahead)),
+    ]
+
+
+def _paper_rows() -> list[BenchRow]:
+    four = RunSettings.uniform(4, eviction="lru-pool", promotion="whole", scan="off")
+    mixed = four.with_(
+        levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil", importance="heavy-hitters"
+    )
+    return _table(four, mixed, "critical")
+
+
+def _our_rows() -> list[BenchRow]:
     four = RunSettings.uniform(4, eviction="lru-experts")
     mixed = four.with_(levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil")
     own = RunSettings()
     ours = mixed.with_(eviction=own.eviction, critical=own.critical, speculate="auto")
-    rows = [
-        BenchRow("load on demand", four.with_(cache=False)),
-        BenchRow("cache", four),
-        BenchRow("cache + prefetch", four.with_(speculate="full")),
-        BenchRow("cache + 4/2", mixed),
-        BenchRow("cache + 4/2 + prefetch", mixed.with_(speculate="full")),
-        BenchRow("cache + 4/0 + prefetch", mixed.with_(levels=(4, 0), speculate="full")),
+    return [
+        *_table(four, mixed, "full"),
         BenchRow("ours: exact 4, planes", RunSettings.uniform(4, speculate="auto")),
         BenchRow("ours: 4/2, planes", ours),
+        BenchRow("ours: 8/4/2/0, planes", ours.with_(levels=(8, 4, 2, 0))),
     ]
-    name = "ours: 8/4/2/0, planes"
-    if max_level < 8:
-        return tuple(rows), (f"{name}: left out, the store's highest level is {max_level}",)
-    return (*rows, BenchRow(name, ours.with_(levels=(8, 4, 2, 0)))), ()
+
+
+def _with(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """A row's settings with those given that have an effect on it."""
+    without = RANKING if len(settings.levels) == 1 else () if 0 in settings.levels else ("renormalise",)
+    return settings.with_(**{name: value for name, value in given.items() if name not in without})

@@ -102,6 +102,8 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "prefetch": settings.speculate,
         "cpu_experts": settings.cpu_experts,
         "eviction": settings.eviction if settings.cache else "none",
+        "promotion": settings.promotion,
+        "scan": settings.scan,
         "readers": settings.readers,
         "vram_limit_bytes": plan.vram_limit_bytes,
         "dram_limit_bytes": plan.dram_limit_bytes,

@@ -156,6 +156,10 @@ class TimedForm(ResidentForm):
         """Returns the kinds that the wrapped form replaces on promotion."""
         return self._form.rewritten(resident, level)
 
+    def builds_on(self, resident: int, level: int) -> bool:
+        """Whether the wrapped form makes use of resident blocks."""
+        return self._form.builds_on(resident, level)
+
     def fill(
         self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
     ) -> int:

@@ -16,7 +16,7 @@ from edgemoe.calibrate.windows import Window, spread_windows, written_window
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.metrics import QualityMeter
-from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
 from edgemoe.kernels.base import Part
 from edgemoe.kv.sequence import SequenceKV
@@ -72,7 +72,7 @@ class Disturbance:
     ) -> None:
         """Changes nothing: the sum is disturbed, not its parts."""
 
-    def routed(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Adds the noise, which depends on the layer alone."""
         if layer == self._layer:
             noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)) * self._size

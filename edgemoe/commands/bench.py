@@ -6,15 +6,20 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped, option
 from edgemoe.console.output_files import require_folders, require_plot
 from storage.errors import UserError
 
+if TYPE_CHECKING:
+    from edgemoe.bench.rows import BenchRow
+
 EXAMPLES = (
     "Examples: edgemoe bench --model DIR --vram-limit 3GB --levels 4/2 --retention 0.75 | "
-    "edgemoe bench --model DIR --vram-limit 3GB --ablation --runs 3 --plot ablation.png --format json | "
+    "edgemoe bench --model DIR --vram-limit 3GB --ablation ours --runs 3 --plot ablation.png --format json | "
+    "edgemoe bench --model DIR --vram-limit 3GB --ablation paper --heavy-hitters 0.1 --retention 0.9 | "
     "edgemoe bench --model DIR --vram-limit 3GB --exact 4 --runs 1 --trace trace.json"
 )
 """For app.command(epilog=...)."""
@@ -39,7 +44,10 @@ class PromptOptions:
 class ReportOptions:
     """Options of the rows, of the report and of what is measured beside it."""
 
-    ablation: bool = option("Load on demand, cache, prefetch and levels, each added in its row.", False)
+    ablation: str | None = option(
+        "Load on demand, cache, prefetch and levels, each added in its row: paper, by DyMoE's rules, or ours. Other "
+        "options hold for every row that they have an effect on."
+    )
     quality: Path | None = option("Report of `edgemoe eval --json` on the same store, merged by settings.")
     plot: Path | None = option("Image file to draw the rows into.")
     trace: Path | None = option(
@@ -66,19 +74,20 @@ def bench_command(
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """
     form = _format(wanted.output, wanted.as_json)
-    if wanted.ablation:
-        _require_defaults(chosen)
     require_folders(wanted.trace)
     require_plot(wanted.plot)
     from edgemoe.models.open import open_model, parse_limits, plan_levels
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     # Settings that exclude each other are refused before a long conversion.
-    options.run_settings(8, **vars(chosen))
+    if wanted.ablation is None:
+        options.run_settings(8, **vars(chosen))
+    else:
+        _ablation(wanted.ablation, 8, chosen)
     choose = partial(options.run_settings, **vars(chosen))
     from edgemoe.bench.plot import plot_report
     from edgemoe.bench.quality import load_quality
-    from edgemoe.bench.rows import ablation_rows, single_row
+    from edgemoe.bench.rows import single_row
     from edgemoe.bench.run import BenchRequest, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
@@ -87,9 +96,9 @@ def bench_command(
     store = open_model(model, limits.device)
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
     rows, notes = (
-        ablation_rows(store.manifest.max_level)
-        if wanted.ablation
-        else (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+        (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+        if wanted.ablation is None
+        else _ablation(wanted.ablation, store.manifest.max_level, chosen)
     )
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     notes += left_out
@@ -117,14 +126,30 @@ def _format(output: str | None, as_json: bool) -> str:
     return chosen
 
 
-def _require_defaults(chosen: options.SettingOptions) -> None:
-    """Refuses settings beside an ablation, whose rows have their own."""
-    given = [
-        f"--{name.replace('_', '-')}" for name, value in vars(chosen).items() if value not in (None, False)
-    ]
-    if given:
+def _ablation(
+    ablation: str, max_level: int, chosen: options.SettingOptions
+) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
+    """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
+
+    Raises:
+        UserError: an unknown ablation, an option that its rows set themselves, or one without effect or out of range.
+    """
+    from edgemoe.bench.rows import ROW_FIELDS, ablation_rows
+
+    if ablation not in ROW_FIELDS:
+        raise UserError("--ablation ours or paper", repr(ablation), "choose one of them")
+    given = {name: value for name, value in vars(chosen).items() if value not in (None, False)}
+    own = [f"--{name.replace('_', '-')}" for name in given if name in ROW_FIELDS[ablation]]
+    if own:
         raise UserError(
-            "--ablation without settings: its rows have their own",
-            ", ".join(given),
+            f"--ablation {ablation} without options that its rows set themselves",
+            ", ".join(own),
             "leave that out, or measure one setting without --ablation",
         )
+    options.require_one_mean(given)
+    rows, notes = ablation_rows(ablation, max_level, given)
+    skipping = next(row.settings for row in rows if 0 in row.settings.levels)
+    options.require_signals(skipping, given)
+    options.require_effect(skipping, given)
+    options.warn_of_doubt(skipping)
+    return rows, notes

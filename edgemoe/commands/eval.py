@@ -64,14 +64,19 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows beside the table: signals, depth, critical, layers or skipping; repeat for more."
+        "Rows beside the table: signals, depth, critical or skipping; layers (of --reference, one at 2 bits, the rest "
+        "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
+        "inputs). Repeat for more."
     )
     reuse: bool = option(
         "Mixed settings once more, with higher planes used where they are resident; "
         "their decode rows run token by token.",
         False,
     )
-    plot: Path | None = option("Draw KL against bits read into this PNG.")
+    plot: Path | None = option(
+        "Draw KL to --reference against bits read into this PNG; of --study routing, the loads into NAME-routing.png "
+        "beside it."
+    )
     seed: int = option("Seed of everything random.", 0)
 
 
@@ -95,15 +100,16 @@ def eval_command(
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     arms = _table(measure)
     from edgemoe.evaluate.run import EvalRequest, run_eval
-    from edgemoe.evaluate.studies import study_arms
+    from edgemoe.evaluate.studies import OBSERVED, study_arms
 
-    for name in study:
-        study_arms(name, (), 8)  # raises for an unknown study before a conversion that may take an hour
-    store = open_model(model, limits.device)
     for name in dict.fromkeys(study):
-        arms += study_arms(name, sorted(store.manifest.layers), store.manifest.max_level)
+        arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
+    observed = tuple(name for name in OBSERVED if name in study)
+    store = open_model(model, limits.device)
     tokens, window = measure.tokens or 4096, measure.window or 512
-    request = EvalRequest(text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes)
+    request = EvalRequest(
+        text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed
+    )
     _show(run_eval(store, request), measure, as_json=as_json)
 
 
@@ -124,11 +130,15 @@ def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:
 
 def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     """Refuses options without the text or the reference that they need, and a plot that cannot be written."""
-    plot, study = measure.plot, measure.study[0] if measure.study else None
-    for name, value in {"tokens": measure.tokens, "window": measure.window, "study": study}.items():
+    plot, studies = measure.plot, measure.study or ()
+    given = {"tokens": measure.tokens, "window": measure.window, "study": studies[0] if studies else None}
+    for name, value in given.items():
         if value is not None and measure.text is None:
             raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
-    if plot is not None and (measure.text is None or reference is None):
+    if reference is None and "layers" in studies:
+        found = "--study layers without one"
+        raise UserError("a reference, of which one layer is lowered", found, "give --reference CHECKPOINT")
+    if plot is not None and (measure.text is None or (reference is None and "routing" not in studies)):
         found = f"--plot {plot} without them"
         raise UserError("a text and a reference for KL", found, "give --text FILE and --reference CHECKPOINT")
     require_plot(plot)
@@ -137,15 +147,14 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
 def _table(measure: MeasureOptions) -> list[Arm]:
     """Returns the arms of the table; without a text its default is shorter."""
     from edgemoe.evaluate import studies
-    from edgemoe.policy.settings import parse_levels
+    from edgemoe.policy.settings import RANKING, parse_levels
 
     short, retention, reuse = measure.text is None, measure.retention, measure.reuse
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    # How many bits there are is a list here, and no target of time decides it.
-    fixed = {*options.RANKING} - {"retention", "bits", "tpot_target"}
-    chosen = {name: getattr(measure, name) for name in options.RANKING if name in fixed}
+    own = ("retention", "bits", "tpot_target")
+    chosen = {name: getattr(measure, name) for name in RANKING if name not in own}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:
@@ -172,13 +181,22 @@ def _table(measure: MeasureOptions) -> list[Arm]:
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:
     """Prints the report, and draws the plot."""
     from edgemoe.evaluate import table
-    from edgemoe.evaluate.plot import plot_kl
+    from edgemoe.evaluate.plot import plot_kl, plot_routing
 
     if as_json:
         print(json.dumps(asdict(report)))
     else:
         accuracy = table.task_lines(report.rows) if measure.tasks else []
-        blocks = (table.quality_lines(report.rows), accuracy, table.claim_lines(report.claims))
+        blocks = (
+            table.quality_lines(report.rows),
+            table.routing_lines(report.routing),
+            table.similarity_lines(report.similarity),
+            accuracy,
+            table.claim_lines(report.claims),
+        )
         print("\n\n".join("\n".join(lines) for lines in blocks if lines))
     if measure.plot is not None:
-        plot_kl(report.rows, measure.plot)
+        if report.environment["reference"]:
+            plot_kl(report.rows, measure.plot)
+        if report.routing:
+            plot_routing(report.routing, measure.plot.with_stem(f"{measure.plot.stem}-routing"))

@@ -69,18 +69,6 @@ RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the oth
 AUTO_RETENTION = 0.9
 """Of automatic levels where not every expert fits."""
 
-RANKING = (
-    "retention",
-    "bits",
-    "tpot_target",
-    "depth",
-    "critical",
-    "importance",
-    "heavy_hitters",
-    "renormalise",
-)
-"""Options that rank experts: fields of RunSettings without effect where all experts have one level."""
-
 
 @dataclass(frozen=True)
 class LimitOptions:
@@ -133,10 +121,21 @@ class SettingOptions(LevelOptions):
     importance: str | None = option(IMPORTANCE_HELP)
     heavy_hitters: float | None = option(HEAVY_HITTERS_HELP)
     renormalise: bool = option(RENORMALISE_HELP, False)
-    eviction: str | None = option("What leaves a full tier: lfru, lru-planes or lru-experts.")
+    eviction: str | None = option(
+        "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "
+        "one pool of bytes). Default: lfru."
+    )
+    promotion: str | None = option(
+        "What is read of an expert that is in memory at fewer bits: planes, the missing ones, or whole (DyMoE), all of "
+        "it. Default: planes."
+    )
+    scan: str | None = option(
+        "on: experts of a prompt that wants most of a layer's leave first. off (DyMoE): they count as any others. "
+        "Default: on."
+    )
     speculate: str | None = option(
-        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, or "
-        "auto (as long as it pays). Default: auto."
+        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
+        "the critical ones), or auto (full as long as it pays). Default: auto."
     )
     cpu_experts: str | None = option(
         "With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
@@ -160,11 +159,8 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
 
     given = SettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
-    rivals = [name for name in ("retention", "bits", "tpot_target") if getattr(given, name) is not None]
-    if len(rivals) > 1:
-        found = " and ".join(f"--{name.replace('_', '-')} {getattr(given, name)}" for name in rivals)
-        raise UserError("one of --retention, --bits and --tpot-target", found, "leave the others out")
     chosen = {name: value for name, value in vars(given).items() if value is not None}
+    rivals = require_one_mean(chosen)
     if levels is None:
         levels, more = _automatic(max_level, rivals, fits=fits)
         chosen |= more
@@ -181,10 +177,19 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     # The library's own default, in RunSettings, is off for both.
     defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
     settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
-    _require_signals(settings, chosen)
+    require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)
     return settings
+
+
+def require_one_mean(chosen: Mapping[str, Any]) -> list[str]:
+    """Returns which of retention, bits and wanted time is given; refuses two of them."""
+    rivals = [name for name in ("retention", "bits", "tpot_target") if name in chosen]
+    if len(rivals) > 1:
+        found = " and ".join(f"--{name.replace('_', '-')} {chosen[name]}" for name in rivals)
+        raise UserError("one of --retention, --bits and --tpot-target", found, "leave the others out")
+    return rivals
 
 
 def levels_are_automatic(given: LevelOptions) -> bool:
@@ -219,6 +224,8 @@ def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
         chosen: option's name -> value; None and False: not given.
         found: why they have no effect, for the error.
     """
+    from edgemoe.policy.settings import RANKING
+
     for name in RANKING:
         if chosen.get(name) not in (None, False):
             option = f"--{name.replace('_', '-')}"
@@ -228,7 +235,7 @@ def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
             )
 
 
-def _require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
+def require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
     """Refuses signals of importance where levels go by damage."""
     for name in ("importance", "heavy_hitters"):
         if name in chosen and settings.priced:

@@ -35,7 +35,7 @@ from edgemoe.machine.process import (
     return_free_memory,
 )
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
-from edgemoe.memory.tiers import open_tiers
+from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -58,6 +58,9 @@ __all__ = ["Engine", "StoreModel"]
 
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
+
+FIXED = ("eviction", "promotion", "cache", "readers", "cpu_experts")
+"""Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
 """Bits above those of the lowest level: fewer cannot be a mean of several levels."""
@@ -103,13 +106,14 @@ class Engine:
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
         self.budget = Budget(plan.vram_limit_bytes)
-        self._reserve(store.form)
+        form = form_of(store.form, settings)
+        self._reserve(form)
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
             if self.device:
                 self.device.cap(plan.vram_limit_bytes - plan.driver_bytes)
                 opened.callback(self.device.cap, None)
-            tiers = open_tiers(store.form, plan, settings, self.device)
+            tiers = open_tiers(form, plan, settings, self.device)
             opened.callback(tiers.close)
             self.vram, self.dram = tiers.vram, tiers.dram
             offload = measure_offload(store, model, plan, settings, tiers, wrap_kernel)
@@ -118,7 +122,7 @@ class Engine:
             fetcher = Fetcher(
                 self.vram,
                 self.dram,
-                store.form,
+                form,
                 reader,
                 path=tiers.path,
                 workers=settings.readers,
@@ -180,21 +184,20 @@ class Engine:
         return self._runtime.policy.settings
 
     def configure(self, settings: RunSettings) -> None:
-        """Changes levels, bits, retention, importance, depth, exactness and look-ahead from the next step on.
+        """Changes levels, bits, retention, importance, depth, exactness, look-ahead and scan from the next step on.
 
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, cache, readers or cpu_experts differ:
-                those need another engine.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or
+                cpu_experts differ: those need another engine.
         """
         now = self.settings
-        fixed = settings.with_(
-            eviction=now.eviction, cache=now.cache, readers=now.readers, cpu_experts=now.cpu_experts
-        )
+        fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
         if fixed != settings or settings.levels[0] > self.plan.levels[0]:
             raise UserError(
-                f"settings for levels up to {self.plan.levels[0]}, {now.eviction} and {now.readers} readers",
+                f"settings for levels up to {self.plan.levels[0]}, {now.eviction}, promotion {now.promotion} and "
+                f"{now.readers} readers",
                 settings.name,
                 "start again with those options",
             )

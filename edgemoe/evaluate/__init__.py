@@ -5,10 +5,11 @@ run.py         the evaluation: the reference, then every setting through one eng
 score.py       windows of text through the reference and through an engine
 metrics.py     logits to perplexity, KL and top-1 agreement
 accuracy.py    chat tasks answered by edgemoe and by the reference
-reference.py   the bf16 model, and the file that keeps its logits
+reference.py   the bf16 model, a layer of it lowered, and the file that keeps its logits
+observations.py what routers choose and see, layer by layer
 rows.py        one row of the report
 claims.py      statements of the paper compared with the rows
 table.py       the report as text
-plot.py        the report as a picture
+plot.py        the report as pictures
 tasks.py       chat tasks with one right answer; task_words.py: their words and facts
 """

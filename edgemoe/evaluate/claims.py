@@ -1,4 +1,4 @@
-"""The paper's claims (DyMoE, tables 1 and 2, figures 3 and 5), compared with measured rows."""
+"""The paper's claims (DyMoE, tables 1 and 2, figures 3 to 6), compared with measured rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import BF16, EvalRow
 from edgemoe.evaluate.studies import PHASES, TABLE, Phase, signal_name
 
@@ -15,6 +16,9 @@ CLOSE = 1.02
 
 BEYOND_NOISE = 2.0
 """Standard errors by which two KLs must differ. Rows share their tokens, so this is a conservative bound."""
+
+HIGH = 0.7
+"""Smallest mean correlation of loads, and smallest mean cosine of states, that counts as high."""
 
 UNEQUAL_BITS = 0.05
 """Difference in bits per weight from which a comparison mentions it."""
@@ -154,3 +158,38 @@ def _layers(rows: Sequence[EvalRow]) -> Iterator[Claim]:
                 f"mean KL of the first half {shallow:.5f}, of the second {deep:.5f}; by layer "
                 + ", ".join(f"{_kl(row):.5f}" for row in family),
             )
+
+
+def routing_claims(rows: Sequence[RoutingRow]) -> list[Claim]:
+    """Figure 4: where many tokens go, many heavy hitters go; for each fraction of heavy hitters."""
+    claims = []
+    for share in dict.fromkeys(row.heavy_hitters for row in rows):
+        found = [
+            row.correlation for row in rows if row.heavy_hitters == share and row.correlation is not None
+        ]
+        if found:
+            claims.append(
+                Claim(
+                    f"experts' loads by the {share:g} heavy hitters follow their loads by all tokens (figure 4)",
+                    sum(found) / len(found) >= HIGH,
+                    f"mean correlation {sum(found) / len(found):.3f}, high from {HIGH} on; by layer "
+                    + ", ".join(f"{each:.3f}" for each in found),
+                )
+            )
+    return claims
+
+
+def similarity_claims(rows: Sequence[SimilarityRow]) -> list[Claim]:
+    """Figure 6: adjacent layers' states are alike over the whole depth."""
+    if not rows:
+        return []
+    found = [row.similarity for row in rows]
+    by_layer = ", ".join(f"{each:.3f}" for each in found)
+    text = "adjacent layers' router inputs are alike over the whole depth (figure 6)"
+    return [
+        Claim(
+            text,
+            min(found) >= HIGH,
+            f"lowest mean cosine {min(found):.3f}, high from {HIGH} on; by layer {by_layer}",
+        )
+    ]

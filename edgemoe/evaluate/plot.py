@@ -1,4 +1,4 @@
-"""The report as a picture: KL against bits read."""
+"""The report as pictures: KL against bits read, and the experts of all tokens and of heavy hitters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgemoe.evaluate.observations import RoutingRow
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.studies import PHASES, TABLE
 from storage.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+PANELS_ACROSS = 4
+"""Panels in a row of the picture of routing."""
 
 
 def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
@@ -40,6 +44,31 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         if of_phase:
             axes.legend()
+    write_figure(figure, path, dpi=150)
+
+
+def plot_routing(rows: Sequence[RoutingRow], path: Path) -> None:
+    """Draws the fraction of tokens, and of the fewest heavy hitters, that each expert gets: a panel for each layer.
+
+    Raises:
+        UserError: `path` cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    fewest = min(row.heavy_hitters for row in rows)
+    drawn = [row for row in rows if row.heavy_hitters == fewest]
+    across = min(len(drawn), PANELS_ACROSS)
+    down = -(-len(drawn) // across)
+    figure = Figure(figsize=(4 * across, 2.5 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes, row in zip(panels, drawn, strict=False):
+        for load, label in ((row.load, "all tokens"), (row.heavy_load, f"heavy hitters {fewest:g}")):
+            axes.step(range(len(load)), [each / max(sum(load), 1) for each in load], where="mid", label=label)
+        found = "" if row.correlation is None else f", correlation {row.correlation:.2f}"
+        axes.set(title=f"layer {row.layer}{found}", xlabel="expert", ylabel="fraction")
+    panels[0].legend()
+    for axes in panels[len(drawn) :]:
+        axes.set_axis_off()
     write_figure(figure, path, dpi=150)
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from storage.checkpoint import Checkpoint
+from storage.encode import quantize_matrix
 from storage.errors import DoesNotFit, MissingTensor, UserError
+from storage.planes import dequantize
+from storage.record import MatrixSpec
 from storage.untrusted import foreign_code
 
 
@@ -64,6 +69,21 @@ class Reference:
             output = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
             return output.logits[0]  # type: ignore[no-any-return]
 
+    @contextmanager
+    def lowered(self, layer: int, level: int) -> Iterator[None]:
+        """Gives a layer's experts the weights that a conversion's codes have at `level`, inside the block."""
+        modules = self._model.get_submodule(f"model.layers.{layer}").modules()
+        experts = next(m for m in modules if isinstance(getattr(m, "gate_up_proj", None), nn.Parameter))
+        parameters = experts.gate_up_proj, experts.down_proj
+        kept = [parameter.data for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.data = _at_level(parameter.data, level, transposed=experts.is_transposed)
+            yield
+        finally:
+            for parameter, weights in zip(parameters, kept, strict=True):
+                parameter.data = weights
+
     def continuation(self, prompt: Sequence[int], stop: Sequence[int], new_tokens: int) -> list[int]:
         """Returns the greedy tokens after a prompt: up to the first of `stop`, which is left out, or `new_tokens`."""
         ids = torch.tensor([list(prompt)])
@@ -79,6 +99,17 @@ class Reference:
             out = self._model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         answer: list[int] = out[0, len(prompt) :].tolist()
         return answer[:-1] if answer and answer[-1] in stop else answer
+
+
+def _at_level(weights: torch.Tensor, level: int, *, transposed: bool) -> torch.Tensor:
+    """The matrices of a layer's experts [E, N, K], or [E, K, N] where transposed, rounded to a level's codes."""
+    lowered = torch.empty_like(weights)
+    pairs = zip(weights, lowered, strict=True)
+    for matrix, out in ((w.T, o.T) if transposed else (w, o) for w, o in pairs):
+        rows, cols = matrix.shape
+        codes, parameters = quantize_matrix(matrix, MatrixSpec.of("", rows, cols))
+        out.copy_(dequantize(codes, parameters, level)[:rows, :cols])
+    return lowered
 
 
 class LogitFile:

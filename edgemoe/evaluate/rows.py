@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.evaluate.studies import TABLE, Arm, Phase
+from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import format_levels
 
 BF16 = "bf16"
@@ -54,7 +55,7 @@ class EvalRow:
     critical: str | None = None
     renormalise: bool | None = None
     layer: int | None = None
-    """The only layer that is scheduled; None: all."""
+    """The only layer that is lowered, in the study of layers."""
     exact: bool = True
     """False where resident planes above the scheduled level are used (conservative reuse)."""
     study: str = TABLE
@@ -72,6 +73,19 @@ def with_accuracy(row: EvalRow, by_kind: Mapping[str, float] | None) -> EvalRow:
 def reference_row(quality: Quality | None) -> EvalRow:
     """Returns the row of the bf16 model: one for both phases, because it has no levels to choose."""
     return EvalRow(BF16, "prefill", BF16, bits_per_weight_read=16.0, **_measures(quality))
+
+
+def lowered_row(layer: int, layers: int, quality: Quality) -> EvalRow:
+    """Returns the row of the bf16 model whose experts in one of `layers` layers are at LOWERED bits."""
+    bits = (16 * (layers - 1) + BITS_PER_WEIGHT[LOWERED]) / layers
+    setting, levels = f"{BF16}, layer {layer} at {LOWERED}", f"{BF16}/{LOWERED}"
+    return EvalRow(
+        *(setting, "prefill", levels),
+        bits_per_weight_read=bits,
+        layer=layer,
+        study="layers",
+        **_measures(quality),
+    )
 
 
 def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse) -> EvalRow:
@@ -93,7 +107,6 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),
-        layer=settings.only_layer,
         exact=settings.exact,
         study=arm.study,
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},

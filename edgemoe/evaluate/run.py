@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,18 @@ from edgemoe.evaluate.accuracy import (
     reference_conversations,
     task_accuracy,
 )
-from edgemoe.evaluate.claims import Claim, claims_of
+from edgemoe.evaluate.claims import Claim, claims_of, routing_claims, similarity_claims
+from edgemoe.evaluate.observations import Observations, RoutingRow, SimilarityRow, observe
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.rows import BF16, EvalRow, reference_row, setting_row, with_accuracy
-from edgemoe.evaluate.score import Windows, reference_quality, setting_quality, text_windows
-from edgemoe.evaluate.studies import TABLE, Arm
+from edgemoe.evaluate.rows import BF16, EvalRow, lowered_row, reference_row, setting_row, with_accuracy
+from edgemoe.evaluate.score import (
+    Windows,
+    lowered_quality,
+    reference_quality,
+    setting_quality,
+    text_windows,
+)
+from edgemoe.evaluate.studies import LOWERED, TABLE, Arm
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
@@ -52,6 +59,7 @@ class EvalRequest:
         task_count: held-out tasks of each kind for every row of the table; 0: none.
         seed: chooses the tasks.
         arms: settings, in the order of the rows.
+        observed: studies of studies.OBSERVED; "layers" needs a reference.
         vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
     """
 
@@ -64,6 +72,7 @@ class EvalRequest:
     arms: tuple[Arm, ...]
     vram_limit: int | None = None
     dram_limit: int = 0
+    observed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,15 @@ class EvalReport:
         rows: bf16 first, where there is a reference.
         claims: statements of the paper, and whether they hold here.
         left_out: names of settings that need more bits than the store has.
+        routing, similarity: rows of these studies.
     """
 
     environment: dict[str, Any]
     rows: list[EvalRow]
     claims: list[Claim]
     left_out: list[str]
+    routing: list[RoutingRow] = field(default_factory=list)
+    similarity: list[SimilarityRow] = field(default_factory=list)
 
 
 def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
@@ -101,10 +113,14 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
         logits = None
         if request.reference:
             logits = stack.enter_context(LogitFile(sum(map(len, windows)), store.shape.vocab))
-            rows.append(evaluation.reference(request.reference, logits))
+            rows += evaluation.reference(request.reference, logits)
         rows += evaluation.settings(arms, plan, logits)
     environment = _environment(store, request, windows) | {"damage": evaluation.damage}
-    return EvalReport(environment, rows, claims_of(rows), left_out)
+    observed = evaluation.observed
+    routing = observed.routing() if observed and "routing" in request.observed else []
+    similarity = observed.similarity() if observed and "similarity" in request.observed else []
+    claims = [*claims_of(rows), *routing_claims(routing), *similarity_claims(similarity)]
+    return EvalReport(environment, rows, claims, left_out, routing, similarity)
 
 
 class _Evaluation:
@@ -114,6 +130,8 @@ class _Evaluation:
         self._store, self._request = store, request
         self.damage: str | None = None
         """What the damage of fewer bits was measured on; None where no setting goes by it."""
+        self.observed: Observations | None = None
+        """What routers chose and saw; None where no study wants it."""
         self._tokenizer = tokenizer = load_tokenizer(store.directory)
         self.windows: Windows = []
         if request.text:
@@ -123,8 +141,8 @@ class _Evaluation:
         greedy = {"temperature": 0, "top_p": 1, "seed": 0, "max_new_tokens": 1}
         self._stop = Sampling.of_model(own, tokenizer.eos_token_id, **greedy).stop
 
-    def reference(self, checkpoint: Path, keep: LogitFile) -> EvalRow:
-        """Returns the bf16 row. The model is freed when this returns."""
+    def reference(self, checkpoint: Path, keep: LogitFile) -> list[EvalRow]:
+        """Returns the bf16 row, and those of the study of layers. The model is freed when this returns."""
         model = Reference(checkpoint, self._store.shape.vocab, self._store.manifest.source)
         quality = by_kind = None
         if self.windows:
@@ -132,7 +150,19 @@ class _Evaluation:
                 quality = reference_quality(model, self.windows, keep, progress.advance)
         if self._tasks:
             by_kind = self._accuracy(BF16, reference_conversations(model, self._tokenizer, self._stop))
-        return with_accuracy(reference_row(quality), by_kind)
+        rows = [with_accuracy(reference_row(quality), by_kind)]
+        return rows + (self._lowered(model, keep) if "layers" in self._request.observed else [])
+
+    def _lowered(self, model: Reference, whole: LogitFile) -> list[EvalRow]:
+        """Returns a row for each layer that has experts."""
+        layers, rows = sorted(self._store.manifest.layers), []
+        with CountProgress(
+            f"{BF16}, a layer at {LOWERED}: text", len(layers) * len(self.windows)
+        ) as progress:
+            for layer in layers:
+                quality = lowered_quality(model, layer, self.windows, whole, progress.advance)
+                rows.append(lowered_row(layer, len(layers), quality))
+        return rows
 
     def plan(self, arms: list[Arm]) -> MemoryPlan:
         """Divides the limits for the longest window or task, at the highest level of any arm, which fits them all."""
@@ -154,6 +184,9 @@ class _Evaluation:
             sequence = engine.new_sequence()
             for number, arm in enumerate(arms, 1):
                 rows += self._arm(engine, sequence, arm, logits, f"{arm.name} ({number} of {len(arms)})")
+            if {"routing", "similarity"} & set(self._request.observed):
+                with CountProgress("routers: text", len(self.windows)) as progress:
+                    self.observed = observe(engine, sequence, self.windows, progress.advance)
         return rows
 
     def _arm(

@@ -11,7 +11,7 @@ import torch
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.studies import Phase
+from edgemoe.evaluate.studies import LOWERED, Phase
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -66,6 +66,26 @@ def reference_quality(
         meter.add(logits, window, logits)
         keep.append(logits)
         done()
+    return meter.quality()
+
+
+def lowered_quality(
+    reference: Reference, layer: int, windows: Windows, whole: LogitFile, done: Callable[[], None]
+) -> Quality:
+    """Measures the bf16 model with one layer's experts at LOWERED bits.
+
+    Args:
+        reference: the bf16 model.
+        layer: the only one that is lowered.
+        windows: of token ids.
+        whole: the logits of the same windows without it.
+        done: called after every window.
+    """
+    meter = QualityMeter()
+    with reference.lowered(layer, LOWERED):
+        for number, window in enumerate(windows):
+            meter.add(reference.logits(window), window, whole.read(number))
+            done()
     return meter.quality()
 
 

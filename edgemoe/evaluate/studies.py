@@ -15,7 +15,10 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 TABLE = "table"
-STUDIES = ("signals", "depth", "critical", "layers", "skipping")
+OBSERVED = ("layers", "routing", "similarity")
+"""Studies of the bf16 model with one layer lowered, and of what routers choose and see (DyMoE figures 5, 4 and 6)."""
+
+STUDIES = ("signals", "depth", "critical", "skipping", *OBSERVED)
 
 FOUR_LEVELS = (8, 4, 2, 0)
 
@@ -35,7 +38,9 @@ SIGNAL_SHARES = (0.05, 0.1, 0.2, 0.5)
 
 DEPTH_RETENTION = 0.75
 CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
-LAYER_RETENTION = 0.5
+
+LOWERED = 2
+"""Level of the one layer that the study of layers lowers."""
 
 
 def signal_name(importance: str, heavy_hitters: float) -> str:
@@ -69,7 +74,6 @@ class Arm:
             "depth": f" {settings.depth}",
             "critical": f" {settings.critical}",
             "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
-            "layers": f" layer {settings.only_layer}",
         }
         return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")
 
@@ -104,20 +108,15 @@ def table_arms(
     return arms
 
 
-def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
+def study_arms(study: str) -> list[Arm]:
     """Returns the arms of one study.
 
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
-    - skipping: with and without scaling the other gate weights up where experts are skipped;
-    - layers: one layer at a time loses its less important half to 2 bits, or altogether, while all others keep
-      `top` bits (DyMoE figure 5).
+    - skipping: with and without scaling the other gate weights up where experts are skipped.
 
-    Args:
-        study: one of STUDIES.
-        layers: numbers of the layers that have experts.
-        top: highest level of the store, in bits.
+    A study of OBSERVED has none: it does not run settings.
 
     Raises:
         UserError: the study is unknown.
@@ -145,10 +144,8 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
         varied = [
             (levels, {"renormalise": scale}) for levels in ((4, 0), FOUR_LEVELS) for scale in (False, True)
         ]
-    elif study == "layers":
-        phases = ("prefill",)
-        half = {"retention": LAYER_RETENTION, "depth": "equal", "critical": "ceil"}
-        varied = [((top, low), half | {"only_layer": layer}) for low in (2, 0) for layer in layers]
+    elif study in OBSERVED:
+        varied = []
     else:
         raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")
     base = RunSettings(retention=DEPTH_RETENTION, exact=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgemoe.evaluate.claims import Claim
+from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import STUDIES, TABLE, signal_name
+from edgemoe.evaluate.studies import TABLE, signal_name
 
 _Column = tuple[str, Callable[[EvalRow], str]]
 """Title, and the text of a row's cell."""
@@ -45,13 +46,56 @@ _VERDICTS = {True: "holds", False: "DOES NOT HOLD", None: "no difference beyond 
 def quality_lines(rows: Sequence[EvalRow]) -> list[str]:
     """Returns the lines of one table for TABLE and for each study, out of the rows that have a perplexity."""
     lines: list[str] = []
-    for study in (TABLE, *STUDIES):
+    for study, own in _COLUMNS.items():
         if chosen := [row for row in rows if row.study == study and row.perplexity is not None]:
-            columns = _SETTING + _COLUMNS[study]
+            columns = _SETTING + own
             title = [] if study == TABLE else ["", f"study: {study}"]
             body = [[cell(row) for _, cell in columns] for row in chosen]
             lines += title + _aligned([[name for name, _ in columns], *body], left=2)
     return lines
+
+
+def routing_lines(rows: Sequence[RoutingRow]) -> list[str]:
+    """Returns the lines of the study of routing: a line for each layer and fraction of heavy hitters."""
+    titles = [
+        "layer",
+        "heavy hitters",
+        "with all",
+        "with the rest",
+        "next window",
+        "most loaded",
+        "by heavy hitters",
+    ]
+    body = [
+        [
+            f"{row.layer}",
+            f"{row.heavy_hitters:g}",
+            _number(row.correlation, ".3f"),
+            _number(row.correlation_rest, ".3f"),
+            _number(row.correlation_windows, ".3f"),
+            f"{max(row.load) / max(sum(row.load), 1):.3f}",
+            f"{max(row.heavy_load) / max(sum(row.heavy_load), 1):.3f}",
+        ]
+        for row in rows
+    ]
+    return (
+        [
+            "study: routing (correlations of experts' loads by heavy hitters)",
+            *_aligned([titles, *body], left=0),
+        ]
+        if rows
+        else []
+    )
+
+
+def similarity_lines(rows: Sequence[SimilarityRow]) -> list[str]:
+    """Returns the lines of the study of similarity: a line for each pair of adjacent layers."""
+    titles = ["layer", "next", "cosine", "std", "tokens"]
+    body = [
+        [f"{row.layer}", f"{row.next_layer}", f"{row.similarity:.3f}", f"{row.std:.3f}", f"{row.tokens}"]
+        for row in rows
+    ]
+    return ["study: similarity (of router inputs)", *_aligned([titles, *body], left=0)] if rows else []
 
 
 def task_lines(rows: Sequence[EvalRow]) -> list[str]:

@@ -33,6 +33,23 @@ with without_triton():
 NAME = "edgemoe"
 
 
+@dataclass(frozen=True)
+class Routed:
+    """What a layer's router has chosen for the rows of a step.
+
+    Args:
+        hidden: bf16 [T, H], its input, where the model is.
+        chosen: int64 [T, k], experts.
+        gates: [T, k], their gate weights, 0 where an expert is skipped.
+        ranks: float [T] of PromptAttention.ranks; None where the settings do not depend on attention.
+    """
+
+    hidden: torch.Tensor
+    chosen: torch.Tensor
+    gates: torch.Tensor
+    ranks: torch.Tensor | None
+
+
 class ExpertProbe(Protocol):
     """Measures experts in steps of several rows."""
 
@@ -46,8 +63,8 @@ class ExpertProbe(Protocol):
     ) -> None:
         """Takes the rows of some experts: inputs x [R, H], and outputs [R, H] before their gate weights."""
 
-    def routed(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
-        """Takes a layer's router's choice [T, k] with its gate weights, and the sum [T, H], which it may change."""
+    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+        """Takes what a layer's router has chosen, and the sum [T, H] of its experts, which it may change."""
 
 
 @dataclass
@@ -135,7 +152,7 @@ class ExpertLayer:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
         out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
         if runtime.probe:
-            runtime.probe.routed(self.layer, chosen, gates, out)
+            runtime.probe.routed(self.layer, Routed(hidden, chosen, gates, ranks), out)
         return out
 
     def forward(
@@ -166,7 +183,8 @@ class ExpertLayer:
         rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
         places: list[torch.Tensor] = []
         wanted = assignments.wanted(self.layer)
-        scan = not runtime.step.decode and is_scan(len(wanted), runtime.policy.experts)
+        scans = runtime.policy.settings.scan == "on" and not runtime.step.decode
+        scan = scans and is_scan(len(wanted), runtime.policy.experts)
         with runtime.source.request(wanted, scan=scan) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted)
             row = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.kernels.base import Part
 from storage.base import LEVELS
 from storage.calibration import RANDOM, SAMPLE_BYTES, Calibration
@@ -64,9 +64,9 @@ class OutputErrors:
             self.squared[row, list(experts), column] += torch.tensor(lost, dtype=torch.float64)
         self.counts[row, list(experts)] += torch.tensor(rows)
 
-    def routed(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Keeps the router's choice."""
-        self.choices[layer] = chosen.clone(), gates.float()
+        self.choices[layer] = routed.chosen.clone(), routed.gates.float()
 
     def means(self) -> torch.Tensor:
         """The mean squared error of each expert: float32 [layers, experts, levels].

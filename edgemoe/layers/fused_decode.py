@@ -154,8 +154,9 @@ class FusedDecode:
 
     def _count_predictions(self, layers: set[int], trace: list[list[list[int]]]) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""
+        taken, rows = self._runtime.policy.taken, ((layer, trace[layer]) for layer in sorted(layers) if layer)
         self._runtime.source.pinned.count_predictions(
-            [(layer, trace[layer][PREDICTED], trace[layer][CHOSEN]) for layer in sorted(layers) if layer]
+            [(layer, taken(layer, row[PREDICTED]), row[CHOSEN]) for layer, row in rows]
         )
 
     def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:

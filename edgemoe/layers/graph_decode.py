@@ -126,7 +126,7 @@ class GraphDecode:
         if runtime.watch:
             runtime.watch(layer, torch.tensor([chosen]))
         if predicted is not None:
-            pinned.count_predictions([(layer, predicted, chosen)])
+            pinned.count_predictions([(layer, runtime.policy.taken(layer, predicted), chosen)])
         levels = self._levels(layer, chosen, gates)
         if 0 in levels:
             renormalise = runtime.policy.settings.renormalise
@@ -202,12 +202,12 @@ class GraphDecode:
         return True
 
     def _has_ahead(self, layer: int, following: Sequence[int]) -> bool:
-        """Whether the next layer's predicted experts are resident."""
+        """Whether the next layer's predicted experts are resident, as far as they are read ahead."""
         router = self._experts[layer].next_router
         assert router
         after, _ = router
-        keys = self._keys[after]
-        return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in following})
+        keys, taken = self._keys[after], self._runtime.policy.taken(after, following)
+        return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in taken})
 
     def _items(self, lease: Lease) -> Items:
         """The items of a leased expert."""

@@ -36,7 +36,7 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
     logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
     gates, chosen = logits.softmax(-1).topk(top_k)
     damage = Damage.typical(range(layers), experts, chosen, gates)
-    policy = LevelPolicy(settings.with_(only_layer=None), layers, experts, damage)
+    policy = LevelPolicy(settings, layers, experts, damage)
     if not settings.priced:
         return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
     levels = torch.stack([policy.levels(i, chosen, gates, None, decode=True) for i in range(layers)])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from cache.policies import is_pooled
 from edgemoe.console.sizes import format_size
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import beside_device, compute
@@ -146,7 +147,7 @@ def make_plan(
         form: of experts in this device's memory.
         vram_limit: bytes; None: as many as all experts at the highest level take, at most the free memory.
         dram_limit: bytes of the DRAM tier; 0: no DRAM tier.
-        settings: their levels, readers, cache and cpu_experts determine the plan.
+        settings: their levels, eviction, readers, cache and cpu_experts determine the plan.
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
@@ -225,7 +226,8 @@ def _blocks(
     """
     sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
     kinds = form.kinds_at(settings.levels[0])
-    fractions = {kind: fraction_at(settings, kind.level, **sizes) for kind in kinds}
+    pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
+    fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram = count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)

@@ -18,6 +18,7 @@ from prefetch.ram_path import RamPath
 from prefetch.transfer_path import TransferPath
 from storage.base import ResidentForm
 from storage.device import Device
+from storage.forms import WholeForm
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,19 @@ class Tiers:
                     tier.close()
 
 
+def form_of(form: ResidentForm, settings: RunSettings) -> ResidentForm:
+    """The form of experts in memory under a rule of promotion."""
+    return WholeForm(form) if settings.promotion == "whole" else form
+
+
 def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, device: Device | None) -> Tiers:
     """Allocates a plan's blocks; without a device, both tiers lie in RAM.
+
+    Args:
+        form: of form_of.
+        plan: of the limits.
+        settings: their eviction and readers.
+        device: with its own memory, or None.
 
     Raises:
         DoesNotFit: the device has too little free memory, or the system pins no memory.

@@ -45,7 +45,7 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and only_layer are used.
+        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and speculate are used.
         layers: of the model.
         experts: in a layer.
         damage: of the model's experts.
@@ -89,7 +89,7 @@ class LevelPolicy:
             int64 [T, k].
         """
         settings = self.settings
-        if self._is_uniform(layer):
+        if len(settings.levels) == 1:
             return torch.full(chosen.shape, settings.levels[0])
         if settings.priced:
             return self._cheapest(layer, chosen, gates.float(), decode=decode)
@@ -132,7 +132,7 @@ class LevelPolicy:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
         levels = self.settings.levels
         without_experts = self.damage is not None and layer not in self.damage.layers
-        if without_experts or self._is_uniform(layer):
+        if without_experts or len(levels) == 1:
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
             return DecodeRule(RANKED, levels, self.critical(layer, slots))
@@ -148,11 +148,14 @@ class LevelPolicy:
         """
         levels = self.ahead
         count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
-        by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
+        taken = enumerate(self.taken(layer, experts))
+        by_order = {expert: levels[0] if i < count else levels[1] for i, expert in taken}
         return {expert: level for expert, level in by_order.items() if level}
 
-    def _is_uniform(self, layer: int) -> bool:
-        return len(self.settings.levels) == 1 or self.settings.only_layer not in (None, layer)
+    def taken(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """The predicted experts, the likeliest first, that settings take: all, or the critical (t of eq. 7 and 8)."""
+        every = len(self.ahead) == 1 or self.settings.speculate != "critical"
+        return experts if every else experts[: self.critical(layer, len(experts))]
 
     def critical(self, layer: int, chosen: int) -> int:
         """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""

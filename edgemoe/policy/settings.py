@@ -24,6 +24,24 @@ SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", 
 CPU_EXPERTS = ("off", "auto")
 """What the CPU computes beside a device: nothing, or as many of the experts that are only in DRAM as pay."""
 
+PROMOTIONS = ("planes", "whole")
+"""What is read of an expert that is resident below its level: the missing planes, or all of it (DyMoE 4.4.2)."""
+
+SCANS = ("on", "off")
+"""Whether experts of a prompt that wants most of a layer's are evicted first; if not, their use counts as any other."""
+
+RANKING = (
+    "retention",
+    "bits",
+    "tpot_target",
+    "depth",
+    "critical",
+    "importance",
+    "heavy_hitters",
+    "renormalise",
+)
+"""Fields of RunSettings that rank experts: without effect where all experts have one level."""
+
 LOW_RETENTION = 0.5
 """Lowest retention without a doubt: DyMoE's lambda is 0 there."""
 
@@ -32,6 +50,8 @@ _CHOICES = {
     "depth": DEPTHS,
     "critical": CRITICAL,
     "eviction": POLICIES,
+    "promotion": PROMOTIONS,
+    "scan": SCANS,
     "speculate": MODES,
     "cpu_experts": CPU_EXPERTS,
 }
@@ -56,13 +76,13 @@ class RunSettings:
         critical: one of CRITICAL.
         renormalise: where experts are skipped, scale the others' gate weights to the previous sum.
         eviction: one of cache.policies.POLICIES.
+        promotion: one of PROMOTIONS.
+        scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
         cpu_experts: one of CPU_EXPERTS. With `exact`, "auto" equals "off": which experts the CPU computes depends on
             limits.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
-        only_layer: schedule this layer alone and give every other the highest level, which measures the layer's
-            sensitivity; None: all.
 
     Raises:
         UserError: names the first setting that is out of its range.
@@ -79,11 +99,12 @@ class RunSettings:
     critical: str = "carry"
     renormalise: bool = False
     eviction: str = "lfru"
+    promotion: str = "planes"
+    scan: str = "on"
     speculate: str = "off"
     cpu_experts: str = "off"
     cache: bool = True
     readers: int = 2
-    only_layer: int | None = None
 
     def __post_init__(self) -> None:
         parse_levels(format_levels(self.levels))

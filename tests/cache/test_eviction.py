@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cache.base import EvictionPolicy
 from cache.lfru import LFRU
 from cache.lru import LRU
-from cache.lru_experts import WholeLRU
-from cache.policies import POLICIES, make_policy
+from cache.lru_experts import PooledLRU, WholeLRU
+from cache.policies import POLICIES, is_pooled, make_policy
 from storage.base import ExpertKey
 from storage.errors import UserError
 
@@ -150,20 +150,22 @@ def test_only_residents_are_used_or_forgotten(name: str) -> None:
 
 
 def test_policies_have_names() -> None:
-    """Each name makes a policy of its own class, a fresh one a call; only lru-experts evicts whole experts."""
+    """Each name makes a policy of its own class, a fresh one a call; two evict whole experts, one from a pool."""
     made = {name: make_policy(name) for name in POLICIES}
     assert {name: type(policy) for name, policy in made.items()} == {
         "lru-planes": LRU,
         "lru-experts": WholeLRU,
+        "lru-pool": PooledLRU,
         "lfru": LFRU,
     }
-    assert [name for name, policy in made.items() if policy.whole] == ["lru-experts"]
+    assert [name for name, policy in made.items() if policy.whole] == ["lru-experts", "lru-pool"]
+    assert [name for name in POLICIES if is_pooled(name)] == ["lru-pool"]
     assert make_policy("lfru") is not made["lfru"]
 
 
 def test_an_unknown_policy_is_refused() -> None:
     """The message names the unknown policy and the known ones."""
-    with pytest.raises(UserError, match=r"'fifo'.*lru-planes, lru-experts, lfru"):
+    with pytest.raises(UserError, match=r"'fifo'.*lru-planes, lru-experts, lru-pool, lfru"):
         make_policy("fifo")
 
 

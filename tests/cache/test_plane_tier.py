@@ -343,3 +343,16 @@ def test_free_experts_counts_whole_ones() -> None:
     tier = tier_of(SLICED, 4, 3, 0)
     put(tier, SLICED, A, 4)
     assert [tier.free_experts(level) for level in (0, 2, 3, 4, 8)] == [0, 3, 0, 2, 0]
+
+
+def test_victims_that_are_not_kept_are_free_at_once() -> None:
+    """Blocks of a victim that a reservation does not need serve the next one, before the first ends."""
+    tier = tier_of(SLICED, 1, 1, 1, policy=WholeLRU)
+    put(tier, SLICED, A, 8)
+    reservation = tier.reserve(B, 2, keep_victims=False)
+    assert reservation is not None
+    assert reservation.victims == ()
+    assert contents(reservation.into).keys() == {"base"}
+    assert [tier._blocks.room((kind,)) for kind in ("base", "d4", "d8")] == [0, 1, 1]
+    tier.abandon(reservation)
+    check(tier, SLICED, {})

@@ -9,9 +9,10 @@ import pytest
 from device_double import DoubleDevice, poisoned
 from device_rig import DeviceRig, turmoil
 from fetch_rig import broken
-from toys import MERGED, SLICED, disk_bytes, expected
+from toys import MERGED, SLICED, WholeToy, disk_bytes, expected
 
 from cache.device_arena import pinned
+from cache.lru_experts import PooledLRU
 from cache.plane_tier import PlaneTier
 from prefetch import device_path
 from prefetch.device_path import DevicePath, Staging
@@ -52,6 +53,15 @@ def test_kernels_see_their_own_experts(rig, vram, dram, haste, threaded):
     for seed in range(2):
         device = DoubleDevice(seed, haste=haste, threaded=threaded)
         turmoil(rig(device, vram, dram), seed)
+
+
+@pytest.mark.parametrize("form", [SLICED, WholeToy(SLICED)], ids=["planes", "whole"])
+@pytest.mark.parametrize(("vram", "dram"), [(1, None), (4, 2), (2, 8)])
+def test_kernels_see_their_own_experts_in_one_pool(rig, vram, dram, form):
+    """So too where blocks of all kinds share their bytes, and a new block lies across parts of old ones."""
+    for seed in range(2):
+        device = DoubleDevice(seed, haste=0.3, threaded=True)
+        turmoil(rig(device, vram, dram, form=form, policy=PooledLRU), seed)
 
 
 def unwaited_arrivals(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from records import KEY, MemoryReader, a_store, blocks_for
 
 from storage.base import Plane, Source
 from storage.encode import quantize_matrix
-from storage.forms import P0, P4, MergedForm, PlaneForm
+from storage.forms import P0, P4, MergedForm, PlaneForm, WholeForm
 from storage.layout import LAYOUTS, Layout
 from storage.planes import split
 from storage.record import RecordGeometry
@@ -131,3 +131,31 @@ def test_a_store_of_four_bits_has_no_p0(shape, used):
     """A store without d8 has no p0 block."""
     geometry, _, _ = a_store(shape, used, max_level=4)
     assert [kind.name for kind in MergedForm(geometry, used, used).kinds] == [P4]
+
+
+@pytest.mark.parametrize(("before", "level"), [(2, 4), (4, 8), (2, 8)])
+def test_a_whole_promotion_reads_everything_again(shape, used, form_class, before, level):
+    """All blocks are new and equal those of an expert that was absent; as many bytes are read; no level is a part."""
+    geometry, _, record = a_store(shape, used)
+    form = WholeForm(form_class(geometry, used, used))
+    low, high, fresh = (blocks_for(form, at) for at in (before, level, level))
+    reader = MemoryReader(record, geometry)
+    form.fill(reader, KEY, before, low, None)
+    kept = {name: bytes(block) for name, block in low.items()}
+    assert form.rewritten(before, level) == tuple(kind.name for kind in form.kinds_at(level))
+    assert form.fill(reader, KEY, level, high, Source(before, low)) == geometry.prefix_bytes(level)
+    form.fill(reader, KEY, level, fresh, None)
+    assert {name: bytes(block) for name, block in high.items()} == {n: bytes(b) for n, b in fresh.items()}
+    assert {name: bytes(block) for name, block in low.items()} == kept
+    assert [form.demoted(level, low) for low in (0, 2, level)] == [0, level, level]
+
+
+def test_a_whole_expert_moves_without_a_read(shape, used, form_class):
+    """A source at the level is copied, as in the wrapped form."""
+    geometry, _, record = a_store(shape, used)
+    form = WholeForm(form_class(geometry, used, used))
+    source, into = blocks_for(form, 8), blocks_for(form, 8)
+    reader = MemoryReader(record, geometry)
+    form.fill(reader, KEY, 8, source, None)
+    assert form.fill(reader, KEY, 8, into, Source(8, source)) == 0
+    assert {name: bytes(block) for name, block in into.items()} == {n: bytes(b) for n, b in source.items()}

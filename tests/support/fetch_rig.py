@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from toys import ToyForm, ToyReader, check, contents, expected
+from toys import ToyForm, ToyReader, WholeToy, check, contents, expected
 
-from cache.base import Lease
+from cache.base import EvictionPolicy, Lease
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
 from prefetch.base import Request
@@ -89,18 +89,20 @@ class Rig:
         dram: experts that the slow tier has blocks for; None: there is no slow tier.
         workers, gate: as Fetcher.
         look_ahead: as Fetcher.configure.
+        policy: of both tiers.
     """
 
     def __init__(
         self,
-        form: ToyForm,
+        form: ToyForm | WholeToy,
         vram: int,
         dram: int | None = None,
         workers: int = 2,
         look_ahead: str = "off",
         gate: LookaheadGate | None = None,
+        policy: type[EvictionPolicy] = LRU,
     ) -> None:
-        self.form, self.reader, self.clock = form, CountingReader(), Clock()
+        self.form, self.reader, self.clock, self.policy = form, CountingReader(), Clock(), policy
         self.vram = self._tier("vram", vram)
         self.dram = self._tier("dram", dram) if dram is not None else None
         self.fetcher = Fetcher(
@@ -116,7 +118,7 @@ class Rig:
 
     def _tier(self, name: str, experts: int) -> PlaneTier:
         capacity = {kind.name: experts for kind in self.form.kinds}
-        return PlaneTier(self.form, capacity, LRU, device="cpu", name=name)
+        return PlaneTier(self.form, capacity, self.policy, device="cpu", name=name)
 
     def fetch(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> list[ExpertKey]:
         """Requests `wanted`, checks every lease's level and bytes, and returns the order in which they came."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cache.block_refs import SharedBlocks
 from cache.plane_tier import PlaneTier
+from cache.pool import Pool
 
 
 def check_integrity(tier: PlaneTier) -> None:
@@ -18,12 +20,22 @@ def check_integrity(tier: PlaneTier) -> None:
             assert tuple(version.indices) == tuple(version.blocks) == tier._names[version.level]
         states = [*alive, *tier._pending.values()]
         references = Counter(block for state in states for block in state.indices.items())
-        for kind, counts in tier._blocks._references.items():
-            assert counts == [references[kind, index] for index in range(len(counts))]
-            free = tier._blocks._arenas[kind]._free
-            assert sorted(free) == [index for index, count in enumerate(counts) if not count]
+        _check_blocks(tier._blocks, references)
         for kind, policy in tier._policies.items():
             holders = [key for key, version in tier._resident.items() if kind in version.indices]
             assert sorted(policy.candidates()) == sorted(holders)
         assert tier._first.keys() <= tier._resident.keys()
         assert all(key == version.key for key, version in tier._resident.items())
+
+
+def _check_blocks(blocks: SharedBlocks | Pool, references: Counter[tuple[str, int]]) -> None:
+    if isinstance(blocks, Pool):
+        units: Counter[int] = Counter()
+        for (kind, first), count in references.items():
+            units.update(dict.fromkeys(range(first, first + blocks._units[kind]), count))
+        assert list(blocks._references) == [units[unit] for unit in range(len(blocks._references))]
+        return
+    for kind, counts in blocks._references.items():
+        assert counts == [references[kind, index] for index in range(len(counts))]
+        free = blocks._arenas[kind]._free
+        assert sorted(free) == [index for index, count in enumerate(counts) if not count]

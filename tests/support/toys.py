@@ -20,6 +20,7 @@ from storage.base import (
     ResidentForm,
     Source,
 )
+from storage.forms import WholeForm
 
 PLANE_BYTES = {Plane.BASE: 1000, Plane.D4: 200, Plane.D8: 30}
 """Plane -> bytes that ToyReader returns for a read of it."""
@@ -78,6 +79,14 @@ SLICED = ToyForm(
 """Three kinds, as on a GPU: raising only adds."""
 
 
+class WholeToy(WholeForm):
+    """A toy form whose promotions read the whole expert again."""
+
+    def __init__(self, form: ToyForm) -> None:
+        super().__init__(form)
+        self.content, self.merged = form.content, form.merged
+
+
 class ToyReader(PlaneReader):
     """A disk without bytes, whose reads a test delays or makes fail.
 
@@ -117,12 +126,12 @@ def contents(blocks: Blocks) -> dict[str, bytes]:
     return {kind: np.asarray(block).tobytes() for kind, block in blocks.items()}
 
 
-def expected(form: ToyForm, key: ExpertKey, level: int) -> dict[str, bytes]:
+def expected(form: ToyForm | WholeToy, key: ExpertKey, level: int) -> dict[str, bytes]:
     """The bytes of every block of an expert at `level`."""
     return {kind.name: form.content(key, kind.name, level) for kind in form.kinds_at(level)}
 
 
-def put(tier: PlaneTier, form: ToyForm, key: ExpertKey, level: int) -> None:
+def put(tier: PlaneTier, form: ToyForm | WholeToy, key: ExpertKey, level: int) -> None:
     """Makes an expert resident at `level`, as the most recently used one."""
     reservation = tier.reserve(key, level)
     assert reservation is not None
@@ -131,7 +140,7 @@ def put(tier: PlaneTier, form: ToyForm, key: ExpertKey, level: int) -> None:
     tier.release(tier.publish(reservation))
 
 
-def check(tier: PlaneTier, form: ToyForm, residents: Mapping[ExpertKey, int]) -> None:
+def check(tier: PlaneTier, form: ToyForm | WholeToy, residents: Mapping[ExpertKey, int]) -> None:
     """Asserts that the tier has exactly `residents`, each at its level and with its own bytes."""
     check_integrity(tier)
     assert tier.resident() == residents

@@ -297,7 +297,7 @@ def test_a_peak_is_its_own_engines(tiny_store, monkeypatch):
 def ablation(tiny_store):
     """An ablation with a limit of six experts at level 8, every row once."""
     store = StoreModel.open(tiny_store)
-    rows, notes = ablation_rows(8)
+    rows, notes = ablation_rows("ours", 8)
     request = BenchRequest(
         rows, vram_limit=limit_for(store, 6), prompt_tokens=12, new_tokens=12, runs=1, context=64, notes=notes
     )
@@ -329,7 +329,7 @@ def test_the_ablation_has_every_row(ablation):
 def test_loading_on_demand_has_no_second_tier(tiny_store):
     """Loading on demand has no DRAM tier, because it is a cache; the other rows have one."""
     store = StoreModel.open(tiny_store)
-    demand, cache, *_ = ablation_rows(8)[0]
+    demand, cache, *_ = ablation_rows("ours", 8)[0]
     request = BenchRequest((demand, cache), vram_limit=limit_for(store, 4, 128), dram_limit=10 * EXPERT_BYTES)
     assert [plan.dram_experts > 0 for plan in make_plans(store, request)] == [False, True]
 
@@ -356,9 +356,27 @@ def test_each_part_of_the_ablation_acts(ablation, tiny_store):
 
 def test_a_store_without_level_8_leaves_a_row_out():
     """The four-level row is left out, and a note names it."""
-    rows, notes = ablation_rows(4)
+    rows, notes = ablation_rows("ours", 4)
     assert all(row.settings.levels[0] == 4 for row in rows)
     assert len(rows) == 8
     assert len(notes) == 1
     assert "8/4/2/0" in notes[0]
-    assert ablation_rows(8)[1] == ()
+    assert ablation_rows("ours", 8)[1] == ()
+
+
+def test_the_papers_rows_have_the_papers_rules():
+    """Each row of table 3 by hand; nothing else differs from the program's defaults."""
+    rows, notes = ablation_rows("paper", 8)
+    assert notes == ()
+    same = {"eviction": "lru-pool", "promotion": "whole", "scan": "off"}
+    four = {"levels": (4,), "exact": True}
+    mixed = {"levels": (4, 2), "retention": 0.75, "importance": "heavy-hitters", "critical": "ceil"}
+    ahead = {"speculate": "critical"}
+    assert {row.name: row.settings for row in rows} == {
+        "load on demand": RunSettings(**same | four, cache=False),
+        "cache": RunSettings(**same | four),
+        "cache + prefetch": RunSettings(**same | four | ahead),
+        "cache + 4/2": RunSettings(**same | mixed),
+        "cache + 4/2 + prefetch": RunSettings(**same | mixed | ahead),
+        "cache + 4/0 + prefetch": RunSettings(**same | mixed | ahead | {"levels": (4, 0)}),
+    }

@@ -52,7 +52,7 @@ def test_the_ablation_in_one_command(bench, tmp_path):
     """Nine rows, cold and warm, a picture and a timeline of all of them."""
     pytest.importorskip("matplotlib")
     plot, trace = tmp_path / "rows.png", tmp_path / "trace.json"
-    out = bench(*SHORT, "--ablation", "--format", "csv", "--plot", plot, "--trace", trace)
+    out = bench(*SHORT, "--ablation", "ours", "--format", "csv", "--plot", plot, "--trace", trace)
     lines = list(csv.DictReader(io.StringIO(out)))
     assert len(lines) == 18
     assert len({line["name"] for line in lines}) == 9
@@ -63,11 +63,39 @@ def test_the_ablation_in_one_command(bench, tmp_path):
     assert {f"{line['name']}: SSD" for line in lines} <= groups
 
 
+def test_the_papers_ablation_takes_other_options(bench):
+    """Six rows; options that rank experts hold for the rows with several levels, all others for every row."""
+    given = (
+        "--heavy-hitters",
+        0.1,
+        "--retention",
+        0.9,
+        "--critical",
+        "carry",
+        "--scan",
+        "on",
+        "--renormalise",
+    )
+    rows = json.loads(bench(*SHORT, "--ablation", "paper", *given, "--json"))["rows"]
+    assert len({row["name"] for row in rows}) == 6
+    assert {row["scan"] for row in rows} == {"on"}
+    for row in rows:
+        mixed = "/" in row["levels"]
+        assert row["retention"] == (0.9 if mixed else None)
+        assert (row["heavy_hitters"], row["critical"]) == ((0.1, "carry") if mixed else (0.5, "carry"))
+        assert row["renormalise"] == (row["levels"] == "4/0")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--ablation", "--levels", "4/2"), "--levels"),
-        (("--ablation", "--exact", 4, "--heavy-hitters", 0.5), "--exact, --heavy-hitters"),
+        (("--ablation", "ours", "--levels", "4/2"), "--levels"),
+        (("--ablation", "ours", "--exact", 4, "--eviction", "lfru"), "--exact, --eviction"),
+        (("--ablation", "paper", "--speculate", "full", "--bits", 3), "--bits, --speculate"),
+        (("--ablation", "theirs"), "theirs"),
+        (("--ablation", "ours", "--heavy-hitters", 0.5), "--importance gate, which counts none"),
+        (("--ablation", "ours", "--bits", 3, "--retention", 0.75), "--bits 3"),
+        (("--ablation", "paper", "--importance", "luck"), "luck"),
         (("--json", "--format", "md"), "--format md"),
         (("--format", "xml"), "xml"),
         (("--prompts", "poems"), "poems"),

@@ -328,18 +328,24 @@ def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, tex
 
 
 def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
-    """A study's rows follow the table's; the plot is a PNG."""
+    """A study's rows follow the table's; the plots of KL and of routing are PNGs beside each other."""
     picture = tmp_path / "kl.png"
     error, out, _ = command(
         *("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--levels", 4),
-        *("--study", "layers", "--study", "depth", "--plot", picture, "--json"),
+        *("--study", "layers", "--study", "depth", "--study", "routing", "--plot", picture, "--json"),
     )
     assert error is None
     rows = json.loads(out)["rows"]
-    assert [row["layer"] for row in rows if row["study"] == "layers"] == [0, 2, 0, 2]
+    lowered = [row for row in rows if row["study"] == "layers"]
+    assert [(row["layer"], row["levels"], row["phase"]) for row in lowered] == [
+        (0, "bf16/2", "prefill"),
+        (2, "bf16/2", "prefill"),
+    ]
+    assert all(row["kl"] > 0 for row in lowered)
     assert {row["depth"] for row in rows if row["study"] == "depth"} == {"cosine", "equal"}
     assert len({(row["setting"], row["phase"]) for row in rows}) == len(rows)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    for path in (picture, tmp_path / "kl-routing.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -355,6 +361,7 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--tasks", "--window", 100), "--window 100"),
         (("--text", "x", "--levels", 4, "--reuse"), "--reuse"),
         (("--text", "x", "--study", "breadth"), "breadth"),
+        (("--text", "x", "--study", "layers"), "--study layers"),
         (("--text", "x", "--levels", "2/4"), "2/4"),
         (("--text", "x", "--levels", 4, "--retention", 0.75), "--retention 0.75"),
         (("--text", "x", "--levels", "4/2", "--retention", 0), "0.0"),
@@ -409,7 +416,7 @@ def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
 
 def test_rounding_is_studied_both_ways():
     """The study of critical experts has each setting with both roundings, in decode, under distinct names."""
-    arms = study_arms("critical", (0, 1), 8)
+    arms = study_arms("critical")
     pairs = {(arm.settings.levels, arm.settings.retention) for arm in arms}
     assert len(arms) == 2 * len(pairs) == len({arm.name for arm in arms})
     assert {arm.phases for arm in arms} == {("decode",)}
@@ -417,7 +424,7 @@ def test_rounding_is_studied_both_ways():
 
 def test_skipping_is_studied_both_ways():
     """The study of skipped experts has each setting with and without scaling, under distinct names."""
-    arms = study_arms("skipping", (0, 1), 8)
+    arms = study_arms("skipping")
     assert {(arm.settings.levels, arm.settings.renormalise) for arm in arms} == {
         (levels, scaled) for levels in ((4, 0), (8, 4, 2, 0)) for scaled in (False, True)
     }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgemoe.evaluate.claims import claims_of
+from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.metrics import Quality
+from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.plot import plot_kl
-from edgemoe.evaluate.rows import EvalRow, reference_row, setting_row, with_accuracy
+from edgemoe.evaluate.rows import EvalRow, lowered_row, reference_row, setting_row, with_accuracy
 from edgemoe.evaluate.studies import (
+    OBSERVED,
     PHASES,
     STUDIES,
     TABLE,
@@ -18,7 +20,7 @@ from edgemoe.evaluate.studies import (
     study_arms,
     table_arms,
 )
-from edgemoe.evaluate.table import claim_lines, quality_lines, task_lines
+from edgemoe.evaluate.table import claim_lines, quality_lines, routing_lines, similarity_lines, task_lines
 from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings
 from storage.errors import UserError
@@ -51,13 +53,13 @@ def test_the_default_table():
 def test_names_are_distinct():
     """No two arms of the table and all studies share a name, so reports can be joined by it."""
     arms = table_arms(TABLE_LEVELS, TABLE_RETENTIONS, reuse=True)
-    arms += [arm for study in STUDIES for arm in study_arms(study, range(4), 8)]
+    arms += [arm for study in STUDIES for arm in study_arms(study)]
     assert len({arm.name for arm in arms}) == len(arms)
 
 
 def test_the_signal_study_varies_the_signal_and_its_share_alone():
     """Every signal at the same levels and ratio, from 5 to 50 % heavy hitters where it counts them."""
-    arms = study_arms("signals", (), 8)
+    arms = study_arms("signals")
     groups: dict[RunSettings, list[str]] = {}
     for arm in arms:
         same = arm.settings.with_(importance="load", heavy_hitters=0.5)
@@ -68,17 +70,16 @@ def test_the_signal_study_varies_the_signal_and_its_share_alone():
     assert all(sorted(found) == sorted(want) for found in groups.values())
 
 
-def test_the_layer_study_lowers_one_layer_at_a_time():
-    """Every MoE layer once to 2 bits and once to none; the others stay at the store's highest level."""
-    arms = study_arms("layers", (0, 2), 4)
-    seen = [(arm.settings.levels, arm.settings.only_layer) for arm in arms]
-    assert seen == [((4, 2), 0), ((4, 2), 2), ((4, 0), 0), ((4, 0), 2)]
+@pytest.mark.parametrize("study", OBSERVED)
+def test_observed_studies_run_no_settings(study):
+    """They are of the bf16 model, or of routers at one level."""
+    assert study_arms(study) == []
 
 
 def test_an_unknown_study_is_refused():
     """The error names the studies that exist."""
-    with pytest.raises(UserError, match="signals, depth, critical, layers"):
-        study_arms("breadth", (), 8)
+    with pytest.raises(UserError, match="signals, depth, critical, skipping, layers, routing, similarity"):
+        study_arms("breadth")
 
 
 def test_bits_are_over_experts_in_prefill_and_pairs_in_decode():
@@ -150,9 +151,11 @@ def test_more_bits_are_mentioned():
 )
 def test_layers_are_compared_in_halves(kls, holds):
     """The first half of the layers is compared with the second, in any order of the rows."""
-    rows = [row(kl=kl / 100, study="layers", only_layer=layer) for layer, kl in enumerate(kls)]
+    rows = [lowered_row(layer, 4, Quality(9, 5.0, kl / 100, 0.0, 1.0)) for layer, kl in enumerate(kls)]
     (claim,) = claims_of(rows[::-1])
+    assert claim.claim.startswith("bf16/2 in one layer: ")
     assert claim.holds is holds
+    assert {row.bits_per_weight_read for row in rows} == {(3 * 16 + 2.5) / 4}
     assert claim.figures.endswith(", ".join(f"{kl / 100:.5f}" for kl in kls))
 
 
@@ -177,7 +180,40 @@ def test_quality_tables():
     assert len(lines) == 7
 
 
-@pytest.mark.parametrize("study", STUDIES)
+def routing(correlation: float | None, layer: int = 0, share: float = 0.1) -> RoutingRow:
+    return RoutingRow(layer, share, correlation, None, 0.25, [30, 10], [3, 1])
+
+
+def test_correlations_are_compared_over_layers():
+    """The mean over layers that have one decides, for each fraction of heavy hitters."""
+    rows = [routing(0.9), routing(0.6, 1), routing(None, 2), routing(0.5, 0, 0.2)]
+    few, many = routing_claims(rows)
+    assert (few.holds, many.holds) == (True, False)
+    assert few.figures.startswith("mean correlation 0.750")
+    assert routing_claims([routing(None)]) == routing_claims([]) == []
+
+
+@pytest.mark.parametrize(("cosines", "holds"), [((0.9, 0.8), True), ((0.9, 0.6), False)])
+def test_likeness_must_last_over_the_depth(cosines, holds):
+    """One pair of layers that differs is enough."""
+    rows = [SimilarityRow(layer, layer + 1, cosine, 0.1, 9) for layer, cosine in enumerate(cosines)]
+    (claim,) = similarity_claims(rows)
+    assert claim.holds is holds
+    assert similarity_claims([]) == []
+
+
+def test_tables_of_what_routers_do():
+    """A line for each row; a missing correlation is a dash, and the most loaded expert has its fraction."""
+    name, title, line = routing_lines([routing(0.9)])
+    assert name.startswith("study: routing")
+    assert title.split()[:3] == ["layer", "heavy", "hitters"]
+    assert line.split() == ["0", "0.1", "0.900", "-", "0.250", "0.750", "0.750"]
+    _, _, line = similarity_lines([SimilarityRow(0, 2, 0.5, 0.125, 9)])
+    assert line.split() == ["0", "2", "0.500", "0.125", "9"]
+    assert routing_lines([]) == similarity_lines([]) == []
+
+
+@pytest.mark.parametrize("study", sorted({*STUDIES} - {"routing", "similarity"}))
 def test_every_study_has_a_table(study):
     """Its name stands above a line for the row."""
     lines = quality_lines([row(study=study)])

@@ -7,15 +7,24 @@ import shutil
 from collections import namedtuple
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
+from record_codec import decode
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from cache.arena import Arena
+from edgemoe.engine.engine import StoreModel
+from edgemoe.evaluate import reference as reference_module
 from edgemoe.evaluate.accuracy import reference_conversations, task_accuracy
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import Task, Turn
+from storage.base import ExpertKey, Plane
 from storage.checkpoint import Checkpoint
 from storage.errors import DoesNotFit, MissingTensor, UserError
+from storage.layout import LAYOUTS
+from storage.reader import RecordReader
 
 pytestmark = pytest.mark.e2e
 
@@ -155,3 +164,36 @@ def test_accuracy_counts_turns():
     assert by_kind == {"first": pytest.approx(2 / 3), "second": 0.0}
     assert conversations == [["a", "b"], ["c"], ["d"]]
     assert len(finished) == 3
+
+
+def test_one_layer_is_lowered_for_a_while(reference, checkpoint, tiny_store):
+    """Inside, logits are those of a model whose layer 2 has the store's 2-bit weights; behind it as before."""
+    store = StoreModel.open(tiny_store).manifest
+    geometry, tokens = store.geometry, [5, 17, 200, 3, 3, 40]
+    size = geometry.prefix_bytes(2)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    experts = model.model.layers[2].mlp.experts
+    with RecordReader.open(tiny_store, store) as reader, torch.no_grad():
+        for expert in range(8):
+            record = Arena(1, size)
+            reader.read(ExpertKey(2, expert), Plane.BASE, Plane.BASE, [record.views[0]])
+            codes = np.frombuffer(bytes(record.views[0]), np.uint8)
+            gate_up, down = decode(codes, geometry, LAYOUTS[store.layout], 2)
+            experts.gate_up_proj[expert], experts.down_proj[expert] = gate_up, down
+            record.close()
+    with torch.inference_mode():
+        want = model(torch.tensor([tokens])).logits[0]
+    before = reference.logits(tokens)
+    with reference.lowered(2, 2):
+        assert torch.equal(reference.logits(tokens), want)
+    assert not torch.equal(want, before)
+    assert torch.equal(reference.logits(tokens), before)
+
+
+def test_transposed_experts_are_lowered_by_their_inputs():
+    """Groups lie along the inputs: a transposed matrix has the same weights as the plain one, transposed."""
+    weights = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    plain = reference_module._at_level(weights, 2, transposed=False)
+    turned = reference_module._at_level(weights.mT.contiguous(), 2, transposed=True)
+    assert torch.equal(turned.mT, plain)
+    assert [len(row.unique()) for row in plain[0]] == [4] * 48

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled ker
 
 LAYERS = 5
 SETTINGS = [
-    RunSettings(levels=levels, retention=retention, depth=depth, critical=rounding, only_layer=only)
+    RunSettings(levels=levels, retention=retention, depth=depth, critical=rounding)
     for levels in ((8,), (4,), (4, 2), (4, 0), (8, 4), (8, 4, 2), (8, 4, 2, 0))
     for retention in ((0.75,) if len(levels) == 1 else (0.2, 0.5, 0.6, 0.75, 0.9, 0.99, 1.0))
-    for depth, only in (("cosine", None), ("equal", None), ("cosine", 2))
+    for depth in ("cosine", "equal")
     for rounding in (CRITICAL if len(levels) == 2 else CRITICAL[:1])
 ]
 SETTINGS += [RunSettings(levels=levels, bits=3.3) for levels in ((4, 2), (8, 4, 2, 0), (4, 0))]
@@ -39,9 +39,7 @@ def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch
     return found.tolist()
 
 
-@pytest.mark.parametrize(
-    "settings", SETTINGS, ids=lambda s: f"{s.name} {s.depth} {s.critical} {s.only_layer}"
-)
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name} {s.depth} {s.critical}")
 def test_levels_are_those_of_the_policy(settings):
     """For random gate weights of 1 to 8 experts every layer's compiled levels equal LevelPolicy.levels in decode."""
     policy = LevelPolicy(settings, LAYERS, experts=16, damage=a_damage(LAYERS, 16))

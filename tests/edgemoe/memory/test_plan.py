@@ -229,3 +229,14 @@ def test_a_plan_above_the_free_memory_shrinks(tiny_store, monkeypatch, caplog):
     monkeypatch.setattr(process, "available_memory", lambda: plan.dense_bytes)
     with pytest.raises(DoesNotFit):
         within_memory(store, plan, settings)
+
+
+def test_a_pool_has_the_bytes_of_whole_experts():
+    """Under lru-pool no kind of block has a fraction: the limit is divided into experts at the highest level."""
+    settings = RunSettings(levels=(8, 4, 2, 0), eviction="lru-pool")
+    made = make_plan(
+        SHAPE, GEOMETRY, FORM, vram_limit=3_000_000_000, dram_limit=10**9, settings=settings, context=1024
+    )
+    for blocks, size in ((made.vram_blocks, made.plane_bytes), (made.dram_blocks, 10**9)):
+        assert set(blocks) == {kind.name for kind in FORM.kinds}
+        assert set(blocks.values()) == {size // FORM.bytes_at(8)}

@@ -77,13 +77,6 @@ def test_four_levels_skip_only_the_negligible():
     assert got == sorted(got, reverse=True)
 
 
-def test_only_one_layer_may_be_scheduled():
-    """The rest gets the highest level."""
-    lowered = policy((4, 2), 0.5, only_layer=2)
-    assert set(lowered.levels(1, INDEX, WEIGHTS, None, decode=True).flatten().tolist()) == {4}
-    assert 2 in lowered.levels(2, INDEX, WEIGHTS, None, decode=True)
-
-
 def test_predicted_experts_have_the_levels_of_the_schedule():
     """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted beside 4."""
     experts = [5, 2, 7, 0]
@@ -91,6 +84,16 @@ def test_predicted_experts_have_the_levels_of_the_schedule():
     assert policy((4, 0), 0.75).predicted(2, experts) == {5: 4, 2: 4}
     assert policy((4,), 1.0).predicted(2, experts) == dict.fromkeys(experts, 4)
     assert set(policy((8, 4, 2, 0), 0.75).predicted(2, experts).values()) == {4, 2}
+
+
+def test_critical_look_ahead_takes_the_top_t():
+    """Eq. 7 and 8: of four predicted, t = ceil(0.5 * 4) = 2 in the last layer; with one level, all."""
+    experts = [5, 2, 7, 0]
+    for levels, critical in (((4, 2), 2), ((4, 0), 2), ((4,), 4)):
+        rule = policy(levels, 0.75, speculate="critical", critical="ceil")
+        assert rule.predicted(2, experts) == dict.fromkeys(experts[:critical], 4)
+        assert list(rule.taken(2, experts)) == experts[:critical]
+    assert list(policy((4, 2), 0.75).taken(2, experts)) == experts
 
 
 def test_skipped_weights_by_hand():

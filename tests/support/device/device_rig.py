@@ -9,8 +9,9 @@ from typing import Any
 
 from device_double import poisoned
 from integrity import check_integrity
-from toys import SLICED, ToyReader, contents, expected
+from toys import SLICED, ToyForm, ToyReader, WholeToy, contents, expected
 
+from cache.base import EvictionPolicy
 from cache.device_arena import pinned
 from cache.free_list import FreeList
 from cache.lru import LRU
@@ -38,6 +39,7 @@ class DeviceRig:
         device: a double, or another device with a method `launch`.
         vram, dram: experts at level 8 that each tier has blocks for; dram None: there is no slow tier.
         arenas: the fast tier's memory.
+        form, policy: of both tiers.
     """
 
     def __init__(
@@ -47,18 +49,20 @@ class DeviceRig:
         dram: int | None = None,
         *,
         arenas: Callable[..., dict[str, FreeList]] = poisoned,
+        form: ToyForm | WholeToy = SLICED,
+        policy: type[EvictionPolicy] = LRU,
     ) -> None:
-        self.device, self.reader = device, EndlessReader()
+        self.device, self.reader, self.form, self.policy = device, EndlessReader(), form, policy
         self.vram = self._tier("vram", vram, partial(arenas, device), device.name)
         self.dram = self._tier("dram", dram, partial(pinned, device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
-        self.path = DevicePath(self.vram, self.dram, SLICED, device, self.staging)
-        self.fetcher = Fetcher(self.vram, self.dram, SLICED, self.reader, path=self.path, workers=2)
+        self.path = DevicePath(self.vram, self.dram, form, device, self.staging)
+        self.fetcher = Fetcher(self.vram, self.dram, form, self.reader, path=self.path, workers=2)
         self.fetcher.configure("full")
 
     def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:
         capacity = {kind.name: experts for kind in SLICED.kinds}
-        return PlaneTier(SLICED, capacity, LRU, device=place, name=name, arenas=arenas)
+        return PlaneTier(self.form, capacity, self.policy, device=place, name=name, arenas=arenas)
 
     def fetch(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int] | None = None) -> None:
         """Requests `wanted` and predicts; a kernel on every lease must read the expert's own bytes."""

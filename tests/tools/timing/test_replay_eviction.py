@@ -50,7 +50,8 @@ def test_hits_and_bits_of_mixed_levels() -> None:
     blocks = {"base": 2, "d4": 2, "d8": 1}
     # a's promotion to 8 takes b's d8, and b at 4 is a hit at 2; or it evicts all of b, which is then read again.
     read = 2.5 + 8.5 + 2 + 4
-    wanted = {"lru-planes": (2, read), "lru-experts": (1, read + 2.5), "lfru": (2, read)}
+    whole = (1, read + 2.5)
+    wanted = {"lru-planes": (2, read), "lru-experts": whole, "lru-pool": whole, "lfru": (2, read)}
     assert {name: replay(trace, partial(make_policy, name), blocks) for name in POLICIES} == wanted
     assert replay(trace, partial(Belady, trace), blocks) == (2, read)
 

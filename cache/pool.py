@@ -1,0 +1,130 @@
+"""One pool of bytes for blocks of every kind: a block is a run of neighbouring units, wherever one is free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cache.block_refs import Indices
+from cache.free_list import Arenas
+from storage.base import BLOCK, BlockKind, Blocks
+
+_POOL = "pool"
+"""Name of the one block that the arenas are allocated as."""
+
+
+class Pool:
+    """The blocks of a tier in one pool; a unit without references is free. Not thread-safe: its tier locks.
+
+    Blocks of the lowest kind lie from the front on and all others from the back on, so that two kinds leave no gaps of
+    the wrong size but where one replaces the other. A block's index is its first unit.
+
+    Args:
+        kinds: of the tier's form.
+        capacity: kind's name -> blocks, which the pool has the bytes of; a kind that is absent, or has 0, has no place.
+        arenas: allocates the memory.
+
+    Raises:
+        OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
+    """
+
+    def __init__(self, kinds: Iterable[BlockKind], capacity: Mapping[str, int], arenas: Arenas) -> None:
+        sizes = {kind.name: kind.size for kind in kinds if capacity.get(kind.name)}
+        self._unit = math.gcd(*sizes.values()) or BLOCK
+        size = sum(capacity[name] * each for name, each in sizes.items())
+        self._arenas = arenas({BlockKind(_POOL, size, 2): 1} if size else {})
+        allocated = bool(self._arenas) and self._arenas[_POOL].capacity == 1
+        self._memory: Any = self._arenas[_POOL].views[0] if allocated else None
+        self._units = {name: each // self._unit for name, each in sizes.items()} if allocated else {}
+        self._references = bytearray(size // self._unit if allocated else 0)
+        self._counts = np.frombuffer(self._references, np.uint8)
+        self._views: dict[tuple[str, int], Any] = {}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds that have a place in the pool, in the form's order."""
+        return tuple(self._units)
+
+    def room(self, kinds: Sequence[str]) -> int:
+        """How many more experts with a block of each kind fit."""
+        free, count = self._free(()), 0
+        while self._place(kinds, free) is not None:
+            count += 1
+        return count
+
+    def sole(self, kind: str, index: int) -> bool:
+        """Whether every unit of the block has exactly one reference."""
+        return bool((self._run(kind, index) == 1).all())
+
+    def place(self, kinds: Sequence[str], without: Iterable[Indices]) -> Indices | None:
+        """Finds places for a block of each kind. Changes nothing.
+
+        Args:
+            kinds: in the form's order.
+            without: blocks whose units count as free where they have no other reference.
+
+        Returns:
+            kind's name -> index; None: too few neighbouring units are free.
+        """
+        return self._place(kinds, self._free(without))
+
+    def take(self, kinds: Sequence[str], yielded: Indices) -> Indices:
+        """Adds a reference to every unit of the places that `place` has found for all of `kinds`; returns them."""
+        self.refer(yielded)
+        return yielded
+
+    def refer(self, indices: Indices) -> None:
+        """Adds a reference to every unit of each block."""
+        for kind, index in indices.items():
+            self._run(kind, index)[:] += 1
+
+    def forget(self, indices: Indices) -> None:
+        """Removes a reference from every unit of each block; units without any are free."""
+        for kind, index in indices.items():
+            self._run(kind, index)[:] -= 1
+
+    def views(self, indices: Indices) -> Blocks:
+        """The blocks' writable bytes; a block at the same place is always the same object."""
+        return {kind: self._view(kind, index) for kind, index in indices.items()}
+
+    def close(self) -> None:
+        """Returns the memory to the system. Idempotent. Raises BufferError while a block's buffer is exported."""
+        self._memory = None
+        for view in self._views.values():
+            if isinstance(view, memoryview):
+                view.release()
+        for arena in self._arenas.values():
+            arena.close()
+
+    def _run(self, kind: str, index: int) -> Any:
+        return self._counts[index : index + self._units[kind]]
+
+    def _view(self, kind: str, index: int) -> Any:
+        if (kind, index) not in self._views:
+            start, stop = index * self._unit, (index + self._units[kind]) * self._unit
+            self._views[kind, index] = self._memory[start:stop]
+        return self._views[kind, index]
+
+    def _free(self, without: Iterable[Indices]) -> bytearray:
+        """The units' references, 0 where the blocks of `without` have the only one."""
+        free = bytearray(self._references)
+        for indices in without:
+            for kind, index in indices.items():
+                if self.sole(kind, index):
+                    free[index : index + self._units[kind]] = bytes(self._units[kind])
+        return free
+
+    def _place(self, kinds: Sequence[str], free: bytearray) -> Indices | None:
+        """Takes a block of each kind from `free`."""
+        indices: Indices = {}
+        for kind in kinds:
+            units, front = self._units[kind], kind == self.kinds[0]
+            index = (free.find if front else free.rfind)(bytes(units))
+            if index < 0:
+                return None
+            free[index : index + units] = b"\1" * units
+            indices[kind] = index
+        return indices

@@ -1,0 +1,183 @@
+"""What routers choose and see, layer by layer: experts of heavy hitters, likeness of adjacent layers' states.
+
+DyMoE's figures 4 and 6. One run of a text's windows shows both, with every expert at the plan's highest level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.evaluate.score import Windows
+from edgemoe.evaluate.studies import SIGNAL_SHARES
+from edgemoe.experts.layer import ExpertLayer, Routed
+from edgemoe.kernels.base import Part
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.settings import RunSettings
+from storage.base import LEVELS
+
+
+@dataclass(frozen=True)
+class RoutingRow:
+    """How a layer's tokens and its heavy hitters are spread over experts. Field names are the JSON's."""
+
+    layer: int
+    heavy_hitters: float
+    """Fraction of a window's tokens that are heavy hitters, those that received most attention in this layer."""
+    correlation: float | None
+    """Of experts' loads by heavy hitters with their loads by all tokens (Pearson's r), mean over windows. None: no
+    window in which both differ between experts."""
+    correlation_rest: float | None
+    """The same with the loads by all other tokens: no token is in both."""
+    correlation_windows: float | None
+    """Of experts' loads by heavy hitters in two consecutive windows, mean over the pairs."""
+    load: list[int]
+    """Expert -> tokens in all windows."""
+    heavy_load: list[int]
+    """Expert -> heavy hitters among them."""
+    study: str = "routing"
+
+
+@dataclass(frozen=True)
+class SimilarityRow:
+    """How alike the inputs of two adjacent layers' routers are. Field names are the JSON's."""
+
+    layer: int
+    next_layer: int
+    """The next layer that has experts."""
+    similarity: float
+    """Cosine of the two states of a token, mean over tokens."""
+    std: float
+    """Standard deviation over tokens."""
+    tokens: int
+    study: str = "similarity"
+
+
+class RouterProbe:
+    """Keeps what the routers of one window have seen and chosen; a probe (experts.layer.ExpertProbe).
+
+    Attributes:
+        seen: layer -> its router's choice and input, of the last step.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Routed] = {}
+
+    def computed(
+        self,
+        layer: ExpertLayer,
+        x: torch.Tensor,
+        parts: Sequence[Part],
+        experts: Sequence[int],
+        out: torch.Tensor,
+    ) -> None:
+        """Measures nothing: experts' outputs do not count here."""
+
+    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+        """Keeps a layer's choice; its tensors live no longer than the step."""
+        ranks = None if routed.ranks is None else routed.ranks.clone()
+        self.seen[layer] = Routed(
+            routed.hidden.float().cpu(), routed.chosen.clone(), routed.gates.clone(), ranks
+        )
+
+
+class Observations:
+    """Loads and likenesses of windows.
+
+    Args:
+        experts: in a layer.
+    """
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._loads: dict[int, list[torch.Tensor]] = {}
+        self._heavy: dict[tuple[int, float], list[torch.Tensor]] = {}
+        self._cosines: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    def add(self, seen: dict[int, Routed]) -> None:
+        """Adds a window; a layer without attention has no heavy hitters and is left out of `routing`."""
+        for layer, routed in seen.items():
+            if routed.ranks is None:
+                continue
+            self._loads.setdefault(layer, []).append(self._load(routed.chosen))
+            for share in SIGNAL_SHARES:
+                heavy = self._load(routed.chosen[routed.ranks < share])
+                self._heavy.setdefault((layer, share), []).append(heavy)
+        for layer, after in pairwise(sorted(seen)):
+            cosines = torch.cosine_similarity(seen[layer].hidden, seen[after].hidden, dim=1)
+            self._cosines.setdefault((layer, after), []).append(cosines)
+
+    def routing(self) -> list[RoutingRow]:
+        """Returns a row for every layer and fraction of heavy hitters."""
+        return [
+            _routing_row(layer, share, self._loads[layer], heavy)
+            for (layer, share), heavy in sorted(self._heavy.items())
+        ]
+
+    def similarity(self) -> list[SimilarityRow]:
+        """Returns a row for every layer but the last."""
+        joined = {pair: torch.cat(parts) for pair, parts in sorted(self._cosines.items())}
+        return [
+            SimilarityRow(*pair, float(all_.mean()), float(all_.std(correction=0)), len(all_))
+            for pair, all_ in joined.items()
+        ]
+
+    def _load(self, chosen: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(chosen.reshape(-1), minlength=self._experts)
+
+
+def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callable[[], None]) -> Observations:
+    """Runs windows as prompts, and observes their routers.
+
+    Args:
+        engine: its settings are replaced.
+        sequence: with free blocks for a window; its content is discarded.
+        windows: of token ids.
+        done: called after every window.
+    """
+    top = engine.plan.levels[0]
+    # Two levels, of which r = 1 leaves the higher alone: only a ranking by attention has attention counted.
+    levels = (top, next(level for level in LEVELS if level < top))
+    engine.configure(RunSettings(levels=levels, retention=1.0, importance="heavy-hitters", exact=True))
+    engine.forget_experts()
+    observed = Observations(engine.shape.experts_per_layer)
+    for window in windows:
+        sequence.crop(0)
+        probe = RouterProbe()
+        with engine.probed(probe):
+            engine.all_logits(sequence, window, decode=False)
+        observed.add(probe.seen)
+        done()
+    sequence.crop(0)
+    engine.take_use()
+    return observed
+
+
+def _routing_row(
+    layer: int, share: float, loads: Sequence[torch.Tensor], heavy: Sequence[torch.Tensor]
+) -> RoutingRow:
+    """Makes a row of the loads [E] of each window, by all tokens and by the heavy hitters among them."""
+    return RoutingRow(
+        layer=layer,
+        heavy_hitters=share,
+        correlation=_mean_correlation(zip(heavy, loads, strict=True)),
+        correlation_rest=_mean_correlation((h, load - h) for h, load in zip(heavy, loads, strict=True)),
+        correlation_windows=_mean_correlation(pairwise(heavy)),
+        load=torch.stack(tuple(loads)).sum(0).tolist(),
+        heavy_load=torch.stack(tuple(heavy)).sum(0).tolist(),
+    )
+
+
+def _mean_correlation(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
+    """The mean of Pearson's r over pairs of loads, both of which differ between experts; None: there is none."""
+    found = [
+        float(torch.corrcoef(torch.stack(pair).double())[0, 1])
+        for pair in pairs
+        if all(bool((load != load[0]).any()) for load in pair)
+    ]
+    return fmean(found) if found else None
