@@ -113,15 +113,24 @@ class LevelPolicy:
         error, price = cost_of_levels(levels, self._price(layer))
         return DecodeRule(PRICED, levels, 0, tuple(error.tolist()), tuple(price.tolist()))
 
-    def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
-        """Levels to read ahead for a layer's predicted experts, the likeliest first; skipped ones left out.
+    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Levels to read ahead for a layer's predicted experts, the likeliest of all rows first; skipped ones left out.
 
-        Their gate weights are a prediction, so only their order counts: the critical ones get the highest level of
-        `ahead`, the others the level below it.
+        Their gate weights are a prediction, so only their order in a row counts: its critical ones get the highest
+        level of `ahead`, the others the level below it. An expert of several rows gets the highest of their levels.
+
+        Args:
+            layer: of the model.
+            rows: of lookahead.predict: the experts of each sequence's token, or of a prompt, the likeliest first.
         """
         levels = self.ahead
-        count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
-        by_order = {e: levels[0] if i < count else levels[1] for i, e in enumerate(experts)}
+        by_order: dict[int, int] = {}
+        for i in range(max(map(len, rows))):
+            for experts in rows:
+                if i < len(experts):
+                    is_critical = len(levels) == 1 or i < self.critical(layer, len(experts))
+                    level = levels[0] if is_critical else levels[1]
+                    by_order[experts[i]] = max(level, by_order.get(experts[i], 0))
         return {expert: level for expert, level in by_order.items() if level}
 
     def _is_uniform(self, layer: int) -> bool:
@@ -157,7 +166,7 @@ class SkipEveryExpert(LevelPolicy):
         """Zeros [T, k]."""
         return torch.zeros_like(chosen)
 
-    def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
+    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
         """Nothing."""
         return {}
 
