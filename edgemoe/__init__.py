@@ -13,6 +13,7 @@ What this module exports is the Python API (docs/api.md); torch is imported when
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,20 +131,20 @@ def load(
     """
     from edgemoe.commands.options import DEMO
     from edgemoe.commands.options import run_settings as chosen
-    from edgemoe.models.open import open_store, within_memory
+    from edgemoe.models.open import open_store
 
     given = settings | {"levels": None if levels == "auto" else levels, "exact": exact}
     store, plan, run = open_store(
         Path(model) if model is not None else DEMO,
-        lambda level: chosen(level, **given),
+        partial(chosen, **given),
         vram_limit=None if vram_limit is None else str(vram_limit),
         dram_limit=None if dram_limit is None else str(dram_limit),
         device=device,
         context=context,
         parallel=parallel,
         keep_source=keep_source,
+        shrink=True,
     )
-    plan = within_memory(store, plan, run)
     from edgemoe.api.model import Model
     from edgemoe.engine.engine import Engine
     from edgemoe.engine.sampling import Sampling

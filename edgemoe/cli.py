@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from edgemoe.commands import bench, chat, convert, doctor, inspect, models, plan, rm, verify
+from edgemoe.commands import bench, calibrate, chat, convert, doctor, inspect, models, plan, verify
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord, printable
@@ -32,11 +32,12 @@ app = typer.Typer(
 for name, command, epilog in (
     ("chat", chat.chat_command, chat.EXAMPLES),
     ("convert", convert.convert_command, convert.EXAMPLES),
+    ("calibrate", calibrate.calibrate_command, calibrate.EXAMPLES),
     ("inspect", inspect.inspect_command, None),
     ("verify", verify.verify_command, None),
     ("plan", plan.plan_command, None),
     ("models", models.models_command, models.EXAMPLES),
-    ("rm", rm.rm_command, rm.EXAMPLES),
+    ("rm", models.rm_command, models.RM_EXAMPLES),
     ("doctor", doctor.doctor_command, doctor.EXAMPLES),
     ("bench", bench.bench_command, bench.EXAMPLES),
     ("eval", evaluation.eval_command, evaluation.EXAMPLES),

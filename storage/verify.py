@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from storage.base import LEVELS, ExpertKey, Plane
+from storage.calibration import load_calibration
 from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
@@ -92,7 +93,16 @@ def describe(directory: Path) -> dict[str, Any]:
         "expert_bytes": manifest.expert_bytes,
         "dense_bits": manifest.dense_bits,
         "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
+        "calibration": _calibration(directory, manifest),
     }
+
+
+def _calibration(directory: Path, manifest: Manifest) -> str | None:
+    """What the store's calibration was measured on; None where there is none that can be used."""
+    counts = {len(layer.records) for layer in manifest.layers.values()}
+    layers = sorted(manifest.layers)
+    found = load_calibration(directory, manifest.source, manifest.max_level, layers, max(counts, default=0))
+    return found.measured_on if found else None
 
 
 _Check = tuple[int, int, list[DamagedData]]

@@ -64,8 +64,22 @@ def test_wrong_imports_are_seen(source: str, package: str, expected: list[tuple[
 
 
 ROOMS = (
-    *("cli", "commands", "serve", "bench", "evaluate", "chat", "api", "engine", "models", "memory", "layers"),
-    *("hub", "experts", "families", "console", "kernels", "kv", "policy", "machine"),
+    *(
+        "cli",
+        "commands",
+        "serve",
+        "bench",
+        "calibrate",
+        "evaluate",
+        "chat",
+        "api",
+        "engine",
+        "models",
+        "memory",
+        "layers",
+        "hub",
+    ),
+    *("experts", "families", "console", "kernels", "kv", "policy", "machine"),
 )
 """The rooms of edgemoe; each may import itself and those after it."""
 

@@ -54,6 +54,7 @@ def test_every_text_uses_field_english() -> None:
     found = {}
     for path in tracked():
         raw = path.endswith(".json") and path.startswith(("docs/benchmarks/", "edgemoe/demo/"))
+        raw = raw or path == "edgemoe/calibrate/text.txt"  # a novel
         if Path(path).name == "LICENSE" or path.startswith("tests/data/") or raw:
             continue
         try:

@@ -34,10 +34,17 @@ def stats_line(answer: Answer) -> str:
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
         f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{on_cpu}{retention}, "
+        f"levels {levels or '-'}{reused}{on_cpu}{retention}{_cost(answer)}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
+
+
+def _cost(answer: Answer) -> str:
+    """Bits and predicted KL, where levels go by damage."""
+    if answer.bits is None or answer.predicted_kl is None:
+        return ""
+    return f", {answer.bits:.2f} bits a weight for a predicted KL of {answer.predicted_kl:.2g}"
 
 
 def short_stats(answer: Answer) -> str:

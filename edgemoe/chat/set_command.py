@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+from edgemoe.console.durations import parse_duration
 from edgemoe.engine.sampling import Sampling
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings, format_levels, parse_levels
@@ -29,7 +30,7 @@ class Tuning:
         run, sampling = self.run, self.sampling
         return {
             "exact" if run.exact else "levels": format_levels(run.levels),
-            "retention": f"{run.retention:g}",
+            **_how_many(run),
             "depth": run.depth,
             "critical": run.critical,
             "importance": run.importance,
@@ -41,6 +42,13 @@ class Tuning:
             "max-new-tokens": str(sampling.max_new_tokens),
             "seed": str(sampling.seed),
         }
+
+
+def _how_many(run: RunSettings) -> dict[str, str]:
+    """The setting that decides how many bits there are."""
+    if run.tpot_target is not None:
+        return {"tpot-target": f"{1000 * run.tpot_target:g}ms"}
+    return {"retention": f"{run.retention:g}"} if run.bits is None else {"bits": f"{run.bits:g}"}
 
 
 def changed(now: Tuning, name: str, value: str) -> Tuning:
@@ -79,8 +87,8 @@ def _run(now: Tuning, **changes: Any) -> Tuning:
     return replace(now, run=now.run.with_(**changes))
 
 
-def _ranking(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str], Tuning]:
-    """A setting that ranks experts, which has no effect with one level for all."""
+def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callable[[Tuning, str], Tuning]:
+    """A setting that ranks experts, which has no effect with one level for all; `others` change with it."""
 
     def change(now: Tuning, value: str) -> Tuning:
         if len(now.run.levels) == 1:
@@ -90,13 +98,26 @@ def _ranking(name: str, convert: Callable[[str], Any]) -> Callable[[Tuning, str]
                 "enter /set levels 4/2 or another pair first",
             )
         _require_effect(now.run, name, value)
-        return _run(now, **{name.replace("-", "_"): convert(value)})
+        return _run(now, **{name.replace("-", "_"): convert(value)}, **others)
 
     return change
 
 
+def _levels(now: Tuning, value: str) -> Tuning:
+    """Several levels keep bits a weight where they can have them."""
+    levels = parse_levels(value)
+    kept = {} if len(levels) > 1 else {"bits": None, "tpot_target": None}
+    return _run(now, levels=levels, exact=False, **kept)
+
+
 def _require_effect(run: RunSettings, name: str, value: str) -> None:
-    """Refuses a fraction of heavy hitters that is not counted, and scaling where no expert is skipped."""
+    """Refuses signals where levels go by damage, heavy hitters that are not counted, and scaling without skipping."""
+    if run.priced and name in ("importance", "heavy-hitters"):
+        raise UserError(
+            f"two levels that go by retention, for /set {name} {value}",
+            f"{run.name}, which goes by damage",
+            "enter /set levels 4/2 and /set retention 0.75 first",
+        )
     if name == "heavy-hitters" and not needs_attention(run.importance):
         raise UserError(
             f"an importance that counts heavy hitters, for /set {name} {value}",
@@ -139,15 +160,23 @@ def _sampling(
 SETTINGS = {
     "levels": Setting(
         "bits from critical to sub-critical experts, such as 4/2,",
-        lambda now, value: _run(now, levels=parse_levels(value), exact=False),
+        _levels,
         ("8", "4", "8/4", "4/2", "4/0", "8/4/2/0"),
     ),
     "exact": Setting(
         "8, 4 or 2",
-        lambda now, value: _run(now, levels=parse_levels(str(int(value))), exact=True),
+        lambda now, value: _run(
+            now, levels=parse_levels(str(int(value))), exact=True, bits=None, tpot_target=None
+        ),
         ("8", "4", "2"),
     ),
-    "retention": Setting("a fraction above 0, at most 1", _ranking("retention", float)),
+    "retention": Setting(
+        "a fraction above 0, at most 1", _ranking("retention", float, bits=None, tpot_target=None)
+    ),
+    "bits": Setting("mean bits a weight, such as 3.5,", _ranking("bits", float, tpot_target=None)),
+    "tpot-target": Setting(
+        "a time per token, such as 50ms,", _ranking("tpot-target", parse_duration, bits=None)
+    ),
     "depth": Setting("a course over the layers", _ranking("depth", str), DEPTHS),
     "critical": Setting("a rounding", _ranking("critical", str), CRITICAL),
     "importance": Setting("a signal", _ranking("importance", str), SIGNALS),

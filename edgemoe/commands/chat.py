@@ -59,15 +59,16 @@ def chat_command(
     130. Ctrl-D exits.
     """
     from edgemoe.console.loading import loading, starting
-    from edgemoe.models.open import open_store, within_memory
+    from edgemoe.models.open import open_store
 
     choose = partial(options.run_settings, **vars(chosen))
     store, plan, settings = open_store(
-        model, choose, context=context, keep_source=keep_source, **vars(limits)
+        model, choose, context=context, keep_source=keep_source, shrink=True, **vars(limits)
     )
-    plan = within_memory(store, plan, settings)
     if not as_json:
-        print(*plan.lines(), sep="\n", file=sys.stderr, flush=True)
+        print(
+            *options.describe_levels(chosen, settings), *plan.lines(), sep="\n", file=sys.stderr, flush=True
+        )
     with starting("loading transformers"):
         from edgemoe.api.model import Model
         from edgemoe.api.template import renderer
@@ -87,6 +88,8 @@ def chat_command(
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
+        if engine.damage and not as_json:
+            print(f"levels by damage, measured on {engine.damage.origin}", file=sys.stderr, flush=True)
         before, answered = stack.enter_context(
             keeping_heat(store.directory, store.manifest, engine.vram.heat)
         )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
     "| edgemoe eval --model DIR --tasks --reference CHECKPOINT --levels 4/2 --retention 0.75 "
+    "| edgemoe eval --text BOOK.txt --levels 4 --levels 8/4/2/0 --bits 4.25 --bits 3.45 --plot front.png "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
 )
 
@@ -41,6 +42,9 @@ class MeasureOptions:
     retention: list[float] | None = option(
         "Mean share of critical experts, above 0, at most 1; repeat for more. "
         "Default: 0.75 and, with --text, 0.9, 1."
+    )
+    bits: list[float] | None = option(
+        "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
     depth: str | None = option(options.DEPTH_HELP)
     critical: str | None = option(options.CRITICAL_HELP)
@@ -139,7 +143,7 @@ def _table(measure: MeasureOptions) -> list[Arm]:
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    chosen = {name: getattr(measure, name) for name in options.RANKING if name != "retention"}
+    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in ("retention", "bits")}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:
@@ -147,10 +151,14 @@ def _table(measure: MeasureOptions) -> list[Arm]:
                 "two or more levels for --reuse", found, "give --levels 4/2 or another pair with it"
             )
         options.require_no_ranking(chosen | {"retention": retention and retention[0]}, found)
+    bits = list(dict.fromkeys(measure.bits or ()))
+    if bits and all(len(each) < 3 for each in levels):
+        found = f"--bits {bits[0]:g} with two levels at most"
+        raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
     retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
     given = {name: value for name, value in chosen.items() if value not in (None, False)}
     arms = studies.table_arms(
-        list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, reuse=reuse
+        list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, bits, reuse=reuse
     )
     skipping = [arm for arm in arms if 0 in arm.settings.levels] or arms
     options.require_effect(skipping[0].settings, given)

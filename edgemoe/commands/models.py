@@ -1,11 +1,13 @@
-"""`edgemoe models`: the models in the cache."""
+"""`edgemoe models` and `edgemoe rm`: the models in the cache, and the removal of one."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from edgemoe.commands.options import JsonOption
 from edgemoe.console.sizes import format_size
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     from edgemoe.models.cache import CachedModel
 
 EXAMPLES = "Examples: edgemoe models | edgemoe models --json"
+RM_EXAMPLES = "Examples: edgemoe rm Qwen/Qwen3-30B-A3B | edgemoe rm qwen3-1f2e3d4c5b6a7988-cpu-avx2 --yes"
+
+NameArgument = Annotated[
+    str, typer.Argument(help="A name that `edgemoe models` prints, its beginning, or org/name.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")]
 
 
 def models_command(as_json: JsonOption = False) -> None:
@@ -29,6 +37,17 @@ def models_command(as_json: JsonOption = False) -> None:
     else:
         hint = "edgemoe chat --model org/name, or a checkpoint directory, makes one"
         print(f"no models yet: {hint}", file=sys.stderr)
+
+
+def rm_command(name: NameArgument, yes: YesOption = False) -> None:
+    """Remove a model from the cache, after confirmation. Refuses while the model is in use."""
+    from edgemoe.models.cache import find_cached, remove
+
+    model = find_cached(name)
+    if not yes:
+        typer.confirm(f"Remove {model.name} ({format_size(model.bytes)})?", abort=True, err=True)
+    remove(model)
+    print(f"removed {model.name}: {format_size(model.bytes)}")
 
 
 def _table(models: list[CachedModel]) -> list[str]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgemoe.commands.option_groups import option
+from edgemoe.console.durations import parse_duration
+from storage.base import LEVELS
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +66,19 @@ HEAVY_HITTERS_HELP = (
     "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
 )
 RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
-RANKING = ("retention", "depth", "critical", "importance", "heavy_hitters", "renormalise")
+AUTO_RETENTION = 0.9
+"""Of automatic levels where not every expert fits."""
+
+RANKING = (
+    "retention",
+    "bits",
+    "tpot_target",
+    "depth",
+    "critical",
+    "importance",
+    "heavy_hitters",
+    "renormalise",
+)
 """Options that rank experts: fields of RunSettings without effect where all experts have one level."""
 
 
@@ -93,11 +107,20 @@ class LevelOptions:
     exact: int | None = option("Compute every expert at exactly this many bits: 8, 4 or 2.")
     levels: str | None = option(
         "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
-        "Planes already in memory are used. Default: the store's highest level."
+        "Planes already in memory are used. auto, the default: the store's highest level where every expert fits, else "
+        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits."
     )
     retention: float | None = option(
         "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
-        "Default: 0.75."
+        "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+    )
+    bits: float | None = option(
+        "Mean bits a weight of experts, such as 3.5, instead of --retention. Each expert of a token gets the level "
+        "that costs least, by what `edgemoe calibrate` has measured. Without --levels: out of 8, 4, 2 and 0."
+    )
+    tpot_target: str | None = option(
+        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
+        "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
     )
     depth: str | None = option(DEPTH_HELP)
     critical: str | None = option(CRITICAL_HELP)
@@ -122,11 +145,12 @@ class SettingOptions(LevelOptions):
     )
 
 
-def run_settings(max_level: int, **options: Any) -> RunSettings:
+def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSettings:
     """Makes the settings of a command line.
 
     Args:
-        max_level: of the store; the level of every expert where neither `exact` nor `levels` is given.
+        max_level: of the store.
+        fits: all experts fit at that level, which they get then where levels are automatic.
         options: fields of SettingOptions.
 
     Raises:
@@ -135,22 +159,57 @@ def run_settings(max_level: int, **options: Any) -> RunSettings:
     from edgemoe.policy.settings import RunSettings
 
     given = SettingOptions(**options)
-    levels, exact = _given_levels(given.exact, given.levels) or (max_level,), given.exact is not None
+    levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
+    rivals = [name for name in ("retention", "bits", "tpot_target") if getattr(given, name) is not None]
+    if len(rivals) > 1:
+        found = " and ".join(f"--{name.replace('_', '-')} {getattr(given, name)}" for name in rivals)
+        raise UserError("one of --retention, --bits and --tpot-target", found, "leave the others out")
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    if levels is None:
+        levels, more = _automatic(max_level, rivals, fits=fits)
+        chosen |= more
     if exact and given.cpu_experts == "auto":
         raise UserError(
             f"results that do not depend on the contents of VRAM, for --exact {given.exact}",
             "--cpu-experts auto",
             "leave one of the two out",
         )
-    chosen = {name: value for name, value in vars(given).items() if value is not None}
     if len(levels) == 1:
         require_no_ranking(chosen, f"one level for all, {levels[0]}")
+    if given.tpot_target is not None:
+        chosen["tpot_target"] = parse_duration(given.tpot_target)
     # The library's own default, in RunSettings, is off for both.
     defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
     settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
+    _require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)
     return settings
+
+
+def levels_are_automatic(given: LevelOptions) -> bool:
+    """Whether run_settings chooses the levels by what fits."""
+    others = given.exact, given.bits, given.tpot_target
+    return given.levels in (None, "auto") and others == (None, None, None)
+
+
+def describe_levels(given: LevelOptions, settings: RunSettings) -> list[str]:
+    """A line on automatic levels, for people; none where they were given."""
+    if not levels_are_automatic(given):
+        return []
+    some = len(settings.levels) > 1
+    why = f"not every expert fits at {settings.levels[0]} bits" if some else "every expert fits"
+    return [f"levels auto: {settings.name}, since {why}"]
+
+
+def _automatic(max_level: int, rivals: list[str], *, fits: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Levels where none are given, and the settings that go with them."""
+    every = tuple(level for level in LEVELS if level <= max_level)
+    if {"bits", "tpot_target"} & {*rivals}:
+        return every, {}
+    if fits or max_level == 2:
+        return (max_level,), {}
+    return every if max_level == 8 else (4, 2), {"retention": AUTO_RETENTION}
 
 
 def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
@@ -166,6 +225,17 @@ def require_no_ranking(chosen: Mapping[str, Any], found: str) -> None:
             wanted = f"{option} {chosen[name]}" if name != "renormalise" else option
             raise UserError(
                 f"two or more levels for {wanted}", found, "give --levels 4/2 or another pair with it"
+            )
+
+
+def _require_signals(settings: RunSettings, chosen: Mapping[str, Any]) -> None:
+    """Refuses signals of importance where levels go by damage."""
+    for name in ("importance", "heavy_hitters"):
+        if name in chosen and settings.priced:
+            raise UserError(
+                f"two levels that go by retention, for --{name.replace('_', '-')} {chosen[name]}",
+                f"{settings.name}, which goes by damage",
+                "leave that option out, or give --levels 4/2 without --bits",
             )
 
 
@@ -209,7 +279,7 @@ def _given_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | No
             "leave one of the two out (--exact N computes every expert at N bits, whatever planes are in memory)",
         )
     if exact is None:
-        return parse_levels(levels) if levels is not None else None
+        return parse_levels(levels) if levels not in (None, "auto") else None
     if exact not in (8, 4, 2):
         raise UserError("a level of 8, 4 or 2 bits for --exact", str(exact), "choose one of them")
     return (exact,)

@@ -24,11 +24,12 @@ def plan_command(
     from edgemoe.models.open import open_store
 
     choose = partial(options.run_settings, **vars(levels))
-    _, plan, _ = open_store(model, choose, context=context, parallel=parallel, **vars(limits))
+    _, plan, settings = open_store(model, choose, context=context, parallel=parallel, **vars(limits))
     if as_json:
         print(json.dumps(plan.as_json()))
     else:
         print(
+            *options.describe_levels(levels, settings),
             *map(printable, plan.lines()),
             f"smallest limit that works: {plan.minimum_vram_bytes} bytes",
             sep="\n",

@@ -16,6 +16,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
     from edgemoe.layers.build import check_dense, dense_specs
+    from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from storage.errors import EdgemoeError
     from storage.verify import verify
@@ -26,7 +27,9 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     damage: list[EdgemoeError] = [*report.damage]
     if not damage:
         try:
-            check_dense(store, StoreModel.open(store).config, dense_specs(store / DENSE_NAME))
+            opened = StoreModel.open(store)
+            check_dense(store, opened.config, dense_specs(store / DENSE_NAME))
+            calibration_of(opened, opened.manifest.max_level)  # logs a warning about one that cannot be used
         except EdgemoeError as error:
             damage.append(error)
     if as_json:

@@ -89,9 +89,9 @@ class CountProgress(ByteProgress):
         self._done, self._total = 0, total
         self.update(0, total)
 
-    def advance(self) -> None:
-        """Shows that one more piece is finished."""
-        self._done += 1
+    def advance(self, pieces: int = 1) -> None:
+        """Shows that more pieces are finished."""
+        self._done += pieces
         self.update(self._done, self._total)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:

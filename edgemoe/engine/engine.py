@@ -8,8 +8,9 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -17,7 +18,8 @@ from cache.budget import Budget
 from edgemoe.engine.cpu_offload import measure_offload
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
+from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.sequence import SequenceKV
@@ -34,20 +36,33 @@ from edgemoe.machine.process import (
 )
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
 from edgemoe.memory.tiers import open_tiers
+from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.target import BitsController
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
-from storage.errors import ModelRefused, NotFinite, UserError
+from storage.calibration import CALIBRATION_NAME, Calibration
+from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
 from storage.reader import RecordReader
 from storage.writer import DENSE_NAME
 
 __all__ = ["Engine", "StoreModel"]
+
+RANDOM_TOKENS = 512
+"""Tokens that experts are measured on where a store has no calibration."""
+
+_ABOVE_LOWEST = 0.01
+"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
+
+_log = logging.getLogger("edgemoe")
 
 
 class Engine:
@@ -78,6 +93,11 @@ class Engine:
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
         self.plan, self.shape, self.device = plan, store.shape, store.device
+        self._store = store
+        self.damage: Damage | None = None
+        """What fewer bits of each expert cost; None until settings go by it."""
+        self._controller: BitsController | None = None
+        self._missed: float | None = None
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
@@ -107,7 +127,10 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
-            self._runtime = ExpertRuntime(self._source, kernel, self._policy(settings), self.device)
+            # Damage may have to be measured, by steps of this engine.
+            one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None}
+            first = settings.with_(**one) if settings.priced else settings
+            self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -119,6 +142,8 @@ class Engine:
             if not self.device:
                 self._rehearse(fetcher)
                 self.resident_before += max(file_backed_bytes() - files, 0)
+            if settings.priced:
+                self.configure(settings)
             self._opened = opened.pop_all()
 
     def _rehearse(self, source: ExpertSource) -> None:
@@ -155,7 +180,9 @@ class Engine:
         return self._runtime.policy.settings
 
     def configure(self, settings: RunSettings) -> None:
-        """Changes levels, retention, importance, depth, exactness and look-ahead from the next step on.
+        """Changes levels, bits, retention, importance, depth, exactness and look-ahead from the next step on.
+
+        Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
             UserError: the plan has no blocks for the highest level, or eviction, cache, readers or cpu_experts differ:
@@ -171,12 +198,105 @@ class Engine:
                 settings.name,
                 "start again with those options",
             )
-        self._source.release_pins()  # they were made for the levels before
+        if settings.priced:
+            self.require_damage()
+        policy = self._policy(settings)
+        if settings.levels != now.levels:
+            self._source.release_pins()  # they were made for the levels before
+        if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
+            self._controller = self._controller_of(settings)
         self._source.configure(settings.speculate)
-        self._runner.configure(self._policy(settings))
+        self._runner.configure(policy)
+
+    @staticmethod
+    def _controller_of(settings: RunSettings) -> BitsController | None:
+        """What adjusts the bits of new tokens to a wanted time; None: no setting wants it."""
+        if settings.tpot_target is None:
+            return None
+        lowest = min(level for level in settings.levels if level)
+        fewest = BITS_PER_WEIGHT[lowest] + (0 if 0 in settings.levels else _ABOVE_LOWEST)
+        most = BITS_PER_WEIGHT[settings.levels[0]]
+        return BitsController(settings.tpot_target, max(settings.mean_bits, fewest), (fewest, most))
+
+    def observe_token(self, seconds: float) -> None:
+        """Takes the time of a new token: with a tpot_target the bits of later tokens follow it.
+
+        A target that the fewest bits miss is logged as a warning, once a target.
+        """
+        controller = self._controller
+        if controller is None:
+            return
+        before = controller.bits
+        controller.observe(seconds)
+        if controller.bits != before:
+            self.configure(self.settings.with_(bits=controller.bits))
+        if controller.least and self._missed != controller.target:
+            self._missed = controller.target
+            _log.warning(
+                "%.3g ms a token cannot be met: %.3g bits a weight take %.3g ms here: raise the limit",
+                *(1000 * controller.target, controller.range[0], 1000 * controller.least),
+            )
+
+    def require_damage(self) -> None:
+        """Reads or measures what fewer bits of each expert cost, if that is not known yet.
+
+        Raises:
+            UserError: it must be measured, and a sequence has the memory.
+        """
+        if self.damage is None:
+            level = self.plan.levels[0]
+            self.damage = Damage.of(calibration_of(self._store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer)
+        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+
+    def _measured(self) -> Calibration:
+        """Measures every expert's error on random tokens; the result goes beside a store that has no calibration.
+
+        Raises:
+            UserError: a sequence takes the memory that a measurement needs.
+        """
+        store, directory, before = self._store, self._store.directory, self.settings
+        _log.warning(
+            "%s has no usable calibration: levels go by errors on random tokens; `edgemoe calibrate` measures on text",
+            directory,
+        )
+        try:
+            sequence = self.new_sequence()
+        except DoesNotFit as error:
+            found = f"{directory} without a calibration"
+            action = "run `edgemoe calibrate` on it, or start again with these levels"
+            raise UserError("what fewer bits of each expert cost", found, action) from error
+        level = self.plan.levels[0]
+        self.configure(
+            before.with_(levels=(level,), bits=None, tpot_target=None, exact=True, speculate="off")
+        )
+        errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
+        rows = min(RANDOM_TOKENS, self.plan.context)
+        tokens = torch.randint(self.shape.vocab, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
+        try:
+            with self.probed(errors):
+                self.step(Step((Segment(sequence, tuple(tokens)),)))
+        finally:
+            self.end_sequence(sequence)
+            self.forget_experts()
+            self.configure(before)
+        self.take_use()
+        self.take_counts()
+        made = errors.calibration(store.manifest.source, level, rows)
+        if level == store.manifest.max_level and not (directory / CALIBRATION_NAME).exists():
+            with suppress(EdgemoeError):  # a store that only others may write to
+                made.save(directory)
+        return made
+
+    @contextmanager
+    def probed(self, probe: ExpertProbe) -> Iterator[None]:
+        """Lets a probe measure the experts of every step of several rows inside the block."""
+        self._runtime.probe = probe
+        try:
+            yield
+        finally:
+            self._runtime.probe = None
 
     def new_sequence(self, context: int | None = None) -> SequenceKV:
         """A sequence with a KV of its own, reserved from the budget.

@@ -12,7 +12,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, TokenLogprobs
 from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
-from edgemoe.experts.use import fraction_at
+from edgemoe.experts.use import fraction_at, mean_bits
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import peak_resident_bytes
 from storage.base import LEVELS
@@ -48,6 +48,10 @@ class Answer:
 
     Each token's number of such experts is rounded up, so the fraction can exceed the configured retention ratio.
     """
+    bits: float | None
+    """Mean bits a weight that decode scheduled; None without decode."""
+    predicted_kl: float | None
+    """Estimated KL of a new token to the highest level, in nats, by calibrated damage; None where levels go by none."""
     bytes_read: dict[str, int]
     """Bytes moved from each slower tier, ssd and dram, by prefill and decode."""
     read_retries: int
@@ -145,6 +149,8 @@ class Generation:
             reused=use.reused,
             cpu_experts=both.left_below,
             effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
+            bits=mean_bits(trace.decode_use.scheduled),
+            predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,
             bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
             read_retries=both.read_retries,
             peak_vram_bytes=engine.peak_bytes(),

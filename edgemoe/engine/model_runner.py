@@ -62,7 +62,8 @@ class ModelRunner:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
         settings = self._runtime.policy.settings
-        scored = len(settings.levels) > 1 and not step.decodes and needs_attention(settings.importance)
+        ranked = len(settings.levels) > 1 and not settings.priced
+        scored = ranked and not step.decodes and needs_attention(settings.importance)
         kv = StepKV(step, signal=attention_kind(settings.importance) if scored else None)
         logits = self._logits(step, kv, all_rows=all_rows)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.

@@ -90,7 +90,7 @@ def _retention(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     for phase in PHASES:
         table = _table(rows, phase)
         for levels in dict.fromkeys(row.levels for row in table if "/" in row.levels):
-            of_levels = [row for row in table if row.levels == levels]
+            of_levels = [row for row in table if row.levels == levels and row.retention is not None]
             family = sorted(of_levels, key=lambda row: row.retention or 0)
             if len(family) > 1:
                 worse = any(_better(low, high) for low, high in pairwise(family))

@@ -27,6 +27,9 @@ class EvalRow:
     """Policy that chose the levels. Tasks use both phases, so both rows of a setting have the same accuracy."""
     levels: str
     retention: float | None = None
+    """None where bits are given."""
+    bits: float | None = None
+    """Mean bits a weight that levels were to have by damage; None: by retention."""
     effective_retention: float | None = None
     """Fraction at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
     perplexity: float | None = None
@@ -86,7 +89,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         setting=arm.name,
         phase=phase,
         levels=format_levels(settings.levels),
-        retention=settings.retention,
+        retention=settings.retention if settings.bits is None else None,
+        bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),
         layer=settings.only_layer,

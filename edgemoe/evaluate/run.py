@@ -103,7 +103,8 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
             logits = stack.enter_context(LogitFile(sum(map(len, windows)), store.shape.vocab))
             rows.append(evaluation.reference(request.reference, logits))
         rows += evaluation.settings(arms, plan, logits)
-    return EvalReport(_environment(store, request, windows), rows, claims_of(rows), left_out)
+    environment = _environment(store, request, windows) | {"damage": evaluation.damage}
+    return EvalReport(environment, rows, claims_of(rows), left_out)
 
 
 class _Evaluation:
@@ -111,6 +112,8 @@ class _Evaluation:
 
     def __init__(self, store: StoreModel, request: EvalRequest) -> None:
         self._store, self._request = store, request
+        self.damage: str | None = None
+        """What the damage of fewer bits was measured on; None where no setting goes by it."""
         self._tokenizer = tokenizer = load_tokenizer(store.directory)
         self.windows: Windows = []
         if request.text:
@@ -145,6 +148,9 @@ class _Evaluation:
         """Returns a row for every arm and phase; tasks run for arms of the table only."""
         rows: list[EvalRow] = []
         with Engine(self._store, plan, RunSettings.uniform(plan.levels[0])) as engine:
+            if any(arm.settings.priced for arm in arms):
+                engine.require_damage()  # while no sequence has its memory
+                self.damage = engine.damage.origin if engine.damage else None
             sequence = engine.new_sequence()
             for number, arm in enumerate(arms, 1):
                 rows += self._arm(engine, sequence, arm, logits, f"{arm.name} ({number} of {len(arms)})")

@@ -78,6 +78,7 @@ def table_arms(
     levels: Sequence[tuple[int, ...]],
     retentions: Sequence[float],
     ranking: Mapping[str, Any] | None = None,
+    bits: Sequence[float] = (),
     *,
     reuse: bool,
 ) -> list[Arm]:
@@ -87,12 +88,16 @@ def table_arms(
         levels: bits per expert, high to low, of each setting.
         retentions: mean fraction of critical experts, above 0, at most 1.
         ranking: other fields of the settings that rank experts; None: their defaults.
+        bits: mean bits a weight of settings of three or more levels, in place of retentions.
         reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
     arms = []
     for each in levels:
-        for retention in retentions if len(each) > 1 else (1.0,):
-            settings = RunSettings(levels=each, retention=retention, exact=True, **ranking or {})
+        varied: list[dict[str, Any]] = [{"retention": r} for r in (retentions if len(each) > 1 else (1.0,))]
+        if bits and len(each) > 2:
+            varied = [{"bits": wanted} for wanted in bits]
+        for changes in varied:
+            settings = RunSettings(levels=each, exact=True, **changes, **ranking or {})
             arms.append(Arm(settings, PHASES, TABLE))
             if reuse and len(each) > 1:
                 arms.append(Arm(settings.with_(exact=False), PHASES, TABLE))
@@ -131,7 +136,7 @@ def study_arms(study: str, layers: Sequence[int], top: int) -> list[Arm]:
             for levels, r, ranking in product(STUDIED_LEVELS, SIGNAL_RETENTIONS, ranked)
         ]
     elif study == "depth":
-        varied = [(levels, {"depth": depth}) for levels in (*STUDIED_LEVELS, FOUR_LEVELS) for depth in DEPTHS]
+        varied = [(levels, {"depth": depth}) for levels in STUDIED_LEVELS for depth in DEPTHS]
     elif study == "critical":
         phases = ("decode",)
         triples = product(STUDIED_LEVELS, CRITICAL_RETENTIONS, CRITICAL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -33,6 +33,23 @@ with without_triton():
 NAME = "edgemoe"
 
 
+class ExpertProbe(Protocol):
+    """Measures experts in steps of several rows."""
+
+    def computed(
+        self,
+        layer: ExpertLayer,
+        x: torch.Tensor,
+        parts: Sequence[Part],
+        experts: Sequence[int],
+        out: torch.Tensor,
+    ) -> None:
+        """Takes the rows of some experts: inputs x [R, H], and outputs [R, H] before their gate weights."""
+
+    def routed(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
+        """Takes a layer's router's choice [T, k] with its gate weights, and the sum [T, H], which it may change."""
+
+
 @dataclass
 class ExpertRuntime:
     """What all MoE layers of a model share.
@@ -44,6 +61,7 @@ class ExpertRuntime:
         device: that the model is computed on; None: the CPU.
         use: counts the experts that were computed.
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
+        probe: measures experts; None: nothing is measured.
         dram_kernel: computes experts that the source leaves in DRAM, on the CPU; None: in this step it leaves none.
         step: the state of the step that runs; set by the model runner.
     """
@@ -54,6 +72,7 @@ class ExpertRuntime:
     device: Device | None = None
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
+    probe: ExpertProbe | None = None
     dram_kernel: ExpertKernel | None = None
     step: StepKV = field(init=False)
 
@@ -110,9 +129,14 @@ class ExpertLayer:
             runtime.watch(self.layer, chosen)
         chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
         levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
+        if step.decode and policy.settings.priced:
+            runtime.use.damage += policy.damage_of([self.layer] * len(chosen), chosen, gates, levels)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
-        return self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
+        out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
+        if runtime.probe:
+            runtime.probe.routed(self.layer, chosen, gates, out)
+        return out
 
     def forward(
         self,
@@ -212,12 +236,14 @@ class ExpertLayer:
                 x = hidden.expand(len(own), -1)
             else:
                 x = hidden.index_select(0, (own // slots).to(hidden.device, non_blocking=True))
-            self._apply(x, parts, numbers, rows[row:end])
+            self.apply(x, parts, numbers, rows[row:end])
+            if self.runtime.probe:
+                self.runtime.probe.computed(self, x, parts, numbers, rows[row:end])
             places.append(own)
             row = end
         return row
 
-    def _apply(
+    def apply(
         self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor
     ) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edgemoe.policy.schedule import BITS_PER_WEIGHT
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 
 
 @dataclass
@@ -27,6 +27,8 @@ class ExpertUse:
     """Experts computed at more bits than scheduled, because their planes were resident (conservative reuse)."""
     scheduled: dict[int, int] = field(default_factory=dict)
     """Level scheduled -> (token, slot) pairs."""
+    damage: float = 0.0
+    """Estimated KL of new tokens at their scheduled levels, in nats, summed; 0 where levels do not go by damage."""
 
     def add(self, experts: Iterable[tuple[int, int, int]]) -> None:
         """Counts experts, each as (level scheduled, level computed, rows)."""
@@ -42,6 +44,7 @@ class ExpertUse:
             _summed(self.experts, other.experts),
             self.reused + other.reused,
             _summed(self.scheduled, other.scheduled),
+            self.damage + other.damage,
         )
 
 

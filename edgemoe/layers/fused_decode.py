@@ -67,6 +67,8 @@ class FusedDecode:
         self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel, rows)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._tables = tables
+        self._routed = [i for i, table in enumerate(tables) if table]
+        """The layers whose router is the kernel's."""
         runtime.source.pinned.observe(self._changed)
         self.configure(runtime.policy)
 
@@ -123,6 +125,7 @@ class FusedDecode:
                 behind = self._native.following[done] if ahead else 0
                 self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if behind else None)
             at = done + (done < end)
+        self._count_damage(rows)
         return self._native.head(hidden)
 
     def _finish(
@@ -148,6 +151,15 @@ class FusedDecode:
         else:
             assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates)
         experts.forward(normed, assignments, hidden, predicted)
+
+    def _count_damage(self, rows: int) -> None:
+        """Counts what the levels of the tokens cost, where levels go by damage."""
+        policy, routed = self._runtime.policy, self._routed
+        if policy.settings.priced and routed:
+            trace, gates = self._native.trace[routed][:, :, :rows], self._native.gates[routed][:, :rows]
+            layers = [layer for layer in routed for _ in range(rows)]
+            chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
+            self._runtime.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
 
     def _count_hits(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""

@@ -56,6 +56,8 @@ class GraphDecode:
         self._resident: list[dict[int, Items]] = [{} for _ in self._layers]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
+        self._priced: list[tuple[int, Sequence[int], torch.Tensor, list[int]]] = []
+        """(layer, experts, gate weights, levels) of the layers of a token whose levels go by damage."""
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
         self._capture(model, traits.windows(model.config))
         runtime.source.pinned.observe(self._changed)
@@ -99,6 +101,7 @@ class GraphDecode:
             self._segments[-1]()
         finally:
             self._count_hits()
+            self._count_damage()
         return self._memory.logits.float().unsqueeze(0)
 
     def _enter(self, token: int, sequence: SequenceKV) -> None:
@@ -180,7 +183,17 @@ class GraphDecode:
             return [high] * rule.critical + [low] * (len(chosen) - rule.critical)
         levels = self._runtime.policy.levels(layer, torch.tensor([chosen]), gates, None, decode=True)
         found: list[int] = levels[0].tolist()
+        self._priced.append((layer, chosen, gates[0].clone(), found))
         return found
+
+    def _count_damage(self) -> None:
+        """Counts what the levels of the token cost, where levels go by damage."""
+        if self._priced:
+            layers, chosen, gates, levels = zip(*self._priced, strict=True)
+            self._runtime.use.damage += self._runtime.policy.damage_of(
+                layers, torch.tensor(chosen), torch.stack(gates), torch.tensor(levels)
+            )
+            self._priced.clear()
 
     def _at_hand(self, layer: int, wanted: dict[ExpertKey, int]) -> bool:
         """Whether every wanted expert is resident at its level."""

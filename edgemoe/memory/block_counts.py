@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from storage.base import BlockKind
@@ -19,8 +20,8 @@ SAMPLE_SPREAD = 2.5
 def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int, top_k: int) -> float:
     """Expected fraction, 0 to 1, of a new token's unskipped experts that `settings` puts at `level` or above.
 
-    One or two levels put a known number of each layer's experts there. With more levels gate weights decide, which are
-    unknown before a model runs: those of SAMPLE_TOKENS random tokens stand for them.
+    One or two levels put a known number of each layer's experts there. Where damage decides, it and gate weights are
+    unknown before a model runs: typical errors and the gate weights of SAMPLE_TOKENS random tokens stand for them.
 
     Args:
         settings: their levels and all that ranks experts.
@@ -32,11 +33,12 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
     kept = [bits for bits in settings.levels if bits]
     if level <= kept[-1]:
         return 1.0
-    policy = LevelPolicy(settings.with_(only_layer=None), layers, experts)
-    if len(settings.levels) == 2:
-        return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
     logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
     gates, chosen = logits.softmax(-1).topk(top_k)
+    damage = Damage.typical(range(layers), experts, chosen, gates)
+    policy = LevelPolicy(settings.with_(only_layer=None), layers, experts, damage)
+    if not settings.priced:
+        return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
     levels = torch.stack([policy.levels(i, chosen, gates, None, decode=True) for i in range(layers)])
     return int((levels >= level).sum()) / max(int((levels > 0).sum()), 1)
 

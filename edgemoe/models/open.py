@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.console.loading import starting
 from edgemoe.console.sizes import format_size, parse_size
@@ -15,6 +14,13 @@ if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
+
+
+class ChooseSettings(Protocol):
+    """commands.options.run_settings with the options given."""
+
+    def __call__(self, max_level: int, *, fits: bool) -> RunSettings:
+        """The settings for a store whose highest level is max_level; `fits`: all of its experts fit at that level."""
 
 
 def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
@@ -53,7 +59,7 @@ def open_model(model: Path, device: str, *, keep_source: bool = False) -> StoreM
 
 def open_store(
     model: Path,
-    choose: Callable[[int], RunSettings],
+    choose: ChooseSettings,
     *,
     vram_limit: str | None,
     dram_limit: str | None,
@@ -61,29 +67,61 @@ def open_store(
     context: int | None,
     parallel: int = 1,
     keep_source: bool = False,
+    shrink: bool = False,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
     """Checks the options that commands share, opens the store and divides the limits.
 
     Args:
         model, device, keep_source: for open_model.
-        choose: maps a store's highest level to the settings; commands.options.run_settings does.
         vram_limit, dram_limit: sizes such as 12GB, or None.
-        context: tokens of KV of each sequence; None: the model's default.
-        parallel: sequences that run at once.
+        choose, context, parallel, shrink: for plan_levels.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
     """
     vram, dram = parse_limits(vram_limit, dram_limit)
-    choose(8)  # rejects a wrong option before a conversion that may take an hour
+    choose(8, fits=True)  # rejects a wrong option before a conversion that may take an hour
     with starting("loading torch"):
         import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
 
         devices.open_device(device)
     store = open_model(model, device, keep_source=keep_source)
-    settings = choose(store.manifest.max_level)
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=settings, context=context, parallel=parallel)
-    return store, plan, settings
+    return store, *plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
+
+
+def plan_levels(
+    store: StoreModel,
+    choose: ChooseSettings,
+    vram: int | None,
+    dram: int,
+    context: int | None,
+    *,
+    parallel: int = 1,
+    shrink: bool = False,
+) -> tuple[MemoryPlan, RunSettings]:
+    """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
+
+    Args:
+        store: an open one.
+        choose: commands.options.run_settings with the options given.
+        vram, dram: limits in bytes, as StoreModel.plan takes them.
+        context: tokens of KV of each sequence; None: the model's default.
+        parallel: sequences that run at once.
+        shrink: to the machine's free memory, as within_memory.
+
+    Raises:
+        UserError, DoesNotFit: an option that cannot be met.
+    """
+    level = store.manifest.max_level
+    highest, fewer = (choose(level, fits=fits) for fits in (True, False))
+    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
+    if shrink:
+        plan = within_memory(store, plan, highest)
+    experts = sum(len(layer.records) for layer in store.manifest.layers.values())
+    if fewer == highest or plan.experts_resident[str(level)] >= experts:
+        return plan, highest
+    again = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
+    return store.plan(**again, settings=fewer, context=plan.context, parallel=parallel), fewer
 
 
 def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:

@@ -13,6 +13,7 @@ from edgemoe.hub.name import HubModel
 from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
 from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
+from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
 from edgemoe.models.waiting import convert_once
 from storage.checkpoint import Checkpoint, find_gguf
@@ -69,6 +70,7 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
         check_runnable(checkpoint, options["dense_bits"])
         family = family_of(checkpoint.config)
         manifest = convert(source, destination, family, **checked, progress=bar.update)
+    adopt_calibration(source, destination)
     _print_error(manifest)
     return manifest
 
@@ -170,6 +172,7 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
             convert_checkpoint(model, store, **options)
 
         convert_once(name, store, lambda: not (store / MANIFEST_NAME).exists(), convert)
+        adopt_calibration(model, store)
     else:
         raise UserError(
             f"a model at {model}",

@@ -1,4 +1,4 @@
-"""Levels per token and expert: importance (DyMoE eq. 1-3) and schedule (eq. 4-5) put together."""
+"""Levels per token and expert: importance (DyMoE eq. 1-3) and schedule (eq. 4-5) put together, or damage and price."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from functools import cache, partial
 
 import torch
 
+from edgemoe.policy.damage import Damage, cheapest, prices
 from edgemoe.policy.importance import expert_importance
-from edgemoe.policy.schedule import (
-    by_damage,
-    cost_of_levels,
-    critical_counts,
-    price_per_bit,
-    retention,
-    row_sums,
-    two_levels,
-)
+from edgemoe.policy.schedule import critical_counts, retention, row_sums, two_levels
 from edgemoe.policy.settings import RunSettings
 
 UNIFORM, RANKED, PRICED = range(3)
@@ -32,14 +25,15 @@ class DecodeRule:
         kind: UNIFORM, RANKED or PRICED.
         levels: high to low.
         critical: RANKED: how many experts, the likeliest first, get the high level.
-        error, price: PRICED: level i costs damage * error[i] + price[i].
+        damage: PRICED: float32 [experts, levels], contiguous.
+        price: PRICED: of each level; level i of expert e costs gate^2 * damage[e, i] + price[i].
     """
 
     kind: int
     levels: tuple[int, ...]
     critical: int
-    error: tuple[float, ...]
-    price: tuple[float, ...]
+    damage: torch.Tensor | None = None
+    price: tuple[float, ...] = ()
 
 
 class LevelPolicy:
@@ -51,13 +45,21 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, retention, critical, importance, heavy_hitters, depth and only_layer are used.
+        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and only_layer are used.
         layers: of the model.
         experts: in a layer.
+        damage: of the model's experts.
+
+    Raises:
+        ValueError: settings that go by damage, without it.
     """
 
-    def __init__(self, settings: RunSettings, layers: int, experts: int) -> None:
-        self.settings, self.experts, self._layers = settings, experts, layers
+    def __init__(
+        self, settings: RunSettings, layers: int, experts: int, damage: Damage | None = None
+    ) -> None:
+        if settings.priced and damage is None:
+            raise ValueError(f"expected the damage of each level for {settings.name}, got None")
+        self.settings, self.experts, self._layers, self.damage = settings, experts, layers, damage
         levels = settings.levels
         fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
         self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
@@ -89,10 +91,10 @@ class LevelPolicy:
         settings = self.settings
         if self._is_uniform(layer):
             return torch.full(chosen.shape, settings.levels[0])
+        if settings.priced:
+            return self._cheapest(layer, chosen, gates.float(), decode=decode)
         if decode:
-            weights = gates.float()
-            relative = weights / (row_sums(weights) / weights.shape[1])
-            return self._scheduled(layer, weights, relative * relative)
+            return self._ranked(layer, gates.float())
         importance = expert_importance(
             settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
         )
@@ -100,18 +102,43 @@ class LevelPolicy:
         active[chosen.reshape(-1)] = True
         among = importance[active].unsqueeze(0)
         by_expert = torch.zeros(self.experts, dtype=torch.int64)
-        by_expert[active] = self._scheduled(layer, among, among / among.mean())[0]
+        by_expert[active] = self._ranked(layer, among)[0]
         return by_expert[chosen]
+
+    def _ranked(self, layer: int, importance: torch.Tensor) -> torch.Tensor:
+        """The paper's two levels [rows, M] of the M experts that each row chooses among."""
+        high, low = self.settings.levels
+        return two_levels(importance, high, low, self.critical(layer, importance.shape[1]))
+
+    def _cheapest(
+        self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, *, decode: bool
+    ) -> torch.Tensor:
+        """The levels [T, k] of least damage and price: of each token's experts, or of each expert for all tokens."""
+        levels, weights = self.settings.levels, gates * gates
+        damage = self._damage(layer)
+        if decode:
+            return cheapest(weights.unsqueeze(-1) * damage[chosen], levels, self._price(0))
+        summed = torch.zeros(self.experts).index_add_(0, chosen.reshape(-1), weights.reshape(-1))
+        return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(chosen)))[chosen]
+
+    def damage_of(
+        self, layers: Sequence[int], chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
+    ) -> float:
+        """Estimated KL, in nats, of rows [rows, k] of experts at these levels, each row of the layer at its place."""
+        assert self.damage
+        return self.damage.of_choices(torch.tensor(layers), chosen, gates.float(), levels)
 
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
         levels = self.settings.levels
-        if self._is_uniform(layer):
-            return DecodeRule(UNIFORM, levels[:1], 0, (0.0,), (0.0,))
-        if len(levels) == 2:
-            return DecodeRule(RANKED, levels, self.critical(layer, slots), (0.0,) * 2, (0.0,) * 2)
-        error, price = cost_of_levels(levels, self._price(layer))
-        return DecodeRule(PRICED, levels, 0, tuple(error.tolist()), tuple(price.tolist()))
+        without_experts = self.damage is not None and layer not in self.damage.layers
+        if without_experts or self._is_uniform(layer):
+            return DecodeRule(UNIFORM, levels[:1], 0)
+        if not self.settings.priced:
+            return DecodeRule(RANKED, levels, self.critical(layer, slots))
+        return DecodeRule(
+            PRICED, levels, 0, self._damage(layer), tuple(prices(levels, self._price(0)).tolist())
+        )
 
     def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
         """Levels to read ahead for a layer's predicted experts, the likeliest of all rows first; skipped ones left out.
@@ -140,15 +167,15 @@ class LevelPolicy:
         """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
         return self._counts(chosen)[layer]
 
-    def _price(self, layer: int) -> float:
-        return price_per_bit(layer, self._layers, self.settings.retention, self.settings.depth)
+    def _damage(self, layer: int) -> torch.Tensor:
+        """Damage [experts, levels] of a layer's experts for a gate weight of 1."""
+        assert self.damage
+        return self.damage.of_layer(layer, self.settings.levels)
 
-    def _scheduled(self, layer: int, importance: torch.Tensor, damage: torch.Tensor) -> torch.Tensor:
-        """Levels [rows, M] of the M experts that each row chooses among."""
-        levels = self.settings.levels
-        if len(levels) == 2:
-            return two_levels(importance, *levels, self.critical(layer, importance.shape[1]))
-        return by_damage(damage, levels, self._price(layer))
+    def _price(self, tokens: int) -> float:
+        """The price of a bit for a prompt of `tokens` tokens; 0: for single tokens."""
+        assert self.damage
+        return self.damage.price(self.settings.levels, self.settings.mean_bits, tokens)
 
 
 class SkipEveryExpert(LevelPolicy):

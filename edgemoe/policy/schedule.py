@@ -7,15 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-BITS_PER_WEIGHT = {8: 8.5, 4: 4.5, 2: 2.5, 0: 0.0}
-"""level -> bits read per weight, group parameters at group 64 included."""
-
-ERROR_OF_LEVEL = {8: 0.0053, 4: 0.088, 2: 0.352, 0: 1.0}
-"""level -> relative Frobenius error of a Gaussian matrix's nested code (docs/decisions/0001)."""
-
-_PRICE_AT_ZERO_RETENTION = 0.037
-"""Measured in decode on the demo model: r = 0.9 gives 3.9 bits a weight, 0.75 gives 3.5 and 0.5 gives 3.2."""
-
 _ROUNDING = 1e-9
 """Above the rounding errors of a sum over layers, below any fraction of an expert that counts."""
 
@@ -78,48 +69,9 @@ def two_levels(importance: torch.Tensor, high: int, low: int, count: int) -> tor
     return torch.full(importance.shape, low).scatter_(1, order[:, :count], high)
 
 
-def by_damage(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
-    """The level of least cost, damage * error(level)^2 + price * bits(level), for every expert.
-
-    So an expert is skipped only where it hardly matters, and gets 8 bits only where they pay.
-
-    Args:
-        damage: [rows, M], the cost of leaving the expert out, 1 for an expert of mean gate weight.
-        levels: high to low.
-        price: damage that one bit a weight may cost; 0 gives every expert the highest level.
-
-    Returns:
-        int64 [rows, M], levels.
-    """
-    error, price_of = cost_of_levels(levels, price)
-    cost = damage.float().unsqueeze(-1) * error + price_of
-    return torch.tensor(levels)[cost.argmin(dim=-1)]
-
-
-def cost_of_levels(levels: tuple[int, ...], price: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squared error and price of each level, float32 [levels] each."""
-    error = torch.tensor([ERROR_OF_LEVEL[level] ** 2 for level in levels])
-    return error, price * torch.tensor([BITS_PER_WEIGHT[level] for level in levels])
-
-
 def row_sums(x: torch.Tensor) -> torch.Tensor:
     """Sums of rows [rows, 1], added from the first column to the last: the order that csrc/levels.c has."""
     total = x[:, :1]
     for column in range(1, x.shape[1]):
         total = total + x[:, column : column + 1]
     return total
-
-
-def price_per_bit(layer: int, layers: int, mean: float, depth: str = "cosine") -> float:
-    """The price of a bit in by_damage, from the mean retention (docs/decisions/0005).
-
-    Falls to 0 at a retention of 1. The first layer pays half of the mean price and the last one and a half times
-    it, along the cosine of DyMoE eq. 4.
-
-    Args:
-        layer: 0 to layers - 1.
-        layers: of the model.
-        mean: mean retention.
-        depth: "cosine", or "equal" for the mean price in every layer.
-    """
-    return _PRICE_AT_ZERO_RETENTION * math.sqrt(1 - mean) * (1.5 - retention(layer, layers, 0.5, depth))

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from cache.policies import POLICIES
+from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
 from prefetch.base import MODES
 from storage.base import LEVELS
 from storage.errors import UserError
@@ -44,7 +45,10 @@ class RunSettings:
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
         retention: mean fraction r of critical experts over the layers, above 0, at most 1. Without effect with one
-            level.
+            level. With three or more levels it stands for mean bits (bits.bits_of_retention).
+        bits: mean bits a weight; two levels then go by damage too, instead of by the paper's rule. None: retention.
+        tpot_target: seconds that a new token should take: the bits of new tokens change while the model runs, from
+            `bits` or those of the retention on. None: they stay.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.
@@ -66,6 +70,8 @@ class RunSettings:
 
     levels: tuple[int, ...] = (8,)
     retention: float = 0.75
+    bits: float | None = None
+    tpot_target: float | None = None
     exact: bool = False
     importance: str = "gate"
     heavy_hitters: float = 0.5
@@ -89,6 +95,20 @@ class RunSettings:
             raise UserError(
                 "a fraction of heavy hitters above 0, at most 1", f"{hitters}", "use 0.5, the default"
             )
+        if self.bits is not None:
+            low, high = (BITS_PER_WEIGHT[self.levels[i]] for i in (-1, 0))
+            if len(self.levels) == 1 or not low < self.bits <= high:
+                raise UserError(
+                    f"mean bits a weight above {low:g}, at most {high:g}, for levels {format_levels(self.levels)}",
+                    f"{self.bits:g}",
+                    "give such a number, or --levels 8/4/2/0",
+                )
+        if self.tpot_target is not None and (self.exact or len(self.levels) == 1 or not self.tpot_target > 0):
+            raise UserError(
+                "two or more levels and a time above 0, for a time per token",
+                f"{self.name} and {self.tpot_target:g} s",
+                "give --levels 8/4/2/0 and a time such as 50ms",
+            )
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
@@ -104,9 +124,19 @@ class RunSettings:
         return replace(self, **changes)
 
     @property
+    def priced(self) -> bool:
+        """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
+        return len(self.levels) > 2 or self.bits is not None or self.tpot_target is not None
+
+    @property
+    def mean_bits(self) -> float:
+        """The mean bits a weight of a choice by damage."""
+        return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits
+
+    @property
     def doubt(self) -> str | None:
         """A sentence on settings that are valid and rarely wanted; None: there are none."""
-        if len(self.levels) == 1 or self.retention >= LOW_RETENTION:
+        if len(self.levels) == 1 or self.bits is not None or self.retention >= LOW_RETENTION:
             return None
         return (
             f"at a retention of {self.retention:g} most experts get the low level, and answers may be much worse; "
@@ -115,9 +145,13 @@ class RunSettings:
 
     @property
     def name(self) -> str:
-        """A label for tables: "exact 4", "4/2 r 0.75"."""
+        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits", "8/4/2/0 50 ms"."""
         if len(self.levels) == 1:
             return f"{'exact ' if self.exact else ''}{self.levels[0]}"
+        if self.tpot_target is not None:
+            return f"{format_levels(self.levels)} {1000 * self.tpot_target:g} ms"
+        if self.bits is not None:
+            return f"{format_levels(self.levels)} {self.bits:g} bits"
         return f"{format_levels(self.levels)} r {self.retention:g}"
 
 

@@ -32,7 +32,7 @@ from cache.policies import POLICIES, make_policy
 from edgemoe.console.output_files import require_folders
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.plan import MINIMUM_EXPERTS
-from edgemoe.policy.schedule import BITS_PER_WEIGHT
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import CRITICAL, RunSettings, parse_levels
 from storage.base import ExpertKey
 from storage.errors import EdgemoeError, UserError

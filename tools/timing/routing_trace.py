@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings, format_levels, parse_levels
 from storage.base import LEVELS, ExpertKey
@@ -151,16 +152,24 @@ def record(
         raise UserError(f"routed experts in {checkpoint}", "none", "use an MoE model")
     experts = next(iter(modules.values())).gate_up_proj.shape[0]
     layers = model.config.num_hidden_layers
-    policy = LevelPolicy(settings, layers, experts)
+    policy: LevelPolicy | None = None
     groups: list[Group] = []
     for start in range(0, len(ids), context):
         window = torch.tensor([ids[start : start + context]])
         choices = _choices(model, modules, window)
+        policy = policy or _policy(settings, layers, experts, choices)
         groups.extend(_groups(choices, policy, prompt, window.shape[1]))
     top_k = next(iter(choices.values()))[0].shape[1]
     levels = format_levels(settings.levels)
     source = TraceSource(levels, settings.retention, settings.critical, layers, experts, top_k)
     return Trace(source, groups)
+
+
+def _policy(settings: RunSettings, layers: int, experts: int, choices: Choices) -> LevelPolicy:
+    """The policy of the requests; where damage decides, with typical errors and the first window's gate weights."""
+    numbers = sorted(choices)
+    chosen, gates = (torch.stack([choices[layer][part] for layer in numbers]) for part in (0, 1))
+    return LevelPolicy(settings, layers, experts, Damage.typical(numbers, experts, chosen, gates))
 
 
 def _tokens(checkpoint: Path, text: Path) -> list[int]:

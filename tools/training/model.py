@@ -1,4 +1,4 @@
-"""The demo model: transformers' Qwen3-MoE with experts that train fast, and the loss that keeps them balanced."""
+"""Small models of transformers' MoE families with experts that train fast, and the loss that keeps them balanced."""
 
 from __future__ import annotations
 
@@ -29,37 +29,54 @@ class Size:
     context: int = 2048
 
 
-def build(size: Size, *, seed: int, special: dict[str, int]) -> Any:
-    """Builds a Qwen3MoeForCausalLM in float32 with random weights, whose experts `experts_forward` computes.
+FAMILIES = ("qwen3_moe", "olmoe")
+"""Families that `build` makes: gate weights of the chosen experts sum to 1 in the first, to less in the second."""
+
+
+def make_config(family: str, size: Size, special: dict[str, int]) -> Any:
+    """The configuration of a model of `family`, one of FAMILIES; `special` as in `build`."""
+    from transformers import OlmoeConfig, Qwen3MoeConfig
+
+    shared = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "num_experts": size.experts,
+        "num_experts_per_tok": size.top_k,
+        "max_position_embeddings": size.context,
+        "tie_word_embeddings": True,
+        **special,
+    }
+    if family == "olmoe":
+        return OlmoeConfig(intermediate_size=size.inner, norm_topk_prob=False, **shared)
+    return Qwen3MoeConfig(
+        intermediate_size=3 * size.hidden,
+        head_dim=size.head_dim,
+        moe_intermediate_size=size.inner,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        **shared,
+    )
+
+
+def build(size: Size, *, seed: int, special: dict[str, int], family: str = FAMILIES[0]) -> Any:
+    """Builds a causal language model in float32 with random weights, whose experts `experts_forward` computes.
 
     Args:
         size: sizes of the model.
         seed: seed of the weights.
         special: bos_token_id, eos_token_id and pad_token_id.
+        family: one of FAMILIES.
     """
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.integrations.moe import ExpertsInterface
 
-    config = Qwen3MoeConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=3 * size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        num_experts=size.experts,
-        num_experts_per_tok=size.top_k,
-        moe_intermediate_size=size.inner,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        norm_topk_prob=True,
-        max_position_embeddings=size.context,
-        tie_word_embeddings=True,
-        **special,
-    )
+    config = make_config(family, size, special)
     torch.manual_seed(seed)
-    model = Qwen3MoeForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     ExpertsInterface().register(EXPERTS_NAME, experts_forward)
     model.set_experts_implementation(EXPERTS_NAME)
     return model

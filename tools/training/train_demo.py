@@ -35,7 +35,7 @@ from tools.training.batches import Mixture
 from tools.training.curve import draw_curve
 from tools.training.data import Data, Files, prepare
 from tools.training.loop import Recipe, Run
-from tools.training.model import Size, build
+from tools.training.model import FAMILIES, Size, build
 from tools.training.report import accuracy, held_out_batches, losses
 
 
@@ -103,13 +103,13 @@ def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: 
     Raises:
         UserError: an option would change the data; names the first such option.
     """
-    for name in ("seed", "chat_tokens", "text_tokens"):
-        if getattr(options, name) != before[name]:
+    for name in ("seed", "chat_tokens", "text_tokens", "family"):
+        if getattr(options, name) != before.get(name, FAMILIES[0]):
             option = "--" + name.replace("_", "-")
             raise UserError(
-                f"the run's {option} {before[name]}",
+                f"the run's {option} {before.get(name, FAMILIES[0])}",
                 str(getattr(options, name)),
-                f"give {option} {before[name]}, or name another --out",
+                f"give {option} {before.get(name, FAMILIES[0])}, or name another --out",
             )
     if files["prose"] != before["files"]["prose"]:
         raise UserError(
@@ -136,6 +136,7 @@ def write_description(
     description = {
         "commands": [*commands, options.command],
         "seed": options.seed,
+        "family": options.family,
         "size": asdict(size),
         "recipe": asdict(recipe),
         "chat_tokens": options.chat_tokens,
@@ -165,7 +166,7 @@ def train(options: argparse.Namespace, size: Size) -> None:
     special = {
         f"{kind}_token_id": getattr(data.tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")
     }
-    model = build(size, seed=options.seed, special=special)
+    model = build(size, seed=options.seed, special=special, family=options.family)
     run = Run(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         mixture(data, options),
@@ -200,6 +201,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of products"
     )
     parser.add_argument("--count", type=int, default=10, help="held-out tasks of each kind in a report")
+    parser.add_argument(
+        "--family",
+        choices=FAMILIES,
+        default=FAMILIES[0],
+        help="architecture; the demo model is %(default)s",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     options = parser.parse_args(argv)

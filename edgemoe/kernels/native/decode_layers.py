@@ -178,11 +178,8 @@ class NativeDecodeLayers:
             exact: compute at the wanted level even where more planes are resident.
             renormalise: scale gate weights to their sum before experts were skipped.
         """
-        for structure, rule in zip(self._rules, rules, strict=True):
-            count = len(rule.levels)
-            structure.rule, structure.count, structure.critical = rule.kind, count, rule.critical
-            structure.level[:count], structure.error[:count] = rule.levels, rule.error
-            structure.price[:count] = rule.price
+        self._decode_rules = list(rules)  # keeps the tables that the structures point to
+        self._rules[:] = [*map(level_rule, rules)]
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -266,6 +263,21 @@ class NativeDecodeLayers:
         return AttentionKV(
             keys=keys[layer].data_ptr(), values=values[layer].data_ptr(), context=keys.shape[2], past=past
         )
+
+
+def level_rule(rule: DecodeRule) -> LevelRule:
+    """The structure of a rule, whose table the rule must outlive."""
+    table = rule.damage
+    structure = LevelRule(
+        rule=rule.kind,
+        count=len(rule.levels),
+        critical=rule.critical,
+        experts=0 if table is None else len(table),
+        damage=None if table is None else table.data_ptr(),
+    )
+    structure.level[: len(rule.levels)] = rule.levels
+    structure.price[: len(rule.price)] = rule.price
+    return structure
 
 
 def _dense_layer(layer: NativeDecoderLayer) -> DenseLayer:

@@ -76,8 +76,9 @@ class LevelRule(ctypes.Structure):
     _fields_ = [
         *_fields(_INT, "rule count"),
         ("level", _INT * MOST_LEVELS),
-        ("critical", _INT),
-        *_fields(_FLOAT * MOST_LEVELS, "error price"),
+        *_fields(_INT, "critical experts"),
+        ("damage", _POINTER),
+        ("price", _FLOAT * MOST_LEVELS),
     ]
 
 

@@ -13,6 +13,7 @@ from storage.errors import UserError
 GREEDY = Tuning(RunSettings(levels=(8,)), Sampling(0.0, 1.0, 0, 1.0, 0, 64, frozenset({2})))
 MIXED = Tuning(RunSettings(levels=(4, 2)), Sampling(0.7, 0.9, 20, 1.1, 5, 64, frozenset({2})))
 
+PRICED = Tuning(RunSettings(levels=(8, 4, 2, 0), bits=3.0), MIXED.sampling)
 SKIPPING = Tuning(RunSettings(levels=(4, 0)), MIXED.sampling)
 
 
@@ -24,6 +25,7 @@ SKIPPING = Tuning(RunSettings(levels=(4, 0)), MIXED.sampling)
         (GREEDY, "exact", "4", ("run", "exact"), True),
         (MIXED, "retention", "0.9", ("run", "retention"), 0.9),
         (MIXED, "retention", "0.2", ("run", "retention"), 0.2),
+        (PRICED, "bits", "3.5", ("run", "bits"), 3.5),
         (MIXED, "depth", "equal", ("run", "depth"), "equal"),
         (MIXED, "critical", "ceil", ("run", "critical"), "ceil"),
         (SKIPPING, "renormalise", "on", ("run", "renormalise"), True),
@@ -46,6 +48,20 @@ def test_one_setting_changes_and_no_other(now, name, value, where, want):
     assert {n: then.values()[n] for n in others} == {n: before[n] for n in others}
     if name in before and not (name == "temperature" and want == 0):
         assert changed(then, name, before[name]) == now
+
+
+def test_retention_and_bits_replace_each_other():
+    """The one that was set last is shown; one level for all has none."""
+    bits = changed(MIXED, "bits", "3.5")
+    assert (bits.run.bits, bits.values()["bits"]) == (3.5, "3.5")
+    assert "retention" not in bits.values()
+    assert changed(bits, "retention", "0.9").run == MIXED.run.with_(retention=0.9)
+    assert changed(bits, "exact", "4").run.bits is None
+    assert changed(PRICED, "levels", "4/2/0").run.bits == 3.0
+    with pytest.raises(UserError, match="mean bits a weight"):
+        changed(bits, "levels", "8/4")
+    with pytest.raises(UserError, match="goes by damage"):
+        changed(PRICED, "importance", "load")
 
 
 def test_heavy_hitters_need_an_importance_that_counts_them():

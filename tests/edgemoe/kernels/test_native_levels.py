@@ -6,10 +6,12 @@ import ctypes
 
 import pytest
 import torch
+from damages import a_damage, random_gates
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import structures
-from edgemoe.kernels.native.structures import LevelRule, check_sizes
+from edgemoe.kernels.native.decode_layers import level_rule
+from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import CRITICAL, RunSettings
 
@@ -23,33 +25,17 @@ SETTINGS = [
     for depth, only in (("cosine", None), ("equal", None), ("cosine", 2))
     for rounding in (CRITICAL if len(levels) == 2 else CRITICAL[:1])
 ]
+SETTINGS += [RunSettings(levels=levels, bits=3.3) for levels in ((4, 2), (8, 4, 2, 0), (4, 0))]
 
 
-def random_gates(slots: int, seed: int, tokens: int = 30) -> torch.Tensor:
-    """Gate weights [tokens, slots], falling as a router gives them, of every concentration; some with ties."""
-    generator = torch.Generator().manual_seed(seed)
-    sharpness = torch.rand(tokens, 1, generator=generator) * 8
-    gates = torch.randn(tokens, slots, generator=generator).mul(sharpness).softmax(-1)
-    gates[::7] = gates[::7].bfloat16().float()
-    gates[::11] = 1 / slots
-    return gates.sort(descending=True).values
-
-
-def c_levels(policy: LevelPolicy, layer: int, gates: torch.Tensor) -> list[int]:
-    """The levels of one token, gates float32 [k], by the compiled rule."""
+def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
+    """The levels of one token, chosen int64 [k] and gates float32 [k], by the compiled rule."""
     rule = policy.decode_rule(layer, len(gates))
-    count = len(rule.levels)
-    structure = LevelRule(rule=rule.kind, count=count, critical=rule.critical)
-    for i in range(count):
-        structure.level[i], structure.error[i], structure.price[i] = (
-            rule.levels[i],
-            rule.error[i],
-            rule.price[i],
-        )
+    structure = level_rule(rule)
     found = torch.full((len(gates),), -1)
     function = native.library().edgemoe_levels
-    function.restype, function.argtypes = None, [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p]
-    function(ctypes.addressof(structure), gates.data_ptr(), len(gates), found.data_ptr())
+    function.restype, function.argtypes = None, [*(ctypes.c_void_p,) * 3, ctypes.c_int64, ctypes.c_void_p]
+    function(ctypes.addressof(structure), gates.data_ptr(), chosen.data_ptr(), len(gates), found.data_ptr())
     return found.tolist()
 
 
@@ -58,12 +44,13 @@ def c_levels(policy: LevelPolicy, layer: int, gates: torch.Tensor) -> list[int]:
 )
 def test_levels_are_those_of_the_policy(settings):
     """For random gate weights of 1 to 8 experts every layer's compiled levels equal LevelPolicy.levels in decode."""
-    policy = LevelPolicy(settings, LAYERS, experts=16)
+    policy = LevelPolicy(settings, LAYERS, experts=16, damage=a_damage(LAYERS, 16))
     for slots in range(1, 9):
-        gates, chosen = random_gates(slots, seed=slots), torch.arange(slots)[None]
+        chosen, gates = random_gates(slots, seed=slots)
         for layer in range(LAYERS):
-            want = policy.levels(layer, chosen.expand(len(gates), -1), gates, None, decode=True).tolist()
-            assert [c_levels(policy, layer, row.contiguous()) for row in gates] == want
+            want = policy.levels(layer, chosen, gates, None, decode=True).tolist()
+            rows = zip(chosen, gates.contiguous(), strict=True)
+            assert [c_levels(policy, layer, *row) for row in rows] == want
 
 
 @pytest.mark.parametrize("slots", range(1, 9))
@@ -72,7 +59,7 @@ def test_renormalised_gates_are_those_of_the_policy(slots):
     function = native.library().edgemoe_renormalise
     function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_int64] * 2
     generator = torch.Generator().manual_seed(slots)
-    for gates in random_gates(slots, seed=slots):
+    for gates in random_gates(slots, seed=slots)[1]:
         levels = torch.randint(0, 2, (slots,), generator=generator) * 4
         want = without_skipped(gates[None], levels[None], renormalise=True)[0]
         row, kept = gates.contiguous(), gates[levels > 0].clone()

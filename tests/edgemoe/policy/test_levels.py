@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from damages import a_damage
 from integrity import check_integrity
 
 from edgemoe.engine import engine as engine_module
@@ -20,7 +21,8 @@ PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(4)
 
 
 def policy(levels, retention=0.5, **changes):
-    return LevelPolicy(RunSettings(levels=levels, retention=retention, **changes), layers=3, experts=8)
+    settings = RunSettings(levels=levels, retention=retention, **changes)
+    return LevelPolicy(settings, layers=3, experts=8, damage=a_damage(3, 8))
 
 
 def test_decode_goes_by_each_tokens_own_gates():

@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.policy.schedule import (
-    BITS_PER_WEIGHT,
-    ERROR_OF_LEVEL,
-    by_damage,
     critical_counts,
-    price_per_bit,
     retention,
     two_levels,
 )
@@ -90,30 +86,3 @@ def test_two_levels_by_hand():
     importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1]])
     assert two_levels(importance, 4, 0, 2).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
     assert two_levels(importance, 4, 2, 4).tolist() == [[4] * 4, [4] * 4]
-
-
-@given(
-    damage=st.lists(st.floats(0, 20), min_size=1, max_size=8),
-    price=st.floats(0, 0.1),
-    levels=st.sampled_from([(8, 4, 2, 0), (4, 2, 0), (8, 4, 2)]),
-)
-def test_by_damage_is_the_cheapest_choice(damage, price, levels):
-    """No other level costs less, and more damage never gets fewer bits."""
-    got = by_damage(torch.tensor([damage]), levels, price)[0].tolist()
-
-    def cost(worth, level):
-        return worth * ERROR_OF_LEVEL[level] ** 2 + price * BITS_PER_WEIGHT[level]
-
-    for worth, level in zip(damage, got, strict=True):
-        assert cost(worth, level) <= min(cost(worth, other) for other in levels) * (1 + 1e-5) + 1e-9
-    ranked = [level for _, level in sorted(zip(damage, got, strict=True))]
-    assert ranked == sorted(ranked)
-
-
-def test_price_by_hand():
-    """0 at r = 1; half of the mean in the first layer, one and a half times the mean in the last."""
-    assert price_per_bit(3, 9, 1.0) == 0
-    first, middle, last = (price_per_bit(layer, 9, 0.75) for layer in (0, 4, 8))
-    assert (first, last) == pytest.approx((middle / 2, middle * 1.5))
-    assert price_per_bit(0, 9, 0.75, "equal") == pytest.approx(middle)
-    assert price_per_bit(4, 9, 0.9) < middle < price_per_bit(4, 9, 0.5)

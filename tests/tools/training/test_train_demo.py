@@ -92,6 +92,22 @@ def test_experts_equal_transformers(model: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+def test_olmoe_keeps_the_routers_probabilities() -> None:
+    """The second family's gate weights are the softmax's own, below 1 in sum; it has the demo's size and trains."""
+    model = build(TINY, seed=0, special=SPECIAL, family="olmoe")
+    assert (model.config.model_type, model.config.norm_topk_prob) == ("olmoe", False)
+    _, gates, _ = model.model.layers[0].mlp.gate(
+        torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    )
+    assert (gates.sum(-1) < 0.6).all()
+    loss = model(torch.arange(10)[None], labels=torch.arange(10)[None]).loss
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(loss, list(model.model.layers[1].parameters())))
+    balance = Balance(model)
+    model.train()
+    model(torch.arange(10)[None])
+    assert balance.take()[1].sum().item() == 2 * 10 * 2
+
+
 def test_experts_without_tokens_get_no_gradient(model: Any) -> None:
     """With one token most experts are idle: their gradients are zero, the chosen experts' are not."""
     experts = model.model.layers[0].mlp.experts

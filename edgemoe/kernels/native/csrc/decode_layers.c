@@ -84,9 +84,9 @@ static int topk(pool *p, const decoder_layer *m, const uint16_t *x, int64_t rows
 }
 
 /* The levels of every row's experts, by the layer's rule. */
-static void levels_of(const decoder_layer *m, int64_t rows) {
+static void levels_of(const decoder_layer *m, int64_t rows, const int64_t *chosen) {
     const int64_t k = m->router->k;
-    for (int64_t row = 0; row < rows; row++) edgemoe_levels(m->levels, m->gates + row * k, k, m->wanted + row * k);
+    for (int64_t row = 0; row < rows; row++) edgemoe_levels(m->levels, m->gates + row * k, chosen + row * k, k, m->wanted + row * k);
 }
 
 /* Predicts the next layer's experts from this layer's state. 1: all of them are resident at their levels by its rule, or at
@@ -94,7 +94,7 @@ static void levels_of(const decoder_layer *m, int64_t rows) {
 static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, int64_t rows, int64_t most) {
     const int failed = topk(p, next, m->normed, rows, next->predicted);
     if (failed) return failed;
-    levels_of(next, rows);
+    levels_of(next, rows, next->predicted);
     for (int64_t pair = 0; pair < rows * next->router->k; pair++) {
         const int64_t level = next->wanted[pair] < most ? next->wanted[pair] : most;
         if (next->resident[next->predicted[pair]].level < level) return 0;
@@ -162,6 +162,7 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, int64_t
     if (s->dim != dim || l->qkv.cols != size || l->qkv.rows != projected || l->out.cols != queries || l->out.rows != size) return 0;
     if (rows * (projected + queries) > m->scratch_size) return 0;
     if (!m->router) return 1;
+    if (m->levels->rule == PRICED && m->levels->experts != m->experts) return 0;
     if (rows > 1 && m->router->k != m->slots) return 0;
     return m->router->cols == size && m->router->count == m->experts && m->experts <= w->experts && m->router->k <= m->slots &&
            m->slots <= w->slots;
@@ -198,7 +199,7 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         if (!m->router) return i;
         failed = topk(p, m, m->normed, rows, m->chosen);
         if (failed) return failed;
-        levels_of(m, rows);
+        levels_of(m, rows, m->chosen);
         int go_on = 1;
         if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, rows, look_ahead);
         if (go_on == 1) go_on = add_experts(p, m, w, rows, hidden);

@@ -7,23 +7,21 @@ static float sum_of(const float *x, int64_t n) {
     return total;
 }
 
-/* The level of least damage * error + price; of a tie the higher one. */
-static int64_t cheapest(const level_rule *rule, float damage) {
+/* The level of least weight * damage + price; of a tie the higher one. */
+static int64_t cheapest(const level_rule *rule, const float *damage, float weight) {
     int64_t best = 0;
     float least = 0;
     for (int64_t i = 0; i < rule->count; i++) {
-        const volatile float lost = damage * rule->error[i]; /* volatile: rounded before the sum */
+        const volatile float lost = weight * damage[i]; /* volatile: rounded before the sum */
         const float cost = lost + rule->price[i];
         if (!i || cost < least) best = i, least = cost;
     }
     return rule->level[best];
 }
 
-void edgemoe_levels(const level_rule *rule, const float *gates, int64_t k, int64_t *levels) {
-    const float mean = sum_of(gates, k) / (float)k;
+void edgemoe_levels(const level_rule *rule, const float *gates, const int64_t *chosen, int64_t k, int64_t *levels) {
     for (int64_t i = 0; i < k; i++) {
-        const float relative = gates[i] / mean;
-        if (rule->rule == PRICED) levels[i] = cheapest(rule, relative * relative);
+        if (rule->rule == PRICED) levels[i] = cheapest(rule, rule->damage + chosen[i] * rule->count, gates[i] * gates[i]);
         else levels[i] = rule->level[rule->rule == RANKED && i >= rule->critical];
     }
 }

@@ -11,12 +11,13 @@ typedef struct {
     int64_t count;              /* of levels */
     int64_t level[MOST_LEVELS]; /* high to low */
     int64_t critical;           /* RANKED: the first so many experts are at level[0], the others at level[1] */
-    float error[MOST_LEVELS];   /* PRICED: a level costs damage * error + price */
+    int64_t experts;            /* PRICED: rows of damage */
+    const float *damage;        /* PRICED: [experts, count], for a gate weight of 1; a level costs gate^2 * damage + price */
     float price[MOST_LEVELS];
 } level_rule;
 
-/* gates [k], not rising, as the router gives them -> levels [k]. */
-void edgemoe_levels(const level_rule *rule, const float *gates, int64_t k, int64_t *levels);
+/* gates [k], not rising, as the router gives them, of the experts chosen [k] -> levels [k]. */
+void edgemoe_levels(const level_rule *rule, const float *gates, const int64_t *chosen, int64_t k, int64_t *levels);
 
 /* Scales kept [n] so that they add up to what gates [k] add up to. */
 void edgemoe_renormalise(const float *gates, int64_t k, float *kept, int64_t n);

@@ -1,0 +1,220 @@
+"""One calibration: the experts' errors in every window of a text, then every layer's sensitivity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from edgemoe.calibrate.state import CalibrationState
+from edgemoe.calibrate.windows import Window, spread_windows, written_tokens
+from edgemoe.console.progress import CountProgress
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.evaluate.metrics import QualityMeter
+from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.output_errors import OutputErrors, sample_tokens
+from edgemoe.kernels.base import Part
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.models.tokenizer import load_tokenizer
+from edgemoe.policy.settings import RunSettings
+from storage.calibration import TEXT, WRITTEN, Calibration
+from storage.errors import UserError
+
+WINDOW = 512
+"""Tokens of a window."""
+
+DISTURBED_WINDOWS = 1
+"""Windows in which each layer is disturbed."""
+
+_NOISE = 0.1
+"""Size of the disturbance, relative to the mean output of an expert."""
+
+
+@dataclass(frozen=True)
+class CalibrationRequest:
+    """What to measure on.
+
+    Args:
+        text: a UTF-8 file; None: a text that the model writes.
+        tokens: of the text.
+        vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
+    """
+
+    text: Path | None
+    tokens: int
+    vram_limit: int | None = None
+    dram_limit: int = 0
+
+
+class Disturbance:
+    """A probe that adds noise to the experts' sum of one layer.
+
+    Args:
+        layer: its number.
+        size: of the noise of each number of the sum.
+    """
+
+    def __init__(self, layer: int, size: float) -> None:
+        self._layer, self._size = layer, size
+
+    def computed(
+        self,
+        layer: ExpertLayer,
+        x: torch.Tensor,
+        parts: Sequence[Part],
+        experts: Sequence[int],
+        out: torch.Tensor,
+    ) -> None:
+        """Changes nothing: the sum is disturbed, not its parts."""
+
+    def routed(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, out: torch.Tensor) -> None:
+        """Adds the noise, which depends on the layer alone."""
+        if layer == self._layer:
+            noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)) * self._size
+            out += noise.to(out.device, out.dtype)
+
+
+def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
+    """Measures a store's experts and layers, and writes the result beside the store's files.
+
+    Shows progress and remaining time on stderr. Killed and run again, it goes on behind the last complete window or
+    layer, and ends with the same bytes.
+
+    Raises:
+        UserError: the text is unusable, or the store has level 2 alone.
+        DoesNotFit: the limits are too small, or the disk is full.
+        WriteFailed: the store cannot be written.
+    """
+    if store.manifest.max_level <= 2:
+        raise UserError(
+            "a store with level 4 or 8", f"{store.directory} with level 2 alone", "convert the model again"
+        )
+    settings = RunSettings.uniform(store.manifest.max_level)
+    plan = store.plan(
+        vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=settings, context=WINDOW
+    )
+    windows = [] if request.text is None else _windows_of_text(store, request.text, request.tokens)
+    errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
+    count = len(windows) or request.tokens // WINDOW
+    run = {
+        "source": store.manifest.source,
+        "layout": store.manifest.layout,
+        "count": count,
+        "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
+    }
+    state = CalibrationState(store.directory, run, errors)
+    name = store.directory.name
+    with Engine(store, plan, settings) as engine:
+        sequence = engine.new_sequence()
+        if request.text is None:
+            with CountProgress(f"writing a text with {name}", count * WINDOW) as progress:
+                _write(engine, sequence, count, state, progress)
+        else:
+            state.windows = windows
+        disturbed = state.windows[:: math.ceil(len(state.windows) / DISTURBED_WINDOWS)]
+        steps = len(state.windows) + len(disturbed) * (len(errors.layers) + 1)
+        with CountProgress(f"calibrating {name}", steps) as progress:
+            _measure_errors(engine, sequence, state, progress)
+            _measure_sensitivity(engine, sequence, disturbed, state, progress)
+    made = _result(store, request, state, len(disturbed))
+    made.save(store.directory)
+    state.remove()
+    return made
+
+
+def _windows_of_text(store: StoreModel, text: Path, tokens: int) -> list[Window]:
+    return spread_windows(load_tokenizer(store.directory), text, tokens, WINDOW)
+
+
+def _write(
+    engine: Engine, sequence: SequenceKV, count: int, state: CalibrationState, progress: CountProgress
+) -> None:
+    """Lets the model write the windows that are missing."""
+    progress.advance(len(state.windows) * WINDOW)
+    while len(state.windows) < count:
+        window = []
+        for token in written_tokens(engine, sequence, len(state.windows)):
+            window.append(token)
+            progress.advance()
+        state.windows.append(tuple(window))
+        state.save()
+
+
+def _measure_errors(
+    engine: Engine, sequence: SequenceKV, state: CalibrationState, progress: CountProgress
+) -> None:
+    """Adds the windows that are missing to the sums of errors."""
+    for number, window in enumerate(state.windows):
+        if number >= len(state.choices):
+            sequence.crop(0)
+            with engine.probed(state.errors):
+                engine.all_logits(sequence, window, decode=True)
+            chosen, gates = zip(*(state.errors.choices[layer] for layer in state.errors.layers), strict=True)
+            state.choices.append((torch.stack(chosen), torch.stack(gates)))
+            state.save()
+        progress.advance()
+
+
+def _measure_sensitivity(
+    engine: Engine,
+    sequence: SequenceKV,
+    windows: list[Window],
+    state: CalibrationState,
+    progress: CountProgress,
+) -> None:
+    """Disturbs each layer in each window, and adds the KL to the undisturbed model."""
+    layers = state.errors.layers
+    for number, window in enumerate(windows):
+        done = state.disturbed - number * len(layers)
+        reference = None
+        progress.advance()
+        for row, layer in enumerate(layers):
+            if row >= done:
+                sequence.crop(0)
+                if reference is None:
+                    reference = engine.all_logits(sequence, window, decode=True).bfloat16()
+                    sequence.crop(0)
+                with engine.probed(Disturbance(layer, _noise_size(engine, state, row))):
+                    logits = engine.all_logits(sequence, window, decode=True)
+                meter = QualityMeter()
+                meter.add(logits, window, reference)
+                state.kl[row] += meter.quality().kl or 0.0
+                state.disturbed += 1
+                state.save()
+            progress.advance()
+
+
+def _noise_size(engine: Engine, state: CalibrationState, row: int) -> float:
+    """Size of the noise of each number of a layer's sum."""
+    squared, counts = state.errors.squared[row, :, -1].sum(), state.errors.counts[row].sum()
+    return _NOISE * math.sqrt(float(squared / counts.clamp_min(1)) / engine.shape.hidden)
+
+
+def _result(
+    store: StoreModel, request: CalibrationRequest, state: CalibrationState, windows: int
+) -> Calibration:
+    errors = state.errors
+    energy = _NOISE**2 * errors.squared[..., -1].sum(1) / errors.counts.sum(1).clamp_min(1)
+    sensitivity = state.kl / windows / energy.clamp_min(1e-30)
+    # A layer at 0 would lose all its experts.
+    sensitivity = torch.maximum(sensitivity, 0.01 * sensitivity.mean()).float()
+    chosen, gates = (torch.cat(each, 1) for each in zip(*state.choices, strict=True))
+    kept = sample_tokens(chosen.shape)
+    spread = torch.linspace(0, chosen.shape[1] - 1, kept).round().long()
+    return Calibration(
+        source=store.manifest.source,
+        max_level=store.manifest.max_level,
+        origin=TEXT if request.text else WRITTEN,
+        text=request.text.name if request.text else "",
+        tokens=WINDOW * len(state.windows),
+        layers=errors.layers,
+        error=errors.means().numpy(),
+        sensitivity=sensitivity.numpy(),
+        chosen=chosen[:, spread].numpy().astype(np.uint16),
+        gates=gates[:, spread].numpy().astype(np.float16),
+    )

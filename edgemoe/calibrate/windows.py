@@ -1,0 +1,78 @@
+"""Windows of tokens to calibrate on: spread over a text, or written by the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.kv.sequence import SequenceKV
+from storage.errors import UserError
+
+Window = tuple[int, ...]
+
+_MOST_CHARACTERS = 4_000_000
+"""Characters of a text that are tokenized: some ten seconds."""
+
+
+def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[Window]:
+    """Cuts windows out of a text, evenly spaced from its start to its end.
+
+    Args:
+        tokenizer: of the model.
+        path: a UTF-8 text file.
+        tokens: in all windows, rounded down to whole windows; a shorter text gives fewer.
+        window: tokens of each.
+
+    Raises:
+        UserError: the text is missing, not UTF-8, or shorter than one window.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"text in {path}", str(error), "give a UTF-8 text file to --text") from error
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+    count = min(tokens, len(ids)) // window
+    if not count:
+        found = f"{min(tokens, len(ids))} tokens"
+        raise UserError(
+            f"at least {window} tokens from {path}", found, "give a longer --text, or more --tokens"
+        )
+    last = len(ids) - window
+    starts = [last * i // max(count - 1, 1) for i in range(count)]
+    return [tuple(ids[start : start + window]) for start in starts]
+
+
+def written_tokens(engine: Engine, sequence: SequenceKV, number: int) -> Iterator[int]:
+    """Yields the tokens of a window that the model writes: a random one, then each drawn from its distribution.
+
+    The same model and number give the same tokens.
+
+    Args:
+        engine: runs the steps.
+        sequence: of at least the window's tokens; cropped to none.
+        number: of the window.
+    """
+    sequence.crop(0)
+    sampling = Sampling(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        seed=number,
+        max_new_tokens=sequence.context - 1,
+        stop=frozenset(),
+    )
+    first = int(torch.randint(engine.shape.vocab, (1,), generator=torch.Generator().manual_seed(number)))
+    request, scheduler = Request([first], Sampler(sampling), sequence=sequence), Scheduler(engine)
+    scheduler.submit(request)
+    yield first
+    for count in range(1, sequence.context):
+        scheduler.wait(request, lambda: len(request.tokens) > count)  # noqa: B023  # used at once
+        yield request.tokens[count]

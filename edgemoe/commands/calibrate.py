@@ -1,0 +1,53 @@
+"""`edgemoe calibrate`: measures what fewer bits of each expert cost. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgemoe.commands import options
+from edgemoe.commands.option_groups import grouped, option
+from edgemoe.console.printable import printable
+
+EXAMPLES = (
+    "Examples: edgemoe calibrate ~/stores/qwen3 --vram-limit 3GB "
+    "| edgemoe calibrate ~/stores/qwen3 --text my-conversations.txt --tokens 4096"
+)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options of the text."""
+
+    text: Path | None = option("UTF-8 text to measure on. Default: a text that the model writes itself.")
+    tokens: int = option("Tokens of the text, in windows of 512 spread over it.", 2048, min=512)
+
+
+@grouped
+def calibrate_command(
+    store: options.StoreArgument,
+    *,
+    wanted: TextOptions,
+    limits: options.LimitOptions,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Measure on a text what fewer bits of each expert cost, for --bits and for three or more --levels.
+
+    Writes calibration.safetensors into the store: the output error of each expert at each level against the highest
+    one, the sensitivity of each layer, and a sample of routing from which prices are solved. Interrupted, it resumes.
+    """
+    from edgemoe.console.loading import starting
+    from edgemoe.models.open import open_model, parse_limits
+
+    sizes = parse_limits(limits.vram_limit, limits.dram_limit)
+    with starting("loading torch"):
+        from edgemoe.calibrate.run import CalibrationRequest, calibrate
+        from storage.calibration import CALIBRATION_NAME
+    opened = open_model(store, limits.device)
+    made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
+    size = (opened.directory / CALIBRATION_NAME).stat().st_size
+    if as_json:
+        print(json.dumps({"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}))
+    else:
+        print(printable(f"{opened.directory}: calibrated on {made.measured_on}, {size:,} bytes"))
