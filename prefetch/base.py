@@ -61,13 +61,14 @@ class PinnedExperts(ABC):
         """Events behind a device's copies that still fill the blocks of resident experts."""
 
     @abstractmethod
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
+    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
         """Counts experts that were computed without a request, as a request of each layer would have.
 
         Called behind the launch of a device's kernels, and before the next call of the source.
 
         Args:
             layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.
+            scan: as of ExpertSource.request.
         """
 
     @abstractmethod

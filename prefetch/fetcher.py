@@ -128,7 +128,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Events behind the copies of resident experts."""
         return self._vram.arriving(keys)
 
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
+    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
         """Counts experts that were computed without a request."""
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
@@ -140,7 +140,8 @@ class Fetcher(ExpertSource, PinnedExperts):
         experts = [expert for layer in layers for expert in layer]
         self._transfers.count_requests([level for _, level in experts])
         counts.vram_hits += len(experts)
-        self._vram.clear_evict_first()
+        if not scan:
+            self._vram.clear_evict_first()
         # A request leases them in the order of their keys.
         self._vram.mark_used([key for layer in layers for key, _ in sorted(layer)])
 

@@ -19,6 +19,47 @@ _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = 
 """Title, and the lengths of a row's bars by their label."""
 
 
+def plot_batches(report: dict[str, Any], path: Path) -> None:
+    """Draws throughput beside its bound, times and active experts against the batch (bench.batch) into an image file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    rows = sorted(report["rows"], key=lambda row: row["batch"])
+    batches = [row["batch"] for row in rows]
+    lines: dict[str, dict[str, list[float | None]]] = {
+        "decode, tokens/s": {
+            "measured": [row["decode_tok_s"] for row in rows],
+            "bound": [row["bound_tok_s"] for row in rows],
+        },
+        "seconds": {
+            "TTFT": [row["ttft_s"]["mean"] for row in rows],
+            "TTFT p99": [row["ttft_s"]["p99"] for row in rows],
+            "TPOT": [row["tpot_s"]["mean"] for row in rows],
+            "ITL p99": [row["itl_s"]["p99"] for row in rows],
+        },
+        "experts active in a layer": {
+            f"{phase}{of}": [row[key][phase] for row in rows]
+            for phase in ("decode", "prefill")
+            for key, of in (("active", ""), ("active_paper", ", DynaExq"))
+        },
+    }
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    for axes, (title, of_label) in zip(figure.subplots(1, 3), lines.items(), strict=True):
+        for label, values in of_label.items():
+            numbers = [float("nan") if value is None else value for value in values]
+            axes.plot(batches, numbers, marker="o", label=label)
+        axes.set(title=title, xlabel="batch")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [str(batch) for batch in batches])
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+    write_figure(figure, path, dpi=120)
+
+
 def plot_report(report: dict[str, Any], path: Path) -> None:
     """Draws four panels of bars into an image file, which output_files.require_plot has accepted.
 

@@ -140,29 +140,44 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
 def _bound(
     decode: Phase, samples: Sequence[Sample], store: StoreModel, bandwidth: dict[str, float]
 ) -> dict[str, Any]:
-    """Bytes moved per token, the bandwidths, the bound in seconds per token, and its fraction of the mean TPOT."""
+    """The bound of a row; prompts are probes of the disk too. Its fractions are of the mean TPOT."""
     prompts = [s.prefill.counts.ssd_bytes / s.prefill_s for s in samples]
     bandwidth = bandwidth | {"ssd": max(bandwidth["ssd"], *prompts)}
-    counts, steps = decode.counts, sum(len(s.itl_s) for s in samples)
+    steps = sum(len(s.itl_s) for s in samples)
+    return decode_bound(decode, steps, float(np.mean([s.tpot_s for s in samples])), store, bandwidth)
+
+
+def decode_bound(
+    decode: Phase, steps: int, mean_s: float, store: StoreModel, bandwidth: dict[str, float]
+) -> dict[str, Any]:
+    """Bytes moved per decode step, the bandwidths, the bound in seconds per step, and its fraction of `mean_s`.
+
+    Args:
+        decode: of all steps.
+        steps: how many; a token each where one sequence runs.
+        mean_s: seconds of a step.
+        store: of the model.
+        bandwidth: tier -> bytes a second.
+    """
+    counts = decode.counts
     moved = {
         "ssd": counts.ssd_bytes,
         "dram": counts.dram_bytes + counts.spilled_bytes,
         # An expert is read from VRAM whole, at the level that it is computed at.
         "vram": sum(store.form.bytes_at(level) * n for level, n in decode.use.experts.items()),
     }
-    per_token = {tier: moved[tier] / steps for tier in TIERS}
-    seconds = {tier: per_token[tier] / bandwidth[tier] for tier in TIERS}
+    per_step = {tier: moved[tier] / steps for tier in TIERS}
+    seconds = {tier: per_step[tier] / bandwidth[tier] for tier in TIERS}
     dense = store.dense_bytes_per_token
     dense_s = dense / bandwidth["vram"]
     bound_s = dense_s + max(seconds.values())
-    tpot_s = float(np.mean([s.tpot_s for s in samples]))
     return {
-        "bytes_per_token": per_token | {"vram": per_token["vram"] + dense},
+        "bytes_per_token": per_step | {"vram": per_step["vram"] + dense},
         "bandwidth": bandwidth,
         "bound_s": bound_s,
         "bound_per_tier_s": {"dense": dense_s, **seconds},
-        "fraction_of_bound": bound_s / tpot_s,
-        "fraction_per_tier": {tier: seconds[tier] / tpot_s for tier in TIERS},
+        "fraction_of_bound": bound_s / mean_s,
+        "fraction_per_tier": {tier: seconds[tier] / mean_s for tier in TIERS},
     }
 
 

@@ -56,8 +56,9 @@ def as_markdown(report: Report) -> str:
     The milliseconds after "reached" are the bound's parts: dense weights, and the bytes of each tier.
     """
     rows, facts = report["rows"], report["environment"]
-    parts = [times_and_bytes(rows), _table(_QUALITY, rows)]
-    if any(row["prefetch"] != "off" for row in rows):
+    batches = "batch" in rows[0]
+    parts = [_table(_BATCH, rows)] if batches else [times_and_bytes(rows), _table(_QUALITY, rows)]
+    if not batches and any(row["prefetch"] != "off" for row in rows):
         layers = [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]
         parts += [_table(_LOOKAHEAD, rows), _table(_LAYERS, layers)]
     parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
@@ -168,6 +169,33 @@ _LAYERS: list[Column] = [
     ("hidden", _size("hidden_bytes")),
     ("wasted", _size("wasted_bytes")),
     ("hidden s", _number("hidden_s", 3)),
+]
+
+
+_BATCH: list[Column] = [
+    ("batch", _text("batch")),
+    ("requests", _text("requests")),
+    *[
+        (f"{name} {p} s", _number(f"{key}.{p}", 3))
+        for name, key in (("TTFT", "ttft_s"), ("E2E", "e2e_s"))
+        for p in ("mean", "p99")
+    ],
+    ("TPOT ms", _number("tpot_s.mean", 1, 1000)),
+    *[(f"ITL {p}", _number(f"itl_s.{p}", 1, 1000)) for p in ("mean", "p99")],
+    ("tokens/s", _number("tokens_s", 2)),
+    ("decode tok/s", _number("decode_tok_s", 2)),
+    ("full steps tok/s", _number("full_tok_s", 2)),
+    ("bound tok/s", _number("bound_tok_s", 2)),
+    ("reached %", _number("fraction_of_bound", 0, 100)),
+    ("rows a step", _number("rows_per_step", 1)),
+    *[(f"{tier.upper()} a step", _size(f"bytes_per_step.{tier}")) for tier in TIERS],
+    *[
+        (f"{phase}: active %{of}", _number(f"{key}.{phase}", 1, 100))
+        for phase in ("decode", "prefill")
+        for key, of in (("active", ""), ("active_paper", ", DynaExq"))
+    ],
+    ("peak", _size("peak_vram_bytes")),
+    ("limit", _size("vram_limit_bytes")),
 ]
 
 

@@ -216,7 +216,7 @@ class NothingPinned(PinnedExperts):
         """No events: no expert is pinned."""
         return []
 
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]]) -> None:
+    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
         """Counts nothing: without pins no layer runs without a request."""
 
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:

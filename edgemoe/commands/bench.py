@@ -20,7 +20,8 @@ EXAMPLES = (
     "Examples: edgemoe bench --model DIR --vram-limit 3GB --levels 4/2 --retention 0.75 | "
     "edgemoe bench --model DIR --vram-limit 3GB --ablation ours --runs 3 --plot ablation.png --format json | "
     "edgemoe bench --model DIR --vram-limit 3GB --ablation paper --heavy-hitters 0.1 --retention 0.9 | "
-    "edgemoe bench --model DIR --vram-limit 3GB --exact 4 --runs 1 --trace trace.json"
+    "edgemoe bench --model DIR --vram-limit 3GB --exact 4 --runs 1 --trace trace.json | "
+    "edgemoe bench --model DIR --exact 4 --batch 1,2,4,8,16,32 --arrival closed --plot batch.png"
 )
 """For app.command(epilog=...)."""
 
@@ -38,6 +39,26 @@ class PromptOptions:
     prompt_tokens: int = option("Tokens of each prompt.", 64, min=1)
     new_tokens: int = option("Tokens decoded after it.", 64, min=2)
     runs: int = option("Runs of each row, cold and warm, rows in turn.", 3, min=1)
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Options of several requests at once."""
+
+    batch: str | None = option(
+        "Numbers of sequences at once, such as 1,2,4,8,16,32: a row each, with times from arrival, tokens/s beside the "
+        "bound, and experts active in a step. --runs is the number of requests for each place."
+    )
+    arrival: str | None = option(
+        "With --batch: closed (the next request comes when an answer ends) or poisson:RATE, in requests a second. "
+        "Default: closed."
+    )
+    chunk: int | None = option(
+        "With --batch: tokens of a prompt in one step. Default: 512 alone, 128 beside others.", min=1
+    )
+    every: int | None = option(
+        "With --batch: decode steps between two chunks while answers run. Default: 4.", min=1
+    )
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,7 @@ def bench_command(
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
     prompts: PromptOptions,
+    batches: BatchOptions,
     wanted: ReportOptions,
 ) -> None:
     """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved.
@@ -74,6 +96,7 @@ def bench_command(
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """
     form = _format(wanted.output, wanted.as_json)
+    _require_batch(batches, wanted)
     require_folders(wanted.trace)
     require_plot(wanted.plot)
     from edgemoe.models.open import open_model, parse_limits, plan_levels
@@ -85,13 +108,19 @@ def bench_command(
     else:
         _ablation(wanted.ablation, 8, chosen)
     choose = partial(options.run_settings, **vars(chosen))
-    from edgemoe.bench.plot import plot_report
+    from edgemoe.bench.batch import BatchRequest, run_batches
+    from edgemoe.bench.plot import plot_batches, plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import single_row
     from edgemoe.bench.run import BenchRequest, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
+    from edgemoe.engine.scheduler import Pace
 
+    together = None
+    if batches.batch is not None:
+        pace = Pace(batches.chunk, batches.every or Pace.every)
+        together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
     evaluated = load_quality(wanted.quality) if wanted.quality else None
     store = open_model(model, limits.device)
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
@@ -103,10 +132,13 @@ def bench_command(
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     notes += left_out
     request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
-    report = run_bench(store, request, quality, _notify)
+    if together:
+        report = run_batches(store, together, request, rows[0].settings, _notify)
+    else:
+        report = run_bench(store, request, quality, _notify)
     print(FORMATS[form](report), flush=True)
     if wanted.plot:
-        plot_report(report, wanted.plot)
+        (plot_batches if together else plot_report)(report, wanted.plot)
     if wanted.trace:
         trace_rows(store, request, _notify).write(wanted.trace)
     require_valid(report)
@@ -124,6 +156,19 @@ def _format(output: str | None, as_json: bool) -> str:
     if chosen not in _FORMATS:
         raise UserError(f"one of {', '.join(_FORMATS)} for --format", repr(chosen), "choose one of them")
     return chosen
+
+
+def _require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
+    """Refuses options of batches without --batch, and those of other rows beside it."""
+    if batches.batch is None:
+        given = [name for name, value in vars(batches).items() if value is not None]
+        action = "give --batch 1,2,4,8 with it"
+    else:
+        given = [name for name in ("ablation", "quality", "trace") if getattr(wanted, name)]
+        action = "leave one of the two out"
+    if given:
+        needed = "--batch" if batches.batch is None else "--batch alone"
+        raise UserError(f"{needed} for --{given[0]}", "none" if batches.batch is None else "both", action)
 
 
 def _ablation(

@@ -141,7 +141,7 @@ class Engine:
                 self._runner = (
                     DeviceModelRunner(self._model, self._runtime, plan, offload)
                     if self.device
-                    else ModelRunner(self._model, self._runtime)
+                    else ModelRunner(self._model, self._runtime, plan.parallel)
                 )
             if not self.device:
                 self._rehearse(fetcher)

@@ -1,8 +1,8 @@
 """Runs one step through the model.
 
-There are two paths. One new token through a model of a family with fused_gqa takes layers.fused_decode, on a GPU
-layers.graph_decode; every other step, a prompt's step of one token too, goes through transformers' modules, whose
-attention and experts are this program's.
+There are two paths. New tokens, one a sequence, through a model of a family with fused_gqa take layers.fused_decode, on
+a GPU a single one layers.graph_decode; every other step, a prompt's step of one token too, goes through transformers'
+modules, whose attention and experts are this program's.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ class ModelRunner:
     Args:
         model: of layers.build.
         runtime: of its experts.
+        rows: most sequences of a step of new tokens that is fused.
     """
 
-    def __init__(self, model: Any, runtime: ExpertRuntime) -> None:
+    def __init__(self, model: Any, runtime: ExpertRuntime, rows: int = 1) -> None:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
         family = known_family(model.config.model_type)
         parts = model, family.fused_gqa, runtime
-        self._fused = FusedDecode.try_from(*parts) or GraphDecode.try_from(*parts)
+        self._fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the policy of the steps that follow."""
@@ -76,8 +77,8 @@ class ModelRunner:
         self._runtime.step = kv
         # One context for all layers: setting a signal's handler takes longer than a layer's Python otherwise.
         with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
-            if self._fused and step.rows == 1 and kv.decode:
-                return self._fused(step.segments[0].tokens[0], kv)
+            if self._fused and kv.decode and step.rows == len(step.segments) <= self._fused.most_rows:
+                return self._fused([segment.tokens[0] for segment in step.segments], kv)
             return self._through_modules(step, kv, all_rows=all_rows)
 
     def _through_modules(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:

@@ -159,6 +159,8 @@ class Scheduler:
         self._turn = threading.Condition()
         self._driving, self._closed = False, False
         self._thread: threading.Thread | None = None
+        self.decode, self.decode_use = TransferCounts(), ExpertUse()
+        """What all decode steps have moved, and the levels that they used."""
 
     @property
     def active(self) -> int:
@@ -332,6 +334,7 @@ class Scheduler:
         if logits is None:
             return
         counts, use = self.engine.take_counts(), self.engine.take_use()
+        self.decode, self.decode_use = self.decode + counts, self.decode_use + use
         for request in requests:
             trace = request.trace
             trace.decode, trace.decode_use = trace.decode + counts, trace.decode_use + use
@@ -380,6 +383,9 @@ class Scheduler:
         if len(times) > 1:
             self.engine.observe_token(times[-1] - times[-2])
         request.tokens.append(token)
+        if new and request is self._running[0]:
+            before, now = request.trace.token_times[-2:]
+            self.engine.observe_token(now - before)
         if token in sampling.stop or request.on_token(token, logits):
             self._end(request, "stop")
         elif new + 1 >= sampling.max_new_tokens:

@@ -39,7 +39,9 @@ class DeviceExpertLayer(ExpertLayer):
         self._logits, self._host_hidden = found["logits"], found["hidden"]
         return chosen, gates, found["ranks"]
 
-    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
+    def _look_ahead(
+        self, hidden: torch.Tensor, slots: int, predicted: Sequence[Sequence[int]] | None
+    ) -> None:
         """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""
         if self._logits is not None:
             super()._look_ahead(hidden, slots, predicted)

@@ -160,7 +160,7 @@ class ExpertLayer:
         hidden: torch.Tensor,
         assignments: Assignments,
         add_to: torch.Tensor | None = None,
-        predicted: Sequence[int] | None = None,
+        predicted: Sequence[Sequence[int]] | None = None,
     ) -> torch.Tensor:
         """Brings a layer's experts into memory and computes them as they come.
 
@@ -171,7 +171,7 @@ class ExpertLayer:
             hidden: bf16 [T, H], contiguous.
             assignments: the rows of each expert.
             add_to: bf16, T H in all, contiguous: the result is added to it in place.
-            predicted: the next MoE layer's experts, the likeliest first; None: predict them here if look-ahead is on.
+            predicted: the next MoE layer's experts, as of lookahead.predict; None: predicted here if it is on.
 
         Returns:
             bf16 [T, H], or `add_to`.
@@ -183,7 +183,8 @@ class ExpertLayer:
         rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
         places: list[torch.Tensor] = []
         wanted = assignments.wanted(self.layer)
-        scans = runtime.policy.settings.scan == "on" and not runtime.step.decode
+        several = not runtime.step.decode or len(hidden) > 1
+        scans = several and runtime.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), runtime.policy.experts)
         with runtime.source.request(wanted, scan=scan) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted)
@@ -198,7 +199,9 @@ class ExpertLayer:
         """The router's choice, its gate weights, and the rows' ranks by attention received, in RAM."""
         return chosen, gates, step.ranks
 
-    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Sequence[int] | None) -> None:
+    def _look_ahead(
+        self, hidden: torch.Tensor, slots: int, predicted: Sequence[Sequence[int]] | None
+    ) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
         if not self.looks_ahead:
             return
@@ -206,8 +209,8 @@ class ExpertLayer:
             predicted = predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode)
         self.read_ahead(predicted)
 
-    def read_ahead(self, predicted: Sequence[int]) -> None:
-        """Starts reading the next layer's predicted experts, the likeliest first, within this layer's request."""
+    def read_ahead(self, predicted: Sequence[Sequence[int]]) -> None:
+        """Starts reading the next layer's predicted experts, as of policy.lookahead.predict, within this request."""
         assert self.next_router
         layer = self.next_router[0]
         levels = self.runtime.policy.predicted(layer, predicted)

@@ -1,7 +1,9 @@
-"""One new token through a whole model: one kernel call for as long as every expert it needs is resident."""
+"""New tokens through a whole model: one kernel call for as long as every expert that they need is resident."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.native.decode_layers import (
     CHOSEN,
+    COMPUTED,
     PREDICTED,
     WANTED,
     NativeDecodeLayers,
@@ -24,11 +27,12 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.policy.levels import LevelPolicy, without_skipped
+from prefetch.base import is_scan
 from storage.base import ExpertKey
 
 
 class FusedDecode:
-    """Runs steps of one token through a model whose layers are all of a family with fused_gqa.
+    """Runs steps of one token of each sequence through a model whose layers are all of a family with fused_gqa.
 
     The kernel goes from layer to layer while every chosen expert is resident at its level. Where one is not, or a
     layer's block is more than routed experts, it stops: the experts come through ExpertLayer.forward, any other block
@@ -39,10 +43,11 @@ class FusedDecode:
         traits: of its family.
         runtime: of its experts.
         kernel: the runtime's, or the kernel that it wraps.
+        rows: most sequences of a step.
     """
 
     def __init__(
-        self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel
+        self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel, rows: int
     ) -> None:
         self._runtime = runtime
         self._rotary = model.model.rotary_emb
@@ -59,7 +64,7 @@ class FusedDecode:
         tables = [ResidentTable(kernel, count) if experts else None for experts in self._experts]
         windows = traits.windows(model.config)
         parts = zip(layers, windows, tables, strict=True)
-        self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel)
+        self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel, rows)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._tables = tables
         self._routed = [i for i, table in enumerate(tables) if table]
@@ -68,7 +73,9 @@ class FusedDecode:
         self.configure(runtime.policy)
 
     @classmethod
-    def try_from(cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime) -> FusedDecode | None:
+    def try_from(
+        cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime, rows: int = 1
+    ) -> FusedDecode | None:
         """Makes one where the compiled kernel runs and every part of the model has a native form; None elsewhere."""
         kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if traits is None or not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
@@ -78,32 +85,37 @@ class FusedDecode:
             return None
         if not all(_fits(layer) for layer in model.model.layers):
             return None
-        return cls(model, traits, runtime, kernel)
+        return cls(model, traits, runtime, kernel, rows)
+
+    @property
+    def most_rows(self) -> int:
+        """Most sequences of a step."""
+        return self._native.most_rows
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the rules of levels for the steps that follow."""
-        slots = self._native.gates.shape[1]
+        slots = self._native.gates.shape[2]
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
         self._native.configure(rules, exact=settings.exact, renormalise=settings.renormalise)
         self._highest_ahead = policy.ahead[0]
 
-    def __call__(self, token: int, kv: StepKV) -> torch.Tensor:
-        """Appends a token to the one sequence of a step.
+    def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
+        """Appends a token to each sequence of a step.
 
         Returns:
-            float32 [1, vocab], the logits after it.
+            float32 [rows, vocab], the logits after each.
         """
-        sequence = kv.spans[0][0]
-        hidden = self._native.embed(token)
-        rotation = self._rotary(hidden, torch.tensor([[sequence.length]]))
+        sequences, rows = [sequence for sequence, _, _ in kv.spans], len(tokens)
+        hidden = self._native.embed(tokens)
+        rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
+        parts = [(sequence.keys, sequence.values, sequence.length) for sequence in sequences]
         source, count, at, predicted = self._runtime.source, len(self._blocks), 0, set[int]()
         while at < count:
             ahead = self._highest_ahead if source.looks_ahead else 0
             end = at + 1 if source.predicting else count
-            kv_parts = sequence.keys, sequence.values, sequence.length
-            done = self._native.run(range(at, end), hidden, rotation, *kv_parts, ahead)
-            trace = self._native.trace.tolist()
+            done = self._native.run(range(at, end), hidden, rotation, parts, ahead)
+            trace = self._native.trace[:, :, :rows].tolist()
             if done > at:
                 self._count_hits(range(at, done), trace)
             if ahead:
@@ -113,56 +125,82 @@ class FusedDecode:
                 behind = self._native.following[done] if ahead else 0
                 self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if behind else None)
             at = done + (done < end)
-        self._count_damage()
+        self._count_damage(rows)
         return self._native.head(hidden)
 
     def _finish(
-        self, layer: int, hidden: torch.Tensor, trace: list[list[int]], predicted: list[int] | None
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        trace: list[list[list[int]]],
+        predicted: list[list[int]] | None,
     ) -> None:
         """Adds the block of the layer at which the kernel stopped to hidden."""
-        experts, normed, runtime = self._experts[layer], self._native.normed, self._runtime
+        rows, runtime = hidden.shape[1], self._runtime
+        experts, normed = self._experts[layer], self._native.normed[:rows]
         if experts is None:
             hidden += self._blocks[layer](normed[None])
             return
-        levels, gates = trace[WANTED], self._native.gates[layer : layer + 1]
+        levels, gates = torch.tensor(trace[WANTED]), self._native.gates[layer, :rows]
         if runtime.watch:
-            runtime.watch(layer, torch.tensor([trace[CHOSEN]]))
-        if 0 in levels:
-            renormalise = runtime.policy.settings.renormalise
-            gates = without_skipped(gates, torch.tensor([levels]), renormalise=renormalise)
-        experts.forward(normed, Assignments.of_token(trace[CHOSEN], levels, gates), hidden, predicted)
+            runtime.watch(layer, torch.tensor(trace[CHOSEN]))
+        if 0 in runtime.policy.settings.levels:
+            gates = without_skipped(gates, levels, renormalise=runtime.policy.settings.renormalise)
+        if rows == 1:
+            assignments = Assignments.of_token(trace[CHOSEN][0], trace[WANTED][0], gates)
+        else:
+            assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates)
+        experts.forward(normed, assignments, hidden, predicted)
 
-    def _count_damage(self) -> None:
-        """Counts what the levels of the token cost, where levels go by damage."""
+    def _count_damage(self, rows: int) -> None:
+        """Counts what the levels of the tokens cost, where levels go by damage."""
         policy, routed = self._runtime.policy, self._routed
-        if policy.settings.priced:
-            trace, gates = self._native.trace[routed], self._native.gates[routed]
-            self._runtime.use.damage += policy.damage_of(routed, trace[:, CHOSEN], gates, trace[:, WANTED])
+        if policy.settings.priced and routed:
+            trace, gates = self._native.trace[routed][:, :, :rows], self._native.gates[routed][:, :rows]
+            layers = [layer for layer in routed for _ in range(rows)]
+            chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
+            self._runtime.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
 
-    def _count_hits(self, layers: range, trace: list[list[list[int]]]) -> None:
+    def _count_hits(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""
         runtime, used, computed = self._runtime, [], list[tuple[int, int, int]]()
         for layer in layers:
-            chosen, wanted, at, _ = trace[layer]
-            keys, levels = self._keys[layer], zip(chosen, wanted, strict=True)
-            used.append([(keys[expert], level) for expert, level in levels if level])
-            computed += zip(wanted, at, (1,) * len(at), strict=True)
+            parts = [_flat(trace[layer][row]) for row in (CHOSEN, WANTED, COMPUTED)]
+            keys, highest = self._keys[layer], dict[int, int]()
+            for (expert, level, at), pairs in Counter(zip(*parts, strict=True)).items():
+                computed.append((level, at, pairs))
+                if level > highest.get(expert, 0):
+                    highest[expert] = level
+            used.append([(keys[expert], level) for expert, level in highest.items()])
             if runtime.watch:
-                runtime.watch(layer, torch.tensor([chosen]))
+                runtime.watch(layer, torch.tensor(trace[layer][CHOSEN]))
         runtime.use.add(computed)
-        runtime.source.pinned.count_hits(used)
+        scans = runtime.policy.settings.scan == "on" and len(trace[0][CHOSEN]) > 1
+        scan = scans and all(is_scan(len(experts), runtime.policy.experts) for experts in used)
+        runtime.source.pinned.count_hits(used, scan=scan)
 
-    def _count_predictions(self, layers: set[int], trace: list[list[list[int]]]) -> None:
+    def _count_predictions(self, layers: set[int], trace: list[list[list[list[int]]]]) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""
         taken, rows = self._runtime.policy.taken, ((layer, trace[layer]) for layer in sorted(layers) if layer)
         self._runtime.source.pinned.count_predictions(
-            [(layer, taken(layer, row[PREDICTED]), row[CHOSEN]) for layer, row in rows]
+            [
+                (layer, _distinct([taken(layer, each) for each in row[PREDICTED]]), _distinct(row[CHOSEN]))
+                for layer, row in rows
+            ]
         )
 
     def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:
         table = self._tables[key.layer]
         if table:
             table.changed(key, level, blocks)
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> Sequence[int]:
+    return rows[0] if len(rows) == 1 else [value for row in rows for value in row]
+
+
+def _distinct(rows: Sequence[Sequence[int]]) -> list[int]:
+    return list(dict.fromkeys(_flat(rows)))
 
 
 def _experts(block: nn.Module) -> ExpertLayer | None:

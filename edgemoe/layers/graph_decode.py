@@ -82,13 +82,16 @@ class GraphDecode:
         self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
         self._highest_ahead = policy.ahead[0]
 
-    def __call__(self, token: int, kv: StepKV) -> torch.Tensor:
+    most_rows = 1
+    """Most sequences of a step."""
+
+    def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
         """Appends a token to the one sequence of a step.
 
         Returns:
             float32 [1, vocab] on the device, the logits after it.
         """
-        self._enter(token, kv.spans[0][0])
+        self._enter(tokens[0], kv.spans[0][0])
         predicted: list[int] | None = None
         try:
             for layer, segment in enumerate(self._segments[:-1]):
@@ -157,7 +160,7 @@ class GraphDecode:
         experts, launched = self._experts[layer], False
         with self._runtime.source.request(wanted) as request:
             if experts.looks_ahead:
-                experts.read_ahead(following)
+                experts.read_ahead([following])
             for leases in request:
                 if leases[0].device == self._device.name:
                     self._launch([(x.key, wanted[x.key], self._items(x)) for x in leases], places)

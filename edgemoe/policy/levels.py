@@ -140,16 +140,25 @@ class LevelPolicy:
             PRICED, levels, 0, self._damage(layer), tuple(prices(levels, self._price(0)).tolist())
         )
 
-    def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
-        """Levels to read ahead for a layer's predicted experts, the likeliest first; skipped ones left out.
+    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Levels to read ahead for a layer's predicted experts, the likeliest of all rows first; skipped ones left out.
 
-        Their gate weights are a prediction, so only their order counts: the critical ones get the highest level of
-        `ahead`, the others the level below it.
+        Their gate weights are a prediction, so only their order in a row counts: its critical ones get the highest
+        level of `ahead`, the others the level below it. An expert of several rows gets the highest of their levels.
+
+        Args:
+            layer: of the model.
+            rows: of lookahead.predict: the experts of each sequence's token, or of a prompt, the likeliest first.
         """
         levels = self.ahead
-        count = len(experts) if len(levels) == 1 else self.critical(layer, len(experts))
-        taken = enumerate(self.taken(layer, experts))
-        by_order = {expert: levels[0] if i < count else levels[1] for i, expert in taken}
+        by_order: dict[int, int] = {}
+        taken = [self.taken(layer, experts) for experts in rows]
+        for i in range(max(map(len, taken), default=0)):
+            for experts, all_of_row in zip(taken, rows, strict=True):
+                if i < len(experts):
+                    is_critical = len(levels) == 1 or i < self.critical(layer, len(all_of_row))
+                    level = levels[0] if is_critical else levels[1]
+                    by_order[experts[i]] = max(level, by_order.get(experts[i], 0))
         return {expert: level for expert, level in by_order.items() if level}
 
     def taken(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
@@ -187,7 +196,7 @@ class SkipEveryExpert(LevelPolicy):
         """Zeros [T, k]."""
         return torch.zeros_like(chosen)
 
-    def predicted(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
+    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
         """Nothing."""
         return {}
 

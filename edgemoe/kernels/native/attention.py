@@ -98,7 +98,7 @@ class NativeAttention:
         if rows > 1:
             result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
         else:
-            result = library.edgemoe_attention(*common, *addresses)
+            result = library.edgemoe_attention(*common, 1, *addresses)
         if result:
             raise native.failure(result, "attention's scores")
         return out

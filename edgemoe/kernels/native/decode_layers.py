@@ -1,4 +1,4 @@
-"""One new token through decoder layers in one call of csrc/decode_layers.c, as far as its experts are resident."""
+"""New tokens through decoder layers in one call of csrc/decode_layers.c, as far as their experts are resident."""
 
 from __future__ import annotations
 
@@ -75,16 +75,21 @@ class NativeOuterLayers:
 
 
 class NativeDecodeLayers:
-    """All layers of a model, for single tokens.
+    """All layers of a model, for one token of each of some sequences, a row each.
 
     Args:
         outer: around the decoder layers.
         layers: at least one; all with attention of one shape and experts of one geometry.
         kernel: of their experts.
+        rows: most sequences of a call.
     """
 
     def __init__(
-        self, outer: NativeOuterLayers, layers: Sequence[NativeDecoderLayer], kernel: NativeExpertKernel
+        self,
+        outer: NativeOuterLayers,
+        layers: Sequence[NativeDecoderLayer],
+        kernel: NativeExpertKernel,
+        rows: int = 1,
     ) -> None:
         # All attributes of this object keep the addresses in the structures valid.
         self._parts, self._layers = outer, layers
@@ -96,7 +101,7 @@ class NativeDecodeLayers:
             epsilon=outer.norm[1],
             head=_linear(outer.head),
         )
-        self._logits = outer.norm[0].new_empty(1, outer.head[0].shape[0])
+        self._logits = outer.norm[0].new_empty(rows, outer.head[0].shape[0])
         hidden = layers[0].input_norm[0].numel()
         routed = [i for i, layer in enumerate(layers) if layer.router]
         self.following = [
@@ -104,28 +109,41 @@ class NativeDecodeLayers:
         ]
         """Of each layer with a router, the next one; 0 for the last one and for other layers."""
         slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
-        self.trace = torch.zeros(len(layers), 4, slots, dtype=torch.int64)
-        """int64 [layers, 4, k], of the last token: experts chosen, levels wanted and computed, experts predicted."""
-        self.normed = layers[0].qkv[0].new_empty(1, hidden, dtype=torch.bfloat16)
-        """bf16 [1, H]: the input of the block at which the last call stopped."""
-        self.gates = torch.zeros(len(layers), slots)
-        """float32 [layers, k]: gate weights of the chosen experts."""
+        self.most_rows = rows
+        self.trace = torch.zeros(len(layers), 4, rows, slots, dtype=torch.int64)
+        """int64 [layers, 4, rows, k], of the last call, which has the first rows: experts chosen, levels wanted and
+        computed, experts predicted."""
+        self.normed = layers[0].qkv[0].new_empty(rows, hidden, dtype=torch.bfloat16)
+        """bf16 [rows, H]: the input of the block at which the last call stopped."""
+        self.gates = torch.zeros(len(layers), rows, slots)
+        """float32 [layers, rows, k]: gate weights of the chosen experts."""
         widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in layers)
-        self._scratch = self.normed.new_empty(widest)
+        self._scratch = self.normed.new_empty(rows * widest)
+        most = max((len(layer.resident) for layer in layers if layer.resident), default=0)
+        self._router_logits = self.normed.new_empty(rows * most)
         self._rules = (LevelRule * len(layers))()
         self._dense = (DenseLayer * len(layers))(*map(_dense_layer, layers))
         self._structures = (DecoderLayer * len(layers))(*(self._structure(i) for i in range(len(layers))))
-        self._rows, self._kept = self.normed.new_empty(slots, hidden), torch.zeros(slots)
-        self._together = (Expert * slots)()
+        pairs = rows * slots
+        self._rows, self._kept = self.normed.new_empty(pairs, hidden), torch.zeros(pairs)
+        self._gathered = self.normed.new_empty(pairs if rows > 1 else 0, hidden)
+        self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
+        self._first, self._together = torch.zeros(most, dtype=torch.int64), (Expert * pairs)()
         up, down, inner = kernel.matrices()
         self._workspace = ExpertWorkspace(
             up=up,
             down=down,
             inner=inner,
+            most_rows=rows,
             slots=slots,
+            experts=most,
             together=ctypes.addressof(self._together),
+            gathered=self._gathered.data_ptr(),
             rows=self._rows.data_ptr(),
             gates=self._kept.data_ptr(),
+            row_of=self._row_of.data_ptr(),
+            after=self._after.data_ptr(),
+            first=self._first.data_ptr(),
         )
 
     def _structure(self, index: int) -> DecoderLayer:
@@ -136,12 +154,12 @@ class NativeDecodeLayers:
             window=layer.window,
             following=self.following[index] - index if self.following[index] else 0,
             experts=len(layer.resident) if layer.resident else 0,
-            slots=trace.shape[1],
+            slots=trace.shape[2],
             scratch_size=self._scratch.numel(),
             scratch=self._scratch.data_ptr(),
             normed=self.normed.data_ptr(),
             router=router.address if router else None,
-            logits=router.logits.data_ptr() if router else None,
+            logits=self._router_logits.data_ptr(),
             probabilities=router.probabilities.data_ptr() if router else None,
             gates=self.gates[index].data_ptr(),
             chosen=trace[CHOSEN].data_ptr(),
@@ -164,54 +182,53 @@ class NativeDecodeLayers:
         self._rules[:] = [*map(level_rule, rules)]
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
 
-    def embed(self, token: int) -> torch.Tensor:
-        """The embedding of a token, bf16 [1, 1, H].
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """The embeddings of tokens, bf16 [1, rows, H].
 
         Raises:
             IndexError: no token of the vocabulary.
         """
-        if not 0 <= token < len(self._parts.table):
-            raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
-        hidden = self.normed.new_empty(1, *self.normed.shape)
-        result = native.library().edgemoe_embed(
-            ctypes.byref(self._outer), token, hidden.data_ptr(), hidden.numel()
-        )
-        if result:
-            raise native.failure(result, "an embedding")
+        hidden = self.normed.new_empty(1, len(tokens), self.normed.shape[1])
+        for row, token in zip(hidden[0], tokens, strict=True):
+            if not 0 <= token < len(self._parts.table):
+                raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
+            result = native.library().edgemoe_embed(
+                ctypes.byref(self._outer), token, row.data_ptr(), row.numel()
+            )
+            if result:
+                raise native.failure(result, "an embedding")
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of bf16 hidden, H in all, contiguous: float32 [1, vocab].
+        """The logits of bf16 hidden [1, rows, H], contiguous: float32 [rows, vocab].
 
         Raises:
             MemoryError: no memory for activations.
         """
         result = native.library().edgemoe_head(
-            *(native.threads(), ctypes.byref(self._outer), hidden.data_ptr(), self.normed.data_ptr()),
-            *(hidden.numel(), self._logits.data_ptr(), self._logits.numel()),
+            *(native.threads(), ctypes.byref(self._outer), hidden.data_ptr(), hidden.shape[1]),
+            *(self.normed.data_ptr(), hidden.shape[2], self._logits.data_ptr(), self._logits.shape[1]),
         )
         if result:
             raise native.failure(result, "the head's activations")
-        return self._logits.float()
+        return self._logits[: hidden.shape[1]].float()
 
     def run(
         self,
         layers: range,
         hidden: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        past: int,
+        sequences: Sequence[tuple[torch.Tensor, torch.Tensor, int]],
         look_ahead: int,
     ) -> int:
-        """Takes a token through layers, as far as its experts are resident.
+        """Takes one token of each sequence through layers, as far as their experts are resident.
 
         Args:
             layers: which.
-            hidden: bf16, H in all, contiguous; changed in place.
-            rotation: cosine and sine of the token's position, bf16, a head's size each, contiguous.
-            keys, values: of all layers, bf16 [layers, kv_heads, context, dim], contiguous.
-            past: valid tokens in them.
+            hidden: bf16 [1, rows, H], contiguous; changed in place.
+            rotation: cosine and sine of each token's position, bf16 [1, rows, dim] each, contiguous.
+            sequences: of each row, keys and values of all layers, bf16 [layers, kv_heads, context, dim], contiguous,
+                and the number of valid tokens in them.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
@@ -222,23 +239,30 @@ class NativeDecodeLayers:
             MemoryError: no memory for activations or scores.
             ValueError: sizes of layers, hidden, rotation and KV that contradict each other.
         """
-        first, size, attention = layers.start, ctypes.sizeof(DecoderLayer), self._layers[0].attention
-        if keys.shape[1::2] != (attention.kv_heads, attention.dim) or values.shape != keys.shape:
-            raise ValueError(
-                f"expected KV of {attention.kv_heads} heads of {attention.dim}, got {keys.shape}"
-            )
-        kv = AttentionKV(
-            keys=keys[first].data_ptr(), values=values[first].data_ptr(), context=keys.shape[2], past=past
-        )
+        first, size, rows = layers.start, ctypes.sizeof(DecoderLayer), len(sequences)
+        if hidden.shape[1] != rows or any(table.shape[:-1] != (1, rows) for table in rotation):
+            found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
+            raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
+        kv = (AttentionKV * rows)(*(self._kv(first, *sequence) for sequence in sequences))
         done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * size)),
-            *(len(layers), ctypes.byref(kv), ctypes.byref(self._workspace), look_ahead),
-            *(hidden.data_ptr(), hidden.numel()),
-            *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].numel()),
+            *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
+            *(hidden.data_ptr(), hidden.shape[2]),
+            *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[2]),
         )
         if done < 0:
             raise native.failure(done, "a new token's activations")
         return first + done
+
+    def _kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor, past: int) -> AttentionKV:
+        attention = self._layers[0].attention
+        if keys.shape[1::2] != (attention.kv_heads, attention.dim) or values.shape != keys.shape:
+            raise ValueError(
+                f"expected KV of {attention.kv_heads} heads of {attention.dim}, got {keys.shape}"
+            )
+        return AttentionKV(
+            keys=keys[layer].data_ptr(), values=values[layer].data_ptr(), context=keys.shape[2], past=past
+        )
 
 
 def level_rule(rule: DecodeRule) -> LevelRule:

@@ -19,7 +19,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 18
+_INTERFACE = 19
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -35,11 +35,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _N, _N]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
-    "edgemoe_attention": (ctypes.c_int, [_P] * 7),
+    "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
-    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _P, _N, _P, _N, _P, _P, _N]),
+    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
-    "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _P, _N, _P, _N]),
+    "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),
     "edgemoe_levels": (None, [_P, _P, _P, _N, _P]),
     "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),

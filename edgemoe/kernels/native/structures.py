@@ -98,8 +98,8 @@ class ExpertWorkspace(ctypes.Structure):
 
     _fields_ = [
         *_fields(_POINTER, "up down"),
-        *_fields(_INT, "inner slots"),
-        *_fields(_POINTER, "together rows gates"),
+        *_fields(_INT, "inner most_rows slots experts"),
+        *_fields(_POINTER, "together gathered rows gates row_of after first"),
         *_fields(_INT, "exact renormalise"),
     ]
 

@@ -19,6 +19,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.models.resolve import convert_checkpoint
+from storage.base import ExpertKey
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
 
@@ -201,6 +202,61 @@ def test_a_resident_model_takes_one_call(tmp_path, open_engine, fused_calls, mon
     for token in DECODED:
         engine.step(Step((Segment(sequence, (token,)),)))
     assert fused_calls == [True] * len(DECODED)
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=pytest.mark.e2e) if rule in COVERED else rule for rule in RULES]
+)
+def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, rule):
+    """Five sequences of different lengths in one fused step have the bits and levels of single-token steps."""
+    single = open_engine(store, exact=True, **RULES[rule])
+    numbers = range(5)
+    want, used = [], ExpertUse()
+    for i in numbers:
+        sequence = single.new_sequence()
+        single.prefill(sequence, PROMPT[: 3 + i])
+        single.take_use()
+        want.append([single.step(Step((Segment(sequence, (token + i,)),)))[0] for token in DECODED[:4]])
+        single.end_sequence(sequence)
+        used += single.take_use()
+    for limit in LIMITS.values():
+        engine = open_engine(store, exact=True, parallel=5, **RULES[rule], **limit)
+        sequences = [engine.new_sequence() for _ in numbers]
+        for i, sequence in enumerate(sequences):
+            engine.prefill(sequence, PROMPT[: 3 + i])
+        engine.take_use()
+        before = len(fused_calls)
+        for at, token in enumerate(DECODED[:4]):
+            segments = [Segment(sequence, (token + i,)) for i, sequence in enumerate(sequences)]
+            got = engine.step(Step(tuple(segments)))
+            assert all(torch.equal(got[i], want[i][at]) for i in numbers)
+        assert len(fused_calls) > before
+        assert engine.take_use().scheduled == used.scheduled
+
+
+def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeypatch):
+    """A request of more than half of a layer's experts for several sequences is a scan; for one sequence none is."""
+    engine, scans = open_engine(store, experts=5, parallel=5), []
+    source = engine._runtime.source
+    request = source.request
+
+    def noted(wanted: dict[ExpertKey, int], *, scan: bool = False) -> object:
+        scans.append((len(wanted), scan))
+        return request(wanted, scan=scan)
+
+    monkeypatch.setattr(source, "request", noted)
+    sequences = [engine.new_sequence() for _ in range(5)]
+    for i, sequence in enumerate(sequences):
+        engine.prefill(sequence, PROMPT[: 3 + i])
+    scans.clear()
+    engine.step(Step(tuple(Segment(sequence, (7 * i + 3,)) for i, sequence in enumerate(sequences))))
+    experts = engine.shape.experts_per_layer
+    assert scans
+    assert all(scan == (wanted > experts / 2) for wanted, scan in scans)
+    assert any(scan for _, scan in scans)
+    scans.clear()
+    engine.step(Step((Segment(sequences[0], (5,)),)))
+    assert not any(scan for _, scan in scans)
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

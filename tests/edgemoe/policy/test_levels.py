@@ -80,10 +80,13 @@ def test_four_levels_skip_only_the_negligible():
 def test_predicted_experts_have_the_levels_of_the_schedule():
     """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted beside 4."""
     experts = [5, 2, 7, 0]
-    assert policy((4, 2), 0.75).predicted(2, experts) == {5: 4, 2: 4, 7: 2, 0: 2}
-    assert policy((4, 0), 0.75).predicted(2, experts) == {5: 4, 2: 4}
-    assert policy((4,), 1.0).predicted(2, experts) == dict.fromkeys(experts, 4)
-    assert set(policy((8, 4, 2, 0), 0.75).predicted(2, experts).values()) == {4, 2}
+    assert policy((4, 2), 0.75).predicted(2, [experts]) == {5: 4, 2: 4, 7: 2, 0: 2}
+    assert policy((4, 0), 0.75).predicted(2, [experts]) == {5: 4, 2: 4}
+    assert policy((4,), 1.0).predicted(2, [experts]) == dict.fromkeys(experts, 4)
+    assert set(policy((8, 4, 2, 0), 0.75).predicted(2, [experts]).values()) == {4, 2}
+    rows = policy((4, 2), 0.75).predicted(2, [[5, 2, 7, 0], [7, 1, 5, 3]])
+    assert rows == {5: 4, 7: 4, 2: 4, 1: 4, 0: 2, 3: 2}
+    assert list(rows)[:4] == [5, 7, 2, 1]
 
 
 def test_critical_look_ahead_takes_the_top_t():

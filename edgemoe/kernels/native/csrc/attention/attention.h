@@ -1,4 +1,4 @@
-/* Attention of consecutive tokens of one sequence: one (decode.c) or several (prefill.c). */
+/* Attention of one token of each of some sequences (decode.c), or of consecutive tokens of one sequence (prefill.c). */
 #pragma once
 #include "../pool.h"
 
@@ -21,12 +21,13 @@ static inline int attention_fits(const attention_shape *s, const attention_kv *k
            kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past;
 }
 
-/* Attention of one token.
+/* Attention of one token of each of `count` sequences, of kv [count]; a token's result does not depend on the others.
  *
- * qkv [(heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. The token's key and value are
- * written to index kv->past. cosine and sine are [dim]; out is [heads dim]. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE.
+ * qkv [count, (heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. A token's key and value are
+ * written to index past of its KV. cosine and sine are [count, dim]; out is [count, heads dim]. Returns 0, OUT_OF_MEMORY, or
+ * WRONG_SHAPE.
  */
-int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
+int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
                       const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
 
 /* Attention of `rows` consecutive tokens, the first at index kv->past; kv->first is ignored. Each attends to the latest

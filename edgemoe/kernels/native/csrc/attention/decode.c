@@ -1,8 +1,10 @@
-/* Attention of one token: head norms, rotation, the write to the KV cache, softmax, and the sum over values.
+/* Attention of one token of each of some sequences: head norms, rotation, the write to the KV cache, softmax, and the sum over values.
  *
  * Results are rounded to bf16 where transformers' modules round them; scores, softmax and the sum over values are
  * float32.
  */
+#include <stdatomic.h>
+
 #include "attention.h"
 #include "../dense.h"
 
@@ -133,44 +135,70 @@ INLINE void attend_heads(const heads *h, int64_t head, int n) {
     for (; from < h->dim; from += 16) sum_values(h, head, n, from, 2, total);
 }
 
+/* One token of each of `count` sequences. A thread takes tasks, each some heads of one token that share a key head. */
 typedef struct {
-    heads all;                           /* of every key head; keys and values of the first one */
-    int64_t sharing, task_heads, kv_row; /* heads per key head and per task; numbers from one key head to the next */
+    const attention_shape *shape;
+    const attention_kv *kv; /* [count] */
+    int64_t count, task_heads, stride;
+    uint16_t *qkv;
+    const uint16_t *cosine, *sine;
+    float *queries, *scores; /* [count, heads, dim]; [threads, task_heads, stride] */
+    uint16_t *out;
+    _Atomic int64_t next; /* task */
 } attention_job;
 
 /* Tasks per key head. */
-INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->sharing, job->task_heads); }
+INLINE int64_t tasks_of(const attention_job *job) {
+    return ceil_div(job->shape->heads / job->shape->kv_heads, job->task_heads);
+}
 
-AVX2 static void heads_task(void *argument, int64_t task) {
+AVX2 static void prepare_task(void *argument, int64_t token) {
     const attention_job *job = argument;
-    const int64_t kv_head = task / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
-    const int64_t first = kv_head * job->sharing + from, count = min_of(job->sharing - from, job->task_heads);
-    heads h = job->all;
-    h.keys += kv_head * job->kv_row;
-    h.values += kv_head * job->kv_row;
-    h.queries += first * h.dim;
-    h.scores += first * h.stride;
-    h.out += first * h.dim;
+    const int64_t dim = job->shape->dim, queries = job->shape->heads * dim;
+    uint16_t *qkv = job->qkv + token * (queries + 2 * job->shape->kv_heads * dim);
+    attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * dim, job->sine + token * dim);
+    for (int64_t i = 0; i < queries; i++) job->queries[token * queries + i] = from_bf16(qkv[i]);
+}
+
+AVX2 static void heads_task(const attention_job *job, int64_t task, float *scores) {
+    const attention_shape *shape = job->shape;
+    const int64_t per_token = shape->kv_heads * tasks_of(job), token = task / per_token, sharing = shape->heads / shape->kv_heads;
+    const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
+    const int64_t row = token * shape->heads + kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
+    const attention_kv *kv = job->kv + token;
+    const int64_t at = (kv_head * kv->context + kv->first) * shape->dim;
+    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, shape->scaling, kv->keys + at, kv->values + at,
+                     job->queries + row * shape->dim, scores, job->out + row * shape->dim};
     int64_t head = 0;
     for (; head + 4 <= count; head += 4) attend_heads(&h, head, 4);
     for (; head + 2 <= count; head += 2) attend_heads(&h, head, 2);
     for (; head < count; head++) attend_heads(&h, head, 1);
 }
 
-AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, uint16_t *qkv,
+AVX2 static void thread_task(void *argument, int64_t thread) {
+    attention_job *job = argument;
+    float *scores = job->scores + thread * job->task_heads * job->stride;
+    const int64_t tasks = job->count * job->shape->kv_heads * tasks_of(job);
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) heads_task(job, task, scores);
+}
+
+AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
                            const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
-    const int64_t dim = shape->dim, queries = shape->heads * dim;
-    const int64_t tokens = kv->past + 1 - kv->first, stride = (tokens + 7) / 8 * 8;
-    if (!attention_fits(shape, kv, 1)) return WRONG_SHAPE;
-    attention_prepare(shape, kv, qkv, cosine, sine);
-    float *wide = pool_acquire(p, (size_t)(queries + shape->heads * stride) * sizeof(float));
-    if (!wide) return OUT_OF_MEMORY;
-    for (int64_t i = 0; i < queries; i++) wide[i] = from_bf16(qkv[i]);
-    const heads all = {dim, tokens, stride, shape->scaling, kv->keys + kv->first * dim, kv->values + kv->first * dim,
-                       wide, wide + queries, out};
-    attention_job job = {all, shape->heads / shape->kv_heads, HEADS, kv->context * dim};
-    while (job.task_heads > 1 && shape->heads / job.task_heads < pool_threads(p)) job.task_heads /= 2;
-    pool_run(p, heads_task, &job, shape->kv_heads * tasks_of(&job));
+    int64_t longest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!attention_fits(shape, kv + i, 1)) return WRONG_SHAPE;
+        if (kv[i].past + 1 - kv[i].first > longest) longest = kv[i].past + 1 - kv[i].first;
+    }
+    if (count < 1) return WRONG_SHAPE;
+    attention_job job = {.shape = shape, .kv = kv, .count = count, .task_heads = HEADS, .stride = (longest + 7) / 8 * 8,
+                         .qkv = qkv, .cosine = cosine, .sine = sine, .out = out};
+    const int64_t threads = pool_threads(p), queries = count * shape->heads * shape->dim;
+    while (job.task_heads > 1 && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
+    job.queries = pool_acquire(p, (size_t)(queries + threads * job.task_heads * job.stride) * sizeof(float));
+    if (!job.queries) return OUT_OF_MEMORY;
+    job.scores = job.queries + queries;
+    pool_run(p, prepare_task, &job, count);
+    pool_run(p, thread_task, &job, threads);
     pool_release(p);
     return 0;
 }

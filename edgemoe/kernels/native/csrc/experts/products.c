@@ -1,6 +1,8 @@
 /* Quantization of activations, and products of one matrix of several experts with them. */
 #include "products.h"
 
+#include "vnni.h"
+
 #if defined(__x86_64__)
 enum { QUANTIZE_ROWS = 8 }; /* of a task of quantize_task */
 
@@ -88,15 +90,26 @@ AVX2 static void quantize_task(void *argument, int64_t task) {
 
 void product_quantize_all(pool *p, product *job) { pool_run(p, quantize_task, job, ceil_div(job->rows, QUANTIZE_ROWS)); }
 
+/* Up to so many tokens, a few at a time are faster than all of them from joined codes. */
+enum { FEW_UP_TO = 12 };
+
+INLINE int uses_few(const product *job, const expert *e) {
+    return use_vnni && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
+}
+
 /* Computes a block's rows of y, 32 or a matrix's last 16. */
 AVX2 static void product_block(const product *job, const expert *e, int64_t block) {
     const matrix *m = job->m;
     const activations *a = e->level == 8 ? &job->a14 : &job->a8;
-    for (int64_t t = 0; t < e->tokens; t += MAX_TOKENS) {
-        const int64_t row = first_row(job, e) + t, now = min_of(e->tokens - t, MAX_TOKENS);
+    const int few = uses_few(job, e);
+    int64_t now;
+    for (int64_t t = 0; t < e->tokens; t += now) {
+        const int64_t row = first_row(job, e) + t, left = e->tokens - t;
+        now = few ? left / ceil_div(left, FEW_TOKENS) : min_of(left, MAX_TOKENS);
         const int8_t *x = a->q + activation_bytes(e->level) * row * job->chunk;
         uint16_t *y = job->y + (e->y + t) * m->rows + block * BLOCK_ROWS;
-        if (uses_gemv(job, e)) gemv_block(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, y);
+        if (few) few_block_vnni(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, now, y);
+        else if (uses_gemv(job, e)) gemv_block(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, y);
         else gemm_block(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, now, y);
     }
 }

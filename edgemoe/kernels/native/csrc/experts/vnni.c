@@ -204,6 +204,60 @@ VNNI void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64
     else gemv_at_level(8, m, e, block, chunk, x, scale, sum, stride, y);
 }
 
+/* gemv_at_level for `tokens` tokens, a constant of 2 to 4, at level 4 or 2: each code is unpacked once for all of them. */
+INLINE_VNNI void few_at_level(int tokens, int64_t level, const matrix *m, const expert *e, int64_t block, int64_t chunk,
+                              const int8_t *x, const float *scale, const float *sum, int64_t stride, uint16_t *y) {
+    const float unit = code_unit(level), zero = zero_point(level);
+    int64_t at = m->codes_at + block * m->cols * 8;
+    __m512 total[FEW_TOKENS][2];
+    for (int t = 0; t < tokens; t++) total[t][0] = total[t][1] = _mm512_setzero_ps();
+    for (int64_t c = 0; c < m->cols / chunk; c++, x += chunk * stride, scale += stride, sum += stride) {
+        __m512i codes[FEW_TOKENS][4], rows[4];
+        for (int t = 0; t < tokens; t++)
+            for (int r = 0; r < 4; r++) codes[t][r] = _mm512_setzero_si512();
+        for (int64_t i = 0; i < chunk; i += 8, at += 64) {
+            upper_nibbles_512(level > 2, e, at, rows);
+            for (int t = 0; t < tokens; t++) {
+                const int8_t *of_token = x + t * chunk + i;
+                const __m512i v = broadcast_two_fours(of_token, of_token + 4);
+                for (int r = 0; r < 4; r++) codes[t][r] = add_dot_bytes(codes[t][r], rows[r], v);
+            }
+        }
+        const uint8_t *scales = scales_of(m, e, block, c, chunk);
+        prefetch_scales(m, e, block, c, chunk);
+        for (int h = 0; h < 2; h++) {
+            const affine_512 a = affine_of_512(scales + 64 * h);
+            for (int t = 0; t < tokens; t++) {
+                const __m512 by = _mm512_set1_ps(unit * scale[t]), shift = _mm512_set1_ps(zero * sum[t]);
+                const __m512 numbers = _mm512_cvtepi32_ps(fold_halves(codes[t][2 * h], codes[t][2 * h + 1]));
+                total[t][h] = _mm512_fmadd_ps(a.scale, _mm512_fmadd_ps(numbers, by, shift), total[t][h]);
+                total[t][h] = _mm512_fmadd_ps(a.centre, _mm512_set1_ps(sum[t]), total[t][h]);
+            }
+        }
+    }
+    for (int t = 0; t < tokens; t++, y += m->rows) {
+        float out[32];
+        for (int h = 0; h < 2; h++) _mm512_storeu_ps(out + 16 * h, total[t][h]);
+        for (int r = 0; r < 32; r++) y[r] = to_bf16(out[r]);
+    }
+}
+
+VNNI void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
+                         const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
+#define FEW(n) \
+    case n: \
+        if (e->level == 2) few_at_level(n, 2, m, e, block, chunk, x, scale, sum, stride, y); \
+        else few_at_level(n, 4, m, e, block, chunk, x, scale, sum, stride, y); \
+        break
+    switch (tokens) {
+        FEW(2);
+        FEW(3);
+        FEW(4);
+    default: gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
+    }
+#undef FEW
+}
+
 enum { GEMM_TOKENS = 8 }; /* tokens whose sums with 32 rows fit into registers */
 
 /* Adds a chunk's products of `halves` times 16 rows and `tokens` tokens, at most GEMM_TOKENS. */

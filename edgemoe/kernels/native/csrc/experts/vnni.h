@@ -15,6 +15,11 @@ void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64
 void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                      const float *sum, int64_t stride, uint16_t *y);
 
+/* The same for `tokens` tokens, 1 to FEW_TOKENS, at level 4 or 2; x, scale and sum are those of the first. */
+enum { FEW_TOKENS = 4 };
+void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
+                    const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
+
 /* gemm.c: adds a chunk's products of `rows` rows, 32 or 16, to `total` [tokens, BLOCK_ROWS]. `tile` has the chunk's
  * codes, `scales` the rows' scales and centres. */
 void gemm_chunk_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk, const int8_t *x,

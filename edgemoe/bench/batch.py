@@ -1,0 +1,288 @@
+"""Several requests at once: times from arrival, throughput beside its bound, and experts that a step touches.
+
+Each batch size has an engine of its own, whose plan has so many sequences. Arrivals are closed (as many clients, each
+sends its next request when its answer has ended) or Poisson. One request that is not counted comes first.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgemoe.bench import bandwidth
+from edgemoe.bench.bandwidth import Bandwidth
+from edgemoe.bench.environment import environment
+from edgemoe.bench.prompts import make_prompts
+from edgemoe.bench.run import BenchRequest, Notify
+from edgemoe.bench.sample import Phase
+from edgemoe.bench.summary import decode_bound, summary
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import Pace, Request, Scheduler, Trace
+from edgemoe.kv.step import Step
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.store_model import MOST_PARALLEL
+from edgemoe.policy.settings import RunSettings
+from storage.errors import UserError
+
+PAPER_BATCHES = (1, 2, 4, 8, 16, 32)
+PAPER_ACTIVE = {
+    "decode": (0.063, 0.116, 0.201, 0.319, 0.465, 0.620),
+    "prefill": (0.469, 0.600, 0.734, 0.844, 0.928, 0.966),
+}
+"""Fraction of a layer's experts that a step of PAPER_BATCHES activates: DynaExq's Tables 1 and 2, Qwen3-30B-A3B."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a benchmark of batches measures.
+
+    Args:
+        batches: sequences at once, each 1 to MOST_PARALLEL.
+        rate: requests a second that arrive; None: closed.
+        pace: how prompts and answers share the steps.
+    """
+
+    batches: tuple[int, ...]
+    rate: float | None = None
+    pace: Pace = field(default_factory=Pace)
+
+    @classmethod
+    def parse(cls, batches: str, arrival: str, pace: Pace) -> BatchRequest:
+        """Reads "1,2,4" and "closed" or "poisson:RATE".
+
+        Raises:
+            UserError: one is neither.
+        """
+        try:
+            sizes = tuple(int(size) for size in batches.split(","))
+        except ValueError:
+            sizes = ()
+        if not sizes or not all(1 <= size <= MOST_PARALLEL for size in sizes):
+            wanted = f"batches of 1 to {MOST_PARALLEL} in --batch, such as 1,2,4,8"
+            raise UserError(wanted, repr(batches), "write them with commas between")
+        kind, _, rate = arrival.partition(":")
+        if arrival == "closed":
+            return cls(sizes, None, pace)
+        try:
+            number = float(rate)
+        except ValueError:
+            number = 0.0
+        if kind != "poisson" or not 0 < number < float("inf"):
+            raise UserError("closed or poisson:RATE for --arrival", repr(arrival), "write poisson:0.5")
+        return cls(sizes, number, pace)
+
+
+class ObservedEngine(Engine):
+    """An engine that keeps each step's time and rows, and the experts that each layer of it touched."""
+
+    def observe(self) -> None:
+        """Forgets the steps so far, and watches from now on."""
+        self.steps: list[tuple[bool, int, float]] = []
+        """(decode, rows, seconds) of each step."""
+        self.active: dict[bool, dict[int, list[int]]] = {False: {}, True: {}}
+        """Phase -> layer -> distinct experts of each step."""
+        self._decodes = False
+        self.watch(self._touched)
+
+    def _touched(self, layer: int, chosen: torch.Tensor) -> None:
+        self.active[self._decodes].setdefault(layer, []).append(len(chosen.unique()))
+
+    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
+        """Runs a step (Engine.step)."""
+        self._decodes = step.decodes
+        start = time.perf_counter()
+        logits = super().step(step, all_rows=all_rows)
+        self.steps.append((step.decodes, step.rows, time.perf_counter() - start))
+        return logits
+
+
+def run_batches(
+    store: StoreModel, wanted: BatchRequest, request: BenchRequest, settings: RunSettings, notify: Notify
+) -> dict[str, Any]:
+    """Measures every batch size and returns the report.
+
+    Args:
+        store: of the model.
+        wanted: batches and arrivals.
+        request: limits and prompts; `runs` is the number of requests for each place of a batch.
+        settings: of the engine.
+        notify: called before every batch.
+
+    Raises:
+        UserError, DoesNotFit, DamagedData: as run_bench.
+    """
+    plans = [_plan(store, request, settings, batch) for batch in wanted.batches]
+    count = request.runs * max(wanted.batches) + 1
+    (prompts,) = make_prompts(
+        store, request.prompts, request.prompt_file, request.prompt_tokens, count, request.seed
+    )[:1]
+    tokens = [encode() for encode in prompts.prompts]
+    probes = [bandwidth.measure(store, set(settings.levels))]
+    rows = []
+    for batch, plan in zip(wanted.batches, plans, strict=True):
+        notify(f"batch {batch}")
+        rows.append((batch, plan, _run(store, plan, settings, wanted, request, tokens, batch)))
+        gc.collect()
+    probes.append(bandwidth.measure(store, set(settings.levels)))
+    facts = environment(store) | {
+        "prompt": prompts.source,
+        "prompt_tokens": request.prompt_tokens,
+        "new_tokens": request.new_tokens,
+        "arrival": "closed" if wanted.rate is None else f"poisson:{wanted.rate:g}",
+        "chunk": wanted.pace.chunk,
+        "every": wanted.pace.every,
+        "seed": request.seed,
+        "notes": list(request.notes),
+    }
+    measured = bandwidth.best(probes)
+    return {"environment": facts, "rows": [_row(store, settings, measured, *row) for row in rows]}
+
+
+def _plan(store: StoreModel, request: BenchRequest, settings: RunSettings, batch: int) -> MemoryPlan:
+    return store.plan(
+        vram_limit=request.vram_limit,
+        dram_limit=request.dram_limit,
+        settings=settings,
+        context=request.context or request.tokens,
+        parallel=batch,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One batch's requests, and what the engine did for them. Seconds."""
+
+    traces: list[Trace]
+    wall_s: float
+    steps: list[tuple[bool, int, float]]
+    decode: Phase
+    active: dict[bool, dict[int, list[int]]]
+    peak_bytes: int
+
+
+def _run(
+    store: StoreModel,
+    plan: MemoryPlan,
+    settings: RunSettings,
+    wanted: BatchRequest,
+    request: BenchRequest,
+    tokens: Sequence[list[int]],
+    batch: int,
+) -> Run:
+    engine = ObservedEngine(store, plan, settings)
+    with engine:
+        engine.observe()
+        engine.fill()
+        Scheduler(engine, wanted.pace).run(_request(tokens[-1], request.new_tokens))
+        engine.observe()
+        scheduler = Scheduler(engine, wanted.pace)
+        prompts = list(tokens[: request.runs * batch])
+        start = time.perf_counter()
+        try:
+            ended = _arrive(scheduler, prompts, request.new_tokens, wanted.rate, batch, request.seed)
+        finally:
+            scheduler.close()
+        wall = time.perf_counter() - start
+        traces = [each.trace for each in ended]
+        # The counts of a step stand in the trace of each of its rows; here they count once.
+        decode = Phase(scheduler.decode, scheduler.decode_use)
+        return Run(traces, wall, engine.steps, decode, engine.active, engine.peak_bytes())
+
+
+def _request(tokens: list[int], new_tokens: int) -> Request:
+    return Request(list(tokens), Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset())))
+
+
+def _arrive(
+    scheduler: Scheduler, prompts: list[list[int]], new: int, rate: float | None, batch: int, seed: int
+) -> list[Request]:
+    """Submits all requests as they arrive, and waits for their ends."""
+    left, sent, done = list(reversed(prompts)), list[Request](), Future[None]()
+    draw = random.Random(seed)
+
+    def submit() -> None:
+        request = _request(left.pop(), new)
+        request.on_end = ended
+        sent.append(request)
+        scheduler.submit(request)
+
+    def ended() -> None:
+        if rate is None and left:
+            submit()
+        elif not left and scheduler.active == 0:
+            done.set_result(None)
+
+    for _ in range(min(batch, len(left)) if rate is None else 1):
+        submit()
+    scheduler.start()
+    while rate is not None and left:
+        time.sleep(draw.expovariate(rate))
+        submit()
+    done.result()
+    for request in sent:
+        if request.error:
+            raise request.error
+    return sent
+
+
+def _row(
+    store: StoreModel, settings: RunSettings, measured: Bandwidth, batch: int, plan: MemoryPlan, run: Run
+) -> dict[str, Any]:
+    decode_s = [seconds for decodes, _, seconds in run.steps if decodes]
+    rows = [rows for decodes, rows, _ in run.steps if decodes]
+    bound = decode_bound(
+        run.decode, len(decode_s), sum(decode_s) / len(decode_s), store, measured.of_levels(settings.levels)
+    )
+    full = [seconds for decodes, of, seconds in run.steps if decodes and of == batch]
+    mean_rows = sum(rows) / len(rows)
+    return {
+        "name": f"{settings.name}, batch {batch}",
+        "batch": batch,
+        "setting": settings.name,
+        "requests": len(run.traces),
+        "valid": run.peak_bytes <= plan.vram_limit_bytes + (0 if store.device else plan.dram_limit_bytes),
+        "peak_vram_bytes": run.peak_bytes,
+        "vram_limit_bytes": plan.vram_limit_bytes,
+        "plan": plan.as_json(),
+        "ttft_s": summary([trace.ttft for trace in run.traces]),
+        "tpot_s": summary([trace.tpot for trace in run.traces if trace.tpot is not None]),
+        "itl_s": summary([gap for trace in run.traces for gap in trace.gaps]),
+        "e2e_s": summary([trace.token_times[-1] - trace.start for trace in run.traces]),
+        "tokens_s": sum(len(trace.token_times) for trace in run.traces) / run.wall_s,
+        "decode_tok_s": sum(rows) / sum(decode_s),
+        "rows_per_step": mean_rows,
+        "full_tok_s": batch / float(np.median(full)) if full else None,
+        "step_s": summary(decode_s),
+        **bound,
+        "bytes_per_step": bound["bytes_per_token"],
+        "bound_tok_s": mean_rows / bound["bound_s"],
+        "active": {name: _fraction(store, run.active[name == "decode"]) for name in ("prefill", "decode")},
+        "active_per_layer": {
+            name: [
+                {"layer": layer, "active": sum(of) / len(of) / store.shape.experts_per_layer}
+                for layer, of in sorted(run.active[name == "decode"].items())
+            ]
+            for name in ("prefill", "decode")
+        },
+        "active_paper": {
+            name: of[PAPER_BATCHES.index(batch)] if batch in PAPER_BATCHES else None
+            for name, of in PAPER_ACTIVE.items()
+        },
+    }
+
+
+def _fraction(store: StoreModel, layers: dict[int, list[int]]) -> float | None:
+    """Mean fraction of a layer's experts that a step activates."""
+    counts = reduce(add, layers.values(), list[int]())
+    return sum(counts) / len(counts) / store.shape.experts_per_layer if counts else None

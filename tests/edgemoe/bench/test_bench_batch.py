@@ -1,0 +1,72 @@
+"""Benchmarks of several requests at once: what a report says of them, and which requests are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgemoe.bench.batch import BatchRequest
+from edgemoe.engine.scheduler import Pace
+from storage.errors import UserError
+
+SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("arrival", ["closed", "poisson:50"])
+def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, arrival):
+    """Requests, times, bytes, and active experts of 1 and 3 sequences at once agree with what was requested."""
+    plot = tmp_path / "batch.png"
+    arguments = ("--model", tiny_store, "--batch", "1,3", "--arrival", arrival, "--every", 1, *SHORT)
+    code, out, _ = run("bench", *arguments, "--plot", plot, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["environment"]["arrival"] == arrival
+    assert plot.stat().st_size > 1000
+    one, three = report["rows"]
+    for row, batch in ((one, 1), (three, 3)):
+        assert (row["batch"], row["requests"], row["plan"]["parallel"]) == (batch, 2 * batch, batch)
+        assert row["itl_s"]["n"] == 2 * batch * 5
+        assert 1 <= row["rows_per_step"] <= batch
+        assert row["ttft_s"]["mean"] < row["e2e_s"]["mean"] <= row["e2e_s"]["p99"]
+        assert row["fraction_of_bound"] == pytest.approx(row["bound_s"] / row["step_s"]["mean"])
+        assert row["bound_tok_s"] == pytest.approx(row["rows_per_step"] / row["bound_s"])
+        assert row["bytes_per_step"]["ssd"] == 0  # all experts are resident
+        assert row["valid"]
+        layers = [of["layer"] for of in row["active_per_layer"]["decode"]]
+        assert layers == [0, 2]
+    assert one["active"]["decode"] == 2 / 8  # two experts a token, of eight
+    assert 2 / 8 <= three["active"]["decode"] <= 6 / 8
+    assert one["active"]["prefill"] > one["active"]["decode"]
+    assert (one["active_paper"]["decode"], three["active_paper"]["decode"]) == (0.063, None)
+
+
+@pytest.mark.parametrize("batches", ["", "0", "1,x", "33", "-1"])
+def test_wrong_batches_are_refused(batches):
+    with pytest.raises(UserError, match="batches of 1 to 32"):
+        BatchRequest.parse(batches, "closed", Pace())
+
+
+@pytest.mark.parametrize(
+    "arrival", ["open", "poisson", "poisson:", "poisson:0", "poisson:-2", "poisson:nan", "poisson:inf"]
+)
+def test_wrong_arrivals_are_refused(arrival):
+    with pytest.raises(UserError, match="closed or poisson:RATE"):
+        BatchRequest.parse("1", arrival, Pace())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--arrival", "closed"),
+        ("--chunk", 64),
+        ("--batch", "2", "--ablation"),
+        ("--batch", "2", "--trace", "x.json"),
+    ],
+)
+def test_options_without_effect_are_refused(run, tiny_store, arguments):
+    """Options of batches without --batch, and other rows beside it, exit 2."""
+    code, _, err = run("bench", "--model", tiny_store, *arguments)
+    assert code == 2
+    assert "--batch" in err
