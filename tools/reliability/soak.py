@@ -229,9 +229,8 @@ def _show_progress(sample: Sample, minutes: float) -> None:
         print(f"\r{sample.turns} turns, {size}, {left:.0f} min left ", end="", file=sys.stderr, flush=True)
 
 
-def verdict(report: dict[str, object]) -> list[str]:
-    """What was not flat; empty: all was."""
-    samples = [Sample(**sample) for sample in report["samples"]]  # type: ignore[attr-defined]
+def flatness(samples: Sequence[Sample]) -> list[str]:
+    """What grew from the second to the last sixth of some samples; empty: nothing."""
     sixth = max(len(samples) // 6, 1)
     early, late = samples[sixth : 2 * sixth] or samples, samples[-sixth:]
     wrong = []
@@ -240,6 +239,12 @@ def verdict(report: dict[str, object]) -> list[str]:
         most = before * (1 + ALLOWED_GROWTH) if name == "resident_bytes" else before
         if after > most:
             wrong.append(f"{name}: {before:g} in the second sixth, {after:g} in the last")
+    return wrong
+
+
+def verdict(report: dict[str, object]) -> list[str]:
+    """What was not flat; empty: all was."""
+    wrong = flatness([Sample(**sample) for sample in report["samples"]])  # type: ignore[attr-defined]
     if len(report["reference_answers"]) != 1:  # type: ignore[arg-type]
         wrong.append(f"answers to {REFERENCE!r}: {report['reference_answers']}")
     if report["exit_code"] != 0:

@@ -1,0 +1,202 @@
+"""Sends random requests to the demo model from several threads, in a memory cgroup, and watches what the process takes.
+
+    python -m tools.reliability.requests [--requests 2000] [--parallel 8] [--vram-limit 45MB] [--cgroup-limit 700MB]
+
+Prompts of one to some hundred tokens, answers of one to 64, streams that are closed early, futures that are cancelled,
+penalties and temperatures come in random order. After every ROUND of them one question is answered again at
+temperature 0; its answer must stay the same. At the end no block, pin, KV or thread may be left. The verdict compares
+resident memory of the second and of the last sixth of the run. Needs root and a writable cgroup filesystem. Exit code
+0: flat; 1: something grew, changed or was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+
+import edgemoe
+from edgemoe.api.model import Choices, Model
+from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.evaluate.tasks import training_tasks
+from storage.errors import EdgemoeError
+from tools.checkout import ROOT, child_environment
+from tools.command_line import failed, make_parser, positive
+from tools.reliability.soak import REFERENCE, Sample, flatness, memory_cgroup, sample
+
+ROUND = 50
+"""Requests between two samples."""
+
+CONTEXT = 512
+
+
+class Requests:
+    """Random requests of a model.
+
+    Args:
+        model: under limits.
+        seed: of everything random.
+    """
+
+    def __init__(self, model: Model, seed: int) -> None:
+        self._model, self._random = model, Random(seed)
+        self._questions = [turn.question for task in islice(training_tasks(seed), 400) for turn in task.turns]
+        self._lock = threading.Lock()
+        self.done: Counter[str] = Counter()
+
+    def one(self) -> None:
+        """Sends one request, and waits until it has ended."""
+        with self._lock:
+            chance = Random(self._random.getrandbits(64))
+        kind = chance.choices(("answer", "closed", "cancelled", "scores", "too long"), (60, 15, 15, 8, 2))[0]
+        prompt = " ".join(chance.choices(self._questions, k=chance.choice((1, 1, 1, 3, 10))))
+        choices: Choices = {
+            "max_new_tokens": chance.randint(1, 64),
+            "temperature": chance.choice((0.0, 0.7, 1.5)),
+            "presence_penalty": chance.choice((0.0, 0.5)),
+            "seed": chance.getrandbits(31),
+        }
+        messages = [{"role": "user", "content": prompt}]
+        if kind == "answer":
+            self._model.generate(messages, **choices)
+        elif kind == "closed":
+            with self._model.stream(messages, **choices) as stream:
+                for _ in range(chance.randint(0, 8)):
+                    next(stream, None)
+        elif kind == "cancelled":
+            future = self._model.submit(messages, **choices)
+            time.sleep(chance.uniform(0, 0.05))
+            future.cancel()
+        elif kind == "scores":
+            self._model.logprobs([prompt[:200]])
+        else:
+            with suppress(edgemoe.ContextExceeded):
+                self._model.generate(prompt * 200, **choices)
+        with self._lock:
+            self.done[kind] += 1
+
+    def reference(self) -> str:
+        """The answer to REFERENCE."""
+        return self._model.generate(
+            [{"role": "user", "content": REFERENCE}], temperature=0, max_new_tokens=32
+        ).text
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Sends the requests, in the cgroup `inside`, and returns a report.
+
+    Raises:
+        DoesNotFit: the limit is too small.
+    """
+    process, start, samples = psutil.Process(), time.monotonic(), list[Sample]()
+    answers: Counter[str] = Counter()
+    model = edgemoe.load(vram_limit=given.vram_limit, context=CONTEXT, parallel=given.parallel, exact=4)
+    before = model.engine.budget.used
+    with model, ThreadPoolExecutor(2 * given.parallel) as threads:
+        requests = Requests(model, given.seed)
+        for _ in range(-(-given.requests // ROUND)):
+            for future in [threads.submit(requests.one) for _ in range(ROUND)]:
+                future.result()
+            answers[requests.reference()] += 1
+            elapsed = round(time.monotonic() - start, 1)
+            samples.append(sample(elapsed, process, given.inside, requests.done.total()))
+            _show_progress(samples[-1], given.requests)
+        left = leftovers(model, before)
+    return {
+        "parallel": given.parallel,
+        "vram_limit": given.vram_limit,
+        "cgroup_limit": given.cgroup_limit,
+        "requests": dict(requests.done),
+        "reference_answers": dict(answers),
+        "left": left,
+        "samples": [asdict(each) for each in samples],
+    }
+
+
+def leftovers(model: Model, before: int) -> list[str]:
+    """What ended requests have left behind; empty: nothing."""
+    engine, deadline = model.engine, time.monotonic() + 10
+    while model._scheduler.active and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.forget_experts()
+    left = []
+    if engine.vram.resident():
+        left.append(f"{len(engine.vram.resident())} experts are pinned")
+    if model._scheduler.active:
+        left.append(f"{model._scheduler.active} requests have not ended")
+    if engine.budget.used != before:
+        left.append(f"{engine.budget.used - before} bytes of the budget")
+    return left
+
+
+def _show_progress(sample: Sample, count: int) -> None:
+    if sys.stderr.isatty():
+        size, left = (
+            format_size(sample.resident_bytes),
+            sample.seconds / sample.turns * (count - sample.turns),
+        )
+        print(
+            f"\r{sample.turns} of {count} requests, {size}, {left:.0f} s left ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the requests, writes the samples and prints the verdict."""
+    parser = make_parser("tools.reliability.requests", __doc__)
+    parser.add_argument("--requests", type=positive, default=2000)
+    parser.add_argument("--parallel", type=positive, default=8)
+    parser.add_argument("--vram-limit", default="45MB")
+    parser.add_argument("--cgroup-limit", default="700MB")
+    parser.add_argument("--seed", type=positive, default=1)
+    parser.add_argument("--out", type=Path, help="file for the samples, JSON")
+    parser.add_argument("--inside", type=Path, help="the cgroup of this process; without it one is made")
+    given = parser.parse_args(argv)
+    try:
+        if given.inside is None:
+            with memory_cgroup(parse_size(given.cgroup_limit)) as group:
+                return _in_cgroup(group, [*(argv or sys.argv[1:]), "--inside", str(group)])
+        report = run(given)
+    except EdgemoeError as error:
+        return failed("tools.reliability.requests", error)
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    samples = [Sample(**each) for each in report["samples"]]
+    wrong = [*flatness(samples), *report["left"]]
+    if len(report["reference_answers"]) != 1:
+        wrong.append(f"answers to {REFERENCE!r}: {report['reference_answers']}")
+    sizes = [each.resident_bytes for each in samples]
+    print(
+        f"{samples[-1].turns} requests in {samples[-1].seconds:.0f} s, {given.parallel} at once: resident "
+        f"{format_size(min(sizes))} to {format_size(max(sizes))}, files {samples[0].files} to {samples[-1].files}, "
+        f"threads {samples[0].threads} to {samples[-1].threads}, {report['requests']}"
+    )
+    print(*(wrong or ["flat"]), sep="\n")
+    return 1 if wrong else 0
+
+
+def _in_cgroup(group: Path, arguments: Sequence[str]) -> int:
+    """Runs this program in a process of its own that enters a cgroup first; returns its exit code."""
+    enter = f'echo $$ > {group}/cgroup.procs; exec "$0" "$@"'
+    command = ["/bin/sh", "-c", enter, sys.executable, "-m", "tools.reliability.requests", *arguments]
+    return subprocess.run(command, env=child_environment(), cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
