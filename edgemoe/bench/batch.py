@@ -7,11 +7,11 @@ sends its next request when its answer has ended) or Poisson. One request that i
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -128,6 +128,17 @@ def run_batches(
         store, request.prompts, request.prompt_file, request.prompt_tokens, count, request.seed
     )[:1]
     tokens = [encode() for encode in prompts.prompts]
+    notify("warming up")  # one-time costs of the process would count as the first batch's
+    _run(
+        store,
+        plans[0],
+        settings,
+        replace(wanted, rate=None),
+        replace(request, runs=1),
+        tokens,
+        wanted.batches[0],
+    )
+    gc.collect()
     probes = [bandwidth.measure(store, set(settings.levels))]
     rows = []
     for batch, plan in zip(wanted.batches, plans, strict=True):
@@ -207,33 +218,31 @@ def _request(tokens: list[int], new_tokens: int) -> Request:
 def _arrive(
     scheduler: Scheduler, prompts: list[list[int]], new: int, rate: float | None, batch: int, seed: int
 ) -> list[Request]:
-    """Submits all requests as they arrive, and waits for their ends."""
-    left, sent, done = list(reversed(prompts)), list[Request](), Future[None]()
-    draw = random.Random(seed)
+    """Submits all requests as they arrive, and drives until all have ended."""
+    left, sent, draw = list(reversed(prompts)), list[Request](), random.Random(seed)
 
     def submit() -> None:
         request = _request(left.pop(), new)
-        request.on_end = ended
+        if rate is None:
+            request.on_end = lambda: submit() if left else None
         sent.append(request)
         scheduler.submit(request)
 
-    def ended() -> None:
-        if rate is None and left:
-            submit()
-        elif not left and scheduler.active == 0:
-            done.set_result(None)
-
     for _ in range(min(batch, len(left)) if rate is None else 1):
         submit()
-    scheduler.start()
     while rate is not None and left:
-        time.sleep(draw.expovariate(rate))
+        _drive_until(scheduler, sent, time.perf_counter() + draw.expovariate(rate))
         submit()
-    done.result()
-    for request in sent:
-        if request.error:
-            raise request.error
+    _drive_until(scheduler, sent, math.inf)
     return sent
+
+
+def _drive_until(scheduler: Scheduler, sent: list[Request], end: float) -> None:
+    """Drives until a time (time.perf_counter) or, where that is infinite, until all requests have ended."""
+    for request in sent:  # closed arrivals add to the list meanwhile
+        scheduler.wait(request, lambda: time.perf_counter() >= end)
+    if end < math.inf:
+        time.sleep(max(end - time.perf_counter(), 0))
 
 
 def _row(
