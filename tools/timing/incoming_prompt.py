@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             pace = Pace(int(chunk), int(every or 4))
             *gaps, ttft = measure(engine, pace, given.running, given.prompt_tokens)
         cells = [f"{1000 * np.percentile(of, p):.1f}" for of in gaps for p in (50, 99)]
-        print(f"| {name} | {' | '.join(cells)} | {ttft:.2f} |", flush=True)
+        print(f"| {name} | {' | '.join(cells)} | {ttft:.3g} |", flush=True)
 
 
 if __name__ == "__main__":

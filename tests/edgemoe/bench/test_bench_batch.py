@@ -67,7 +67,7 @@ def test_wrong_arrivals_are_refused(arrival):
     [
         ("--arrival", "closed"),
         ("--chunk", 64),
-        ("--batch", "2", "--ablation"),
+        ("--batch", "2", "--ablation", "ours"),
         ("--batch", "2", "--trace", "x.json"),
     ],
 )

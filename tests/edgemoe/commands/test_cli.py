@@ -95,7 +95,13 @@ def test_chat_converts_a_checkpoint_once(checkpoint, tmp_path):
     assert answer["peak_vram_bytes"] > 0
 
     second = edgemoe(
-        tmp_path, *common, "--vram-limit", "3MB", stdin="the quick brown fox\n\nand the lazy dog\n"
+        tmp_path,
+        *common,
+        "--levels",
+        "8",
+        "--vram-limit",
+        "3MB",
+        stdin="the quick brown fox\n\nand the lazy dog\n",
     )
     assert (second.returncode, second.stderr) == (0, "")
     assert made.items() <= {path: path.stat().st_mtime_ns for path in store.iterdir()}.items()

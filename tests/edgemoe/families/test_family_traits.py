@@ -88,7 +88,7 @@ def test_look_ahead_predicts_the_routers_own_choice(model_type):
             logits = next_logits(router, family)(x)
             product = x.float() @ router.weight.float().T
         k = experts.shape[1]
-        got = torch.tensor([predict(row[None], k, decode=True) for row in logits])
+        got = torch.tensor(predict(logits, k, decode=True))
         by_product = product.topk(k).indices
         if family.product_router:
             best = product.sort(descending=True).values
@@ -114,7 +114,7 @@ def test_a_chosen_expert_of_no_weight_is_still_predicted():
             return None, torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[3, 1]])
 
     logits = next_logits(Router(), FAMILIES["gpt_oss"])(torch.zeros(1, 2))
-    assert predict(logits, 2, decode=True) == [1, 3]
+    assert predict(logits, 2, decode=True) == [[1, 3]]
 
 
 def visible(model: Any, tokens: int) -> list[int]:

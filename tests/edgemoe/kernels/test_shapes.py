@@ -205,7 +205,7 @@ def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
 def test_the_head_and_the_embedding_compare_their_sizes(fused):
     """A token beyond the table, and logits of another number than the head's rows, are refused."""
     decode = fused[0]._runner._fused._native
-    hidden = decode.embed(5)
+    hidden = decode.embed((5,))
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 300, hidden.data_ptr(), 64) == -2
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 5, hidden.data_ptr(), 65) == -2
     decode._outer.head.rows += 1

@@ -144,3 +144,12 @@ def test_joined_weights_take_no_memory_of_their_own():
     for part, was in zip(parts, before, strict=True):
         assert torch.equal(part(x), was)
         assert part.weight.untyped_storage().data_ptr() == whole.weight.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("bad", ["all", "one"])
+def test_a_router_without_finite_logits_chooses_distinct_experts(bad):
+    """NaN in all logits, or in those of one expert: no expert is chosen twice, so no buffer holds too many rows."""
+    weight, token = torch.randn(8, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    (weight if bad == "all" else weight[0]).fill_(float("nan"))
+    _, chosen, _ = NativeRouter(weight, 4, normalise=True, rounded=False)(token)
+    assert all(len(set(row)) == 4 and {*row} <= {*range(8)} for row in chosen.tolist())

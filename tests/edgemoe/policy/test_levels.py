@@ -94,7 +94,7 @@ def test_critical_look_ahead_takes_the_top_t():
     experts = [5, 2, 7, 0]
     for levels, critical in (((4, 2), 2), ((4, 0), 2), ((4,), 4)):
         rule = policy(levels, 0.75, speculate="critical", critical="ceil")
-        assert rule.predicted(2, experts) == dict.fromkeys(experts[:critical], 4)
+        assert rule.predicted(2, [experts]) == dict.fromkeys(experts[:critical], 4)
         assert list(rule.taken(2, experts)) == experts[:critical]
     assert list(policy((4, 2), 0.75).taken(2, experts)) == experts
 

@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #include <math.h>
 
-/* From logits [count]: the k likeliest, the likeliest first, of a tie the first, and their gate weights: parts of
+/* From logits [count]: k distinct experts, the likeliest first, of a tie the first, and their gate weights: parts of
  * a softmax over all experts, or over the chosen. probabilities has room for `count`. */
 AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *probabilities, int64_t *chosen, float *gates) {
     float largest = -INFINITY, total = 0, chosen_total = 0;
@@ -14,7 +14,8 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
     for (int64_t i = 0; i < r->count; i++) total += probabilities[i] = expf(from_bf16(logits[i]) - largest);
     for (int64_t slot = 0; slot < r->k; slot++) {
         int64_t best = 0;
-        for (int64_t i = 1; i < r->count; i++) best = probabilities[i] > probabilities[best] ? i : best;
+        while (probabilities[best] == -1) best++; /* NaN is never above another: without this it would be chosen again */
+        for (int64_t i = best + 1; i < r->count; i++) best = probabilities[i] > probabilities[best] ? i : best;
         chosen[slot] = best;
         chosen_total += gates[slot] = probabilities[best] / total;
         probabilities[best] = -1;
