@@ -79,7 +79,7 @@ class LimitOptions:
     """Options of the limits and of the device that they hold for."""
 
     vram_limit: str | None = option(
-        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 12G, 11.5GiB or bytes. "
         "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
         "resident, or the machine's free memory."
     )

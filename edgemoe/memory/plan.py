@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from edgemoe.console.sizes import format_size
+from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import beside_device, compute
 from edgemoe.kv.shape import KVShape
@@ -153,8 +153,9 @@ def make_plan(
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
         vram_limit = min(taken + shape.experts * each, free)
     if vram_limit < minimum:
-        purposes = "".join(f"{name.removesuffix('_bytes')} {size}, " for name, size in fixed.items() if size)
-        purposes += f"{MINIMUM_EXPERTS} experts of {each} at level {level}, {context} tokens of context"
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
+        purposes = f"{', '.join(parts)}, {context} tokens of context"
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, "choose a smaller --context")
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
@@ -180,8 +181,9 @@ def make_plan(
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
-    wanted = f"{option} {minimum} or more ({purposes})"
-    return DoesNotFit(wanted, f"{limit}", f"use {option} {minimum} or {otherwise}", minimum=minimum)
+    least = format_least(minimum)
+    wanted = f"{option} {least} or more ({purposes})"
+    return DoesNotFit(wanted, format_size(limit), f"use {option} {least} or {otherwise}", minimum=minimum)
 
 
 def _fixed_bytes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from small_store import flip
 
-from edgemoe.console.sizes import format_size
+from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.models.heat import NAME as HEAT
 from storage.manifest import MANIFEST_NAME, Manifest
 
@@ -285,8 +286,10 @@ def test_a_limit_too_small_exits_3(run, tiny_store, command):
     code, out, err = run(command, *common, *fitting, "--vram-limit", "1KB")
     least = json.loads(run("plan", *common, "--json")[1])["minimum_vram_bytes"]
     assert (code, out) == (3, "")
-    assert f"--vram-limit {least} " in err
-    assert run("plan", *common, "--vram-limit", least)[0] == 0
+    named = re.search(r"expected --vram-limit (\S+) or more .*: use --vram-limit \1 or ", err)
+    assert least <= parse_size(named[1]) < 1.01 * least
+    for enough in (named[1], least):
+        assert run("plan", *common, "--vram-limit", enough)[0] == 0
     assert run("plan", *common, "--vram-limit", least - 1)[0] == 3
 
 
@@ -303,7 +306,7 @@ def test_plan(run, tiny_store, limit):
     if limit:
         assert (made["vram_limit_bytes"], made["dram_limit_bytes"]) == (5_000_000, 100_000)
     text = run("plan", "--model", tiny_store, *limit)[1]
-    assert f"{made['minimum_vram_bytes']} bytes" in text
+    assert f"smallest limit that works: --vram-limit {format_least(made['minimum_vram_bytes'])}\n" in text
 
 
 def test_convert_inspect_verify(run, checkpoint, tmp_path):
