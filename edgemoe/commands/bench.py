@@ -58,6 +58,7 @@ def bench_command(
     limits: options.LimitOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
+    threads: options.ThreadsOption = None,
     prompts: PromptOptions,
     wanted: ReportOptions,
 ) -> None:
@@ -84,7 +85,7 @@ def bench_command(
     from edgemoe.bench.traced import trace_rows
 
     evaluated = load_quality(wanted.quality) if wanted.quality else None
-    store = open_model(model, limits.device)
+    store = open_model(model, limits.device, threads=threads)
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
     rows, notes = (
         ablation_rows(store.manifest.max_level)

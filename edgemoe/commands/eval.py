@@ -81,6 +81,7 @@ def eval_command(
     model: options.ModelOption = options.DEMO,
     measure: MeasureOptions,
     limits: options.LimitOptions,
+    threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
@@ -99,7 +100,7 @@ def eval_command(
 
     for name in study:
         study_arms(name, (), 8)  # raises for an unknown study before a conversion that may take an hour
-    store = open_model(model, limits.device)
+    store = open_model(model, limits.device, threads=threads)
     for name in dict.fromkeys(study):
         arms += study_arms(name, sorted(store.manifest.layers), store.manifest.max_level)
     tokens, window = measure.tokens or 4096, measure.window or 512

@@ -26,6 +26,7 @@ ModelOption = Annotated[
     Path,
     typer.Option(
         "--model",
+        "-m",
         help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
         "(org/name[@revision]), which is converted on first use; a conversion of it in another process is waited for. "
         "Default: the demo model that comes with edgemoe.",
@@ -34,7 +35,11 @@ ModelOption = Annotated[
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+    typer.Option("--context", "-c", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, max=1024, help="Threads that compute. Default: one a core."),
 ]
 KeepSourceOption = Annotated[
     bool, typer.Option("--keep-source", help="Keep the downloaded checkpoint of a Hub model, in the cache.")

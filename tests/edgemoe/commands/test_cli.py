@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from small_store import flip
 
+from edgemoe import __version__
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.models.heat import NAME as HEAT
 from storage.manifest import MANIFEST_NAME, Manifest
@@ -68,6 +69,49 @@ def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.Comp
         text=True,
         timeout=120,
     )
+
+
+def test_short_options_and_threads(tiny_store):
+    """-m -p -n -c -t are the long names' options, and the kernels compute with the threads that -t names."""
+    words = [
+        "edgemoe",
+        "chat",
+        "-m",
+        str(tiny_store),
+        "-p",
+        "the fox",
+        "-n",
+        "2",
+        "-c",
+        "64",
+        "-t",
+        "3",
+        "--json",
+    ]
+    code = (
+        f"import sys\nfrom edgemoe.cli import main\nsys.argv = {words}\nassert main() == 0\n"
+        "import torch\nfrom edgemoe.kernels.native import library\n"
+        "print(torch.get_num_threads(), library.thread_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    answer, threads = done.stdout.splitlines()
+    assert (json.loads(answer)["new_tokens"], threads) == (2, "3 3")
+
+
+def test_version_and_short_help(run):
+    """--version prints the package's version; -h is --help, for each command too."""
+    assert run("--version") == (0, f"edgemoe {__version__}\n", "")
+    assert run("-h") == run("--help")
+    assert run("bench", "-h") == run("bench", "--help")
+
+
+def test_a_context_beyond_training_gives_a_warning(run, tiny_store, caplog):
+    """The warning names both numbers; the model's own maximum gives none."""
+    assert run("plan", "-m", tiny_store, "-c", 513)[0] == 0
+    assert "--context 513 is more than the 512 tokens" in caplog.text
+    caplog.clear()
+    assert run("plan", "-m", tiny_store, "-c", 512)[0] == 0
+    assert caplog.text == ""
 
 
 @pytest.fixture
@@ -266,6 +310,7 @@ def test_a_process_exits_with_the_code_of_main(tmp_path):
         (("--levels", "4/2", "--retention", "1.2"), "1.2"),
         (("--retention", "0.75"), "one level for all"),
         (("--context", "1"), "--context"),
+        (("-c", "1"), "--context"),
         (("--no-such-option",), "no-such-option"),
     ],
 )
