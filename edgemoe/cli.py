@@ -39,6 +39,7 @@ for name, command, epilog in (
     ("verify", verify.verify_command, None),
     ("plan", plan.plan_command, None),
     ("models", models.models_command, models.EXAMPLES),
+    ("pull", models.pull_command, models.PULL_EXAMPLES),
     ("rm", models.rm_command, models.RM_EXAMPLES),
     ("doctor", doctor.doctor_command, doctor.EXAMPLES),
     ("bench", bench.bench_command, bench.EXAMPLES),

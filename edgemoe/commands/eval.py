@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.console.output_files import require_plot
 from storage.errors import UserError
 
@@ -37,7 +37,8 @@ class MeasureOptions:
         "Default: the demo model where that is measured, else none."
     )
     levels: list[str] | None = option(
-        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0."
+        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0.",
+        autocompletion=options.complete_levels,
     )
     retention: list[float] | None = option(
         "Mean share of critical experts, above 0, at most 1; repeat for more. "
@@ -46,9 +47,9 @@ class MeasureOptions:
     bits: list[float] | None = option(
         "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
-    depth: str | None = option(options.DEPTH_HELP)
-    critical: str | None = option(options.CRITICAL_HELP)
-    importance: str | None = option(options.IMPORTANCE_HELP)
+    depth: str | None = option(options.DEPTH_HELP, autocompletion=options.complete_depth)
+    critical: str | None = option(options.CRITICAL_HELP, autocompletion=options.complete_critical)
+    importance: str | None = option(options.IMPORTANCE_HELP, autocompletion=options.complete_importance)
     heavy_hitters: float | None = option(options.HEAVY_HITTERS_HELP)
     renormalise: bool = option(options.RENORMALISE_HELP, False)
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
@@ -64,7 +65,8 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows beside the table: signals, depth, critical, layers or skipping; repeat for more."
+        "Rows beside the table: signals, depth, critical, layers or skipping; repeat for more.",
+        autocompletion=one_of("signals", "depth", "critical", "layers", "skipping"),
     )
     reuse: bool = option(
         "Mixed settings once more, with higher planes used where they are resident; "
@@ -144,7 +146,8 @@ def _table(measure: MeasureOptions) -> list[Arm]:
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in ("retention", "bits")}
+    listed = ("retention", "bits", "tpot_target")  # the first two are lists here, and the third is no option
+    chosen = {name: getattr(measure, name) for name in options.RANKING if name not in listed}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:

@@ -24,6 +24,15 @@ def option(text: str, default: Any = None, *, name: str = "", short: str = "", *
     return field(default=default, metadata={"name": name, "short": short, "help": text, **details})
 
 
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Makes the autocompletion of an option that takes one of some values, for a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for each field of its dataclass parameters, in the places of these."""
     signature = inspect.signature(command, eval_str=True)
