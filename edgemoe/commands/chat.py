@@ -26,6 +26,10 @@ EXAMPLES = (
 PromptOption = Annotated[
     str | None, typer.Option("--prompt", "-p", help="Answer this prompt and exit. Default: turns from stdin.")
 ]
+StatsOption = Annotated[
+    bool,
+    typer.Option("--stats", help="Print every figure after an answer, as /stats does, not one short line."),
+]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
 
 
@@ -51,6 +55,7 @@ def chat_command(
     threads: options.ThreadsOption = None,
     wanted: SamplingOptions,
     keep_source: options.KeepSourceOption = False,
+    stats: StatsOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
@@ -101,7 +106,7 @@ def chat_command(
         )
         engine.fill_first(before)
         conversation = Conversation(engine, tokenizer, sampling, system)
-        run_chat(engine, conversation, prompt, as_json=as_json, answered=answered)
+        run_chat(engine, conversation, prompt, as_json=as_json, stats=stats, answered=answered)
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:
