@@ -1,11 +1,12 @@
 # Every target installs what it needs into .venv. The machine needs Python 3.11 or newer, git and make.
 #
-#   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]   talk to the demo model, a checkpoint or a store
-#   make test [ARGS="-k planes"]                    run all tests
-#   make test-fast [ARGS="-x"]                      run the tests that need no other process, whole model or GPU
-#   make test-lowest [ARGS="-x"]                    run all tests with the lowest versions that pyproject.toml allows
-#   make check                                      format, lint, types, imports and all tests
-#   make install                                    make only .venv with the edgemoe command
+#   make help                                          print this list; so does make alone
+#   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]    talk to the demo model, a checkpoint or a store
+#   make test [ARGS="-k planes"]                       run all tests
+#   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
+#   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
+#   make check                                         format, lint, types, imports and all tests
+#   make install                                       make only .venv with the edgemoe command
 
 VENV := .venv
 PYTHON = $(VENV)/bin/python
@@ -23,7 +24,11 @@ CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: chat test test-fast test-lowest check install
+.PHONY: help chat test test-fast test-lowest check install
+
+# The first target, for make alone. The list is the comment at the top of this file.
+help:
+	@sed -n 's/^#   make/make/p' $(firstword $(MAKEFILE_LIST))
 
 chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from storage.errors import DoesNotFit
+from storage.sizes import format_least, format_size
 
 
 class Budget:
@@ -34,9 +35,9 @@ class Budget:
             minimum = self.used + nbytes
             if minimum > self.limit:
                 raise DoesNotFit(
-                    f"{nbytes:,} free bytes for {name}",
-                    f"{self.limit - self.used:,} of a limit of {self.limit:,} bytes",
-                    f"raise the limit to at least {minimum:,} bytes",
+                    f"{format_size(nbytes)} free for {name}",
+                    f"{format_size(self.limit - self.used)} of a limit of {format_size(self.limit)}",
+                    f"raise the limit to {format_least(minimum)} or more",
                     minimum=minimum,
                 )
             self.used = minimum

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from edgemoe import __version__
 from edgemoe.commands import bench, calibrate, chat, convert, doctor, inspect, models, plan, verify
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Run Mixture-of-Experts models larger than memory: experts stream from SSD under a hard limit.",
     epilog="Every option of a command can also be set by --config FILE (TOML) and by a variable: EDGEMOE_VRAM_LIMIT is "
     "--vram-limit. Flags win over variables, and variables over the file; --print-config shows the result.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -37,12 +39,28 @@ for name, command, epilog in (
     ("verify", verify.verify_command, None),
     ("plan", plan.plan_command, None),
     ("models", models.models_command, models.EXAMPLES),
+    ("pull", models.pull_command, models.PULL_EXAMPLES),
     ("rm", models.rm_command, models.RM_EXAMPLES),
     ("doctor", doctor.doctor_command, doctor.EXAMPLES),
     ("bench", bench.bench_command, bench.EXAMPLES),
     ("eval", evaluation.eval_command, evaluation.EXAMPLES),
 ):
     app.command(name, cls=ConfiguredCommand, epilog=epilog)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgemoe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Declares the options before a command's name."""
 
 
 def main() -> int:

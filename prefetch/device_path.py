@@ -26,6 +26,7 @@ from prefetch.transfer_path import Load, TransferPath
 from storage.base import BlockKind, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 from storage.device import Device, Event
 from storage.errors import DoesNotFit
+from storage.sizes import format_size
 
 
 @dataclass(eq=False)
@@ -56,7 +57,7 @@ class Staging:
         if self._free.empty():
             size = sum(kind.size for kind in kinds)
             raise DoesNotFit(
-                f"{size:,} bytes of pinned memory for one expert",
+                f"{format_size(size)} of pinned memory for one expert",
                 "a refusal of the system",
                 "raise the limit of locked memory (ulimit -l)",
                 minimum=size,

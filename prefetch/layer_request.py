@@ -14,6 +14,7 @@ from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
 from storage.errors import DoesNotFit
 from storage.retry import GivingUp
+from storage.sizes import format_size
 
 CHECK_EVERY = 0.1
 """Seconds of a wait for transfers after which a Ctrl-C is raised: a failing read is tried again for seconds."""
@@ -262,7 +263,7 @@ class LayerRequest(Request):
             level = self._wanted[key]
             size = self._transfers.form.bytes_at(level)
             raise DoesNotFit(
-                f"{size:,} bytes for expert {key.expert} of layer {key.layer} at level {level}",
+                f"{format_size(size)} for expert {key.expert} of layer {key.layer} at level {level}",
                 "a tier that is smaller",
                 "raise --vram-limit, or use a lower level",
                 minimum=size,

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.errors import DoesNotFit, WriteFailed
+from storage.sizes import format_least, format_size
 from storage.unbuffered import use_cache
 
 PARTIAL = ".partial"
@@ -62,7 +63,7 @@ def require_free(path: Path, size: int) -> None:
     """Raises DoesNotFit if fewer than `size` bytes are free on the disk of `path`'s directory."""
     free = shutil.disk_usage(path.parent).free
     if free < size:
-        raise _disk_full(path, size, f"{free} bytes free")
+        raise _disk_full(path, size, f"{format_size(free)} free")
 
 
 def write_all(fd: int, data: memoryview | bytes) -> None:
@@ -100,7 +101,7 @@ def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
             path, size, f"a disk or a process limit that allows no file of this size ({error.strerror})"
         )
     return WriteFailed(
-        f"to write {size} bytes to {path}",
+        f"to write {format_size(size)} to {path}",
         str(error.strerror),
         "check the disk, then run the command again; an unfinished conversion resumes",
     )
@@ -108,7 +109,7 @@ def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
 
 def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
     return DoesNotFit(
-        f"{size} free bytes on disk for {path}",
+        f"{format_least(size)} free on disk for {path}",
         found,
         "free some space there, or choose another disk; an unfinished conversion resumes",
         minimum=size,

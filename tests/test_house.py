@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +23,9 @@ MACHINE_PATH = re.compile(rf"(?<![\w.~}}>)*-])/(?:{HOMES})/\w")
 """An absolute path that differs from machine to machine: homes, mounts, scratch."""
 
 ADDRESS = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])")
+UNNESTED = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+"""The environment without make's own variables, as these tests run from make too."""
+
 PUBLIC_ADDRESSES = {"127.0.0.1", "0.0.0.0"}
 URL = re.compile(r"\b(?:https?|ssh|git)://[^\s\"'`<>()]+")
 PRIVATE_HOST = re.compile(r"^[^.]*$|\.(?:local|internal|lan|corp|home|localdomain)$")
@@ -121,6 +126,18 @@ def test_commands_in_the_readme_are_in_the_makefile() -> None:
     }
     assert {"chat", "test"} <= commands[ROOT / "README.md"]
     assert {path.name: named - targets for path, named in commands.items() if named - targets} == {}
+
+
+def test_make_alone_prints_every_target() -> None:
+    """`make` and `make help` print a line for every target that is no file, and install nothing."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    if shutil.which("make") is None:
+        pytest.skip("make is missing")
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    for words in (["make"], ["make", "help"]):
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=UNNESTED)
+        assert re.findall(r"^make ([a-z][\w-]*)(?: |$)", done.stdout, re.MULTILINE) == phony.split()
+        assert len(done.stdout.splitlines()) == len(phony.split())
 
 
 def test_the_readme_has_the_command_line_as_it_is() -> None:

@@ -22,6 +22,7 @@ def run_chat(
     prompt: str | None,
     *,
     as_json: bool,
+    stats: bool = False,
     answered: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers `prompt`, or every turn of stdin until its end or /exit.
@@ -34,6 +35,7 @@ def run_chat(
         conversation: answers the turns.
         prompt: the only turn; None: turns come from stdin.
         as_json: prints answers as JSON lines.
+        stats: prints every figure after an answer.
         answered: called after every answer.
 
     Raises:
@@ -42,7 +44,7 @@ def run_chat(
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
     interactive = prompt is None and sys.stdin.isatty()
-    chat = Chat(engine, conversation, as_json=as_json, short=interactive, answered=answered)
+    chat = Chat(engine, conversation, as_json=as_json, stats=stats, answered=answered)
     if prompt is not None:
         chat.ask(prompt)
         return

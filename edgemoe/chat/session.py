@@ -7,53 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgemoe.chat.answer_lines import answer_line, stats_line
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour
 from edgemoe.console.printable import printable
-from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
-
-
-def stats_line(answer: Answer) -> str:
-    """Describes the cost of an answer in one line."""
-
-    def percent(fraction: float | None) -> str:
-        return "-" if fraction is None else f"{100 * fraction:.0f} %"
-
-    per_token = "-" if answer.ssd_bytes_per_token is None else f"{answer.ssd_bytes_per_token / 1e6:.1f}"
-    levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
-    reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
-    on_cpu = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
-    retried = f", {answer.read_retries} read retries" if answer.read_retries else ""
-    retention = ""
-    if answer.effective_retention is not None and answer.effective_retention < 1:
-        retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
-    return (
-        f"{short_stats(answer)}, "
-        f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
-        f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
-        f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{on_cpu}{retention}{_cost(answer)}, "
-        f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
-        f"(whole process {format_size(answer.peak_process_bytes)})"
-    )
-
-
-def _cost(answer: Answer) -> str:
-    """Bits and predicted KL, where levels go by damage."""
-    if answer.bits is None or answer.predicted_kl is None:
-        return ""
-    return f", {answer.bits:.2f} bits a weight for a predicted KL of {answer.predicted_kl:.2g}"
-
-
-def short_stats(answer: Answer) -> str:
-    """Describes the times and token counts of an answer."""
-    tpot = "-" if answer.tpot_s is None else f"{1000 * answer.tpot_s:.0f} ms"
-    return (
-        f"TTFT {answer.ttft_s:.2f} s, TPOT {tpot}, {answer.new_tokens} tokens "
-        f"({answer.cached_tokens} of {answer.prompt_tokens} prompt tokens reused)"
-    )
 
 
 @dataclass
@@ -80,7 +39,7 @@ class Chat:
         engine: of the conversation.
         conversation: answers the turns.
         as_json: prints answers as JSON lines.
-        short: prints only times and token counts after an answer; /stats prints the full cost.
+        stats: prints every figure after an answer, which /stats prints too, instead of a line for people.
         answered: called after every answer.
     """
 
@@ -90,11 +49,11 @@ class Chat:
         conversation: Conversation,
         *,
         as_json: bool,
-        short: bool,
+        stats: bool = False,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine, self.conversation, self._answered = engine, conversation, answered
-        self._as_json, self._short = as_json, short
+        self._as_json, self._stats = as_json, stats
         self.totals = Totals()
         self.last: Answer | None = None
         """The last answer."""
@@ -135,5 +94,5 @@ class Chat:
             print(json.dumps(answer.as_json()), flush=True)
             return
         print(flush=True)
-        cost = short_stats(answer) if self._short else stats_line(answer)
-        self.say(f"\x1b[2m{cost}\x1b[0m" if self._short and in_colour(sys.stderr) else cost)
+        cost = stats_line(answer) if self._stats else answer_line(answer, device=bool(self.engine.device))
+        self.say(f"\x1b[2m{cost}\x1b[0m" if in_colour(sys.stderr) else cost)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cache.plane_tier import PlaneTier
 from edgemoe.chat import transcript
-from edgemoe.chat.session import Chat, stats_line
+from edgemoe.chat.answer_lines import stats_line
+from edgemoe.chat.session import Chat
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.console.input import QUOTES, Completions, Turn
 from edgemoe.console.sizes import format_size

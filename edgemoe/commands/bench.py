@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.console.output_files import require_folders, require_plot
 from storage.errors import UserError
 
@@ -35,7 +35,11 @@ class PromptOptions:
     prompt_file: Path | None = option(
         "Text to take prompts from. Default: conversations of the demo's tasks."
     )
-    prompts: str = option("text, random (tokens; their routing is not a text's), or both as arms.", "text")
+    prompts: str = option(
+        "text, random (tokens; their routing is not a text's), or both as arms.",
+        "text",
+        autocompletion=one_of("text", "random", "both"),
+    )
     prompt_tokens: int = option("Tokens of each prompt.", 64, min=1)
     new_tokens: int = option("Tokens decoded after it.", 64, min=2)
     runs: int = option("Runs of each row, cold and warm, rows in turn.", 3, min=1)
@@ -76,7 +80,9 @@ class ReportOptions:
         "computing, waiting, copies, and reads by each reader, a lane each."
     )
     seed: int = option("Seed of everything random.", 0)
-    output: str | None = option("md, csv, json or jsonl. Default: md.", name="--format")
+    output: str | None = option(
+        "md, csv, json or jsonl. Default: md.", name="--format", autocompletion=one_of(*_FORMATS)
+    )
     as_json: bool = option("The same as --format json.", False, name="--json")
 
 
@@ -87,6 +93,7 @@ def bench_command(
     limits: options.LimitOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
+    threads: options.ThreadsOption = None,
     prompts: PromptOptions,
     batches: BatchOptions,
     wanted: ReportOptions,
@@ -122,7 +129,7 @@ def bench_command(
         pace = Pace(batches.chunk, batches.every or Pace.every)
         together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
     evaluated = load_quality(wanted.quality) if wanted.quality else None
-    store = open_model(model, limits.device)
+    store = open_model(model, limits.device, threads=threads)
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
     rows, notes = (
         (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())

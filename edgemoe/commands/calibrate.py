@@ -9,6 +9,7 @@ from pathlib import Path
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped, option
 from edgemoe.console.printable import printable
+from edgemoe.console.sizes import format_size
 
 EXAMPLES = (
     "Examples: edgemoe calibrate ~/stores/qwen3 --vram-limit 3GB "
@@ -50,4 +51,4 @@ def calibrate_command(
     if as_json:
         print(json.dumps({"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}))
     else:
-        print(printable(f"{opened.directory}: calibrated on {made.measured_on}, {size:,} bytes"))
+        print(printable(f"{opened.directory}: calibrated on {made.measured_on}, {format_size(size)}"))

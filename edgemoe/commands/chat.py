@@ -24,7 +24,11 @@ EXAMPLES = (
 )
 
 PromptOption = Annotated[
-    str | None, typer.Option(help="Answer this prompt and exit. Default: turns from stdin.")
+    str | None, typer.Option("--prompt", "-p", help="Answer this prompt and exit. Default: turns from stdin.")
+]
+StatsOption = Annotated[
+    bool,
+    typer.Option("--stats", help="Print every figure after an answer, as /stats does, not one short line."),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
 
@@ -33,7 +37,7 @@ SystemOption = Annotated[str | None, typer.Option(help="A system message for the
 class SamplingOptions:
     """Options of the sampling. None stands for the model's own setting."""
 
-    max_new_tokens: int = option("Maximum number of tokens of an answer.", 512, min=1)
+    max_new_tokens: int = option("Maximum number of tokens of an answer.", 512, short="-n", min=1)
     temperature: float | None = option("0 is greedy. Default: the model's own setting.", min=0)
     top_p: float | None = option("Default: the model's own setting.", min=0.01, max=1)
     seed: int = option("Seed of everything random.", 0)
@@ -48,8 +52,10 @@ def chat_command(
     limits: options.LimitOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
+    threads: options.ThreadsOption = None,
     wanted: SamplingOptions,
     keep_source: options.KeepSourceOption = False,
+    stats: StatsOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
@@ -63,7 +69,13 @@ def chat_command(
 
     choose = partial(options.run_settings, **vars(chosen))
     store, plan, settings = open_store(
-        model, choose, context=context, keep_source=keep_source, shrink=True, **vars(limits)
+        model,
+        choose,
+        context=context,
+        threads=threads,
+        keep_source=keep_source,
+        shrink=True,
+        **vars(limits),
     )
     if not as_json:
         print(
@@ -95,7 +107,7 @@ def chat_command(
         )
         engine.fill_first(before)
         conversation = Conversation(Model(engine, tokenizer, sampling), system)
-        run_chat(engine, conversation, prompt, as_json=as_json, answered=answered)
+        run_chat(engine, conversation, prompt, as_json=as_json, stats=stats, answered=answered)
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgemoe.commands.inspect import inspect_command
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.commands.options import JsonOption, KeepSourceOption
 
 EXAMPLES = "Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
@@ -27,9 +27,16 @@ class StoreOptions:
     max_level: int | None = option(
         "Highest level stored, 8 or 4 bits. Default: 4 where the experts have 4-bit codes, otherwise 8.",
         show_default=False,
+        autocompletion=one_of("8", "4"),
     )
-    layout: str = option("auto, cpu-avx512, cpu-avx2, cpu-avx2-paired, cpu-generic or cuda.", "auto")
-    dense_bits: int = option("Bits of all weights outside the experts, 16 or 8.", 16)
+    layout: str = option(
+        "auto, cpu-avx512, cpu-avx2, cpu-avx2-paired, cpu-generic or cuda.",
+        "auto",
+        autocompletion=one_of("auto", "cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cpu-generic", "cuda"),
+    )
+    dense_bits: int = option(
+        "Bits of all weights outside the experts, 16 or 8.", 16, autocompletion=one_of("16", "8")
+    )
 
 
 @grouped

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.console.output_files import require_plot
 from storage.errors import UserError
 
@@ -37,7 +37,8 @@ class MeasureOptions:
         "Default: the demo model where that is measured, else none."
     )
     levels: list[str] | None = option(
-        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0."
+        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0.",
+        autocompletion=options.complete_levels,
     )
     retention: list[float] | None = option(
         "Mean share of critical experts, above 0, at most 1; repeat for more. "
@@ -46,9 +47,9 @@ class MeasureOptions:
     bits: list[float] | None = option(
         "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
-    depth: str | None = option(options.DEPTH_HELP)
-    critical: str | None = option(options.CRITICAL_HELP)
-    importance: str | None = option(options.IMPORTANCE_HELP)
+    depth: str | None = option(options.DEPTH_HELP, autocompletion=options.complete_depth)
+    critical: str | None = option(options.CRITICAL_HELP, autocompletion=options.complete_critical)
+    importance: str | None = option(options.IMPORTANCE_HELP, autocompletion=options.complete_importance)
     heavy_hitters: float | None = option(options.HEAVY_HITTERS_HELP)
     renormalise: bool = option(options.RENORMALISE_HELP, False)
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
@@ -66,7 +67,8 @@ class MeasureOptions:
     study: list[str] | None = option(
         "Rows beside the table: signals, depth, critical or skipping; layers (of --reference, one at 2 bits, the rest "
         "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
-        "inputs). Repeat for more."
+        "inputs). Repeat for more.",
+        autocompletion=one_of("signals", "depth", "critical", "skipping", "layers", "routing", "similarity"),
     )
     reuse: bool = option(
         "Mixed settings once more, with higher planes used where they are resident; "
@@ -86,6 +88,7 @@ def eval_command(
     model: options.ModelOption = options.DEMO,
     measure: MeasureOptions,
     limits: options.LimitOptions,
+    threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
@@ -105,7 +108,7 @@ def eval_command(
     for name in dict.fromkeys(study):
         arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
-    store = open_model(model, limits.device)
+    store = open_model(model, limits.device, threads=threads)
     tokens, window = measure.tokens or 4096, measure.window or 512
     request = EvalRequest(
         text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed

@@ -10,6 +10,9 @@ from edgemoe.console.printable import printable
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Show the contents of a store: experts, planes, bits per weight, layout."""
+    from edgemoe.models.cache import store_path
+
+    store = store_path(store)
     from storage.verify import describe
 
     description = describe(store)

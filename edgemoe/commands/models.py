@@ -1,63 +1,107 @@
-"""`edgemoe models` and `edgemoe rm`: the models in the cache, and the removal of one."""
+"""`edgemoe models`, `edgemoe pull` and `edgemoe rm`: the models in the cache."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption
+from edgemoe.commands.options import JsonOption, KeepSourceOption, complete_model
+from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 
 if TYPE_CHECKING:
-    from edgemoe.models.cache import CachedModel
+    from edgemoe.models.listing import CachedModel
 
 EXAMPLES = "Examples: edgemoe models | edgemoe models --json"
-RM_EXAMPLES = "Examples: edgemoe rm Qwen/Qwen3-30B-A3B | edgemoe rm qwen3-1f2e3d4c5b6a7988-cpu-avx2 --yes"
+PULL_EXAMPLES = "Examples: edgemoe pull Qwen/Qwen3-30B-A3B | edgemoe pull ~/models/Qwen3-30B-A3B"
+RM_EXAMPLES = "Examples: edgemoe rm Qwen/Qwen3-30B-A3B | edgemoe rm qwen3 --yes"
 
+SourceArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="NAME", help="A model of the Hub, org/name or org/name@revision; or a checkpoint's directory."
+    ),
+]
 NameArgument = Annotated[
-    str, typer.Argument(help="A name that `edgemoe models` prints, its beginning, or org/name.")
+    str,
+    typer.Argument(
+        help="A name that `edgemoe models` prints, its beginning, or org/name.", autocompletion=complete_model
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")]
 
 
 def models_command(as_json: JsonOption = False) -> None:
-    """List the models in the cache: size on disk, levels, layout, last use."""
-    from edgemoe.models.cache import cached_models
+    """List the models in the cache: family, parameters, bits, size on disk, layout, last use."""
+    from edgemoe.models.listing import cached_models
 
     models = cached_models()
     if as_json:
         for model in models:
             print(json.dumps(model.as_json()))
     elif models:
-        print(*_table(models), sep="\n")
+        print(*map(printable, _table(models)), sep="\n")
     else:
-        hint = "edgemoe chat --model org/name, or a checkpoint directory, makes one"
+        hint = "edgemoe pull org/name, or edgemoe chat with a checkpoint's directory, makes one"
         print(f"no models yet: {hint}", file=sys.stderr)
+
+
+def pull_command(
+    name: SourceArgument, keep_source: KeepSourceOption = False, as_json: JsonOption = False
+) -> None:
+    """Download a model and convert it for this machine, and print the line that starts a chat with it.
+
+    Killed, it resumes; finished, it returns at once.
+    """
+    from edgemoe.models.cache import cached_names
+    from edgemoe.models.open import open_model
+
+    store = open_model(name, "auto", keep_source=keep_source).directory
+    short = next((each.short for each in cached_names() if store in each.paths), str(store))
+    if as_json:
+        print(json.dumps({"name": short, "store": str(store)}))
+    else:
+        print(f"edgemoe chat -m {shlex.quote(short)}")
 
 
 def rm_command(name: NameArgument, yes: YesOption = False) -> None:
     """Remove a model from the cache, after confirmation. Refuses while the model is in use."""
-    from edgemoe.models.cache import find_cached, remove
+    from edgemoe.models.cache import disk_bytes, find_cached, remove
 
     model = find_cached(name)
+    size = format_size(sum(map(disk_bytes, model.paths)))
     if not yes:
-        typer.confirm(f"Remove {model.name} ({format_size(model.bytes)})?", abort=True, err=True)
+        typer.confirm(f"Remove {model.short} ({size})?", abort=True, err=True)
     remove(model)
-    print(f"removed {model.name}: {format_size(model.bytes)}")
+    print(f"removed {model.short}: {size}")
 
 
 def _table(models: list[CachedModel]) -> list[str]:
-    rows = [("NAME", "SIZE", "LEVELS", "LAYOUT", "LAST USED")]
+    rows = [("NAME", "FAMILY", "PARAMETERS", "BITS", "SIZE", "LAYOUT", "LAST USED")]
     for model in models:
         levels = "/".join(map(str, model.levels)) or model.state
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used))
-        rows.append((model.name, format_size(model.bytes), levels, model.layout or "-", used))
-    width = max(len(model.name) for model in models)
+        size, count = format_size(model.bytes), _count(model.parameters)
+        rows.append((model.short, model.family or "-", count, levels, size, model.layout or "-", used))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        f"{name:<{width}}  {size:>8}  {levels:<8}  {layout:<12}  {used}"
-        for name, size, levels, layout, used in rows
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
+
+
+def _count(parameters: int | None) -> str:
+    """A number of parameters for people: 30.5B, 16.4M.
+
+    >>> _count(30_532_122_624), _count(16_400_000), _count(None)
+    ('30.5B', '16.4M', '-')
+    """
+    if parameters is None:
+        return "-"
+    return f"{parameters / 1e9:.3g}B" if parameters >= 999_500_000 else f"{parameters / 1e6:.3g}M"

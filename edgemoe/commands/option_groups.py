@@ -11,16 +11,26 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def option(text: str, default: Any = None, *, name: str = "", **details: Any) -> Any:
+def option(text: str, default: Any = None, *, name: str = "", short: str = "", **details: Any) -> Any:
     """Makes a field of a dataclass that is an option.
 
     Args:
         text: for --help.
         default: of field and option.
         name: on the command line; by default two dashes and the field's name.
+        short: a second name, of one dash and a letter; "" for none.
         details: further arguments of typer.Option.
     """
-    return field(default=default, metadata={"name": name, "help": text, **details})
+    return field(default=default, metadata={"name": name, "short": short, "help": text, **details})
+
+
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Makes the autocompletion of an option that takes one of some values, for a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,6 +61,7 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
     for each in fields(group):
         details = dict(each.metadata)
         name = details.pop("name") or f"--{each.name.replace('_', '-')}"
-        taken: Any = Annotated[types[each.name], typer.Option(name, **details)]
+        short = details.pop("short")
+        taken: Any = Annotated[types[each.name], typer.Option(name, *([short] if short else []), **details)]
         kind = inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(each.name, kind, default=each.default, annotation=taken)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgemoe.commands.option_groups import option
+from edgemoe.commands.option_groups import one_of, option
 from edgemoe.console.durations import parse_duration
 from storage.base import LEVELS
 from storage.errors import UserError
@@ -22,19 +22,40 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parents[1] / "demo"
 """The checkpoint that comes with edgemoe, trained by tools/training/train_demo.py."""
 
+
+def _demo_by_name(given: Path) -> Path:
+    """The demo model for the name `demo`, unless there is such a path."""
+    return DEMO if given == Path("demo") and not given.exists() else given
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of models that begin so, for a shell; a shell adds paths itself where there are none."""
+    from edgemoe.models.cache import cached_names
+
+    names = {"demo", *(name.short for name in cached_names())}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 ModelOption = Annotated[
     Path,
     typer.Option(
         "--model",
-        help="A converted store; or a checkpoint's directory, a GGUF file or a model of the Hugging Face Hub "
-        "(org/name[@revision]), which is converted on first use; a conversion of it in another process is waited for. "
-        "Default: the demo model that comes with edgemoe.",
+        "-m",
+        help="A name that `edgemoe models` prints, or its beginning; a converted store; or a checkpoint's directory, a "
+        "GGUF file or a model of the Hugging Face Hub (org/name[@revision]), which is converted on first use; a "
+        "conversion of it in another process is waited for. Default: demo, the model that comes with edgemoe.",
         show_default=False,
+        callback=_demo_by_name,
+        autocompletion=complete_model,
     ),
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option("--context", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+    typer.Option("--context", "-c", min=2, help="Tokens of context. Default: the model's, at most 4096."),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, max=1024, help="Threads that compute. Default: one a core."),
 ]
 ParallelOption = Annotated[
     int,
@@ -48,7 +69,13 @@ KeepSourceOption = Annotated[
     bool, typer.Option("--keep-source", help="Keep the downloaded checkpoint of a Hub model, in the cache.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
-StoreArgument = Annotated[Path, typer.Argument(help="Store directory.")]
+StoreArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Store directory, or a name that `edgemoe models` prints, or its beginning.",
+        autocompletion=complete_model,
+    ),
+]
 
 
 DEPTH_HELP = (
@@ -66,6 +93,14 @@ HEAVY_HITTERS_HELP = (
     "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
 )
 RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
+
+complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
+complete_depth = one_of("cosine", "equal")
+complete_critical = one_of("carry", "ceil")
+complete_importance = one_of(
+    "gate", "load", "heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "mix", "random"
+)
+
 AUTO_RETENTION = 0.9
 """Of automatic levels where not every expert fits."""
 
@@ -75,7 +110,7 @@ class LimitOptions:
     """Options of the limits and of the device that they hold for."""
 
     vram_limit: str | None = option(
-        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 11.5GiB, 800MB or bytes. "
+        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 12G, 11.5GiB or bytes. "
         "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
         "resident, or the machine's free memory."
     )
@@ -85,6 +120,7 @@ class LimitOptions:
     device: str = option(
         "Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
         "auto",
+        autocompletion=one_of("auto", "cpu", "cuda"),
     )
 
 
@@ -92,11 +128,14 @@ class LimitOptions:
 class LevelOptions:
     """Options of the levels: those of run_settings that a memory plan depends on."""
 
-    exact: int | None = option("Compute every expert at exactly this many bits: 8, 4 or 2.")
+    exact: int | None = option(
+        "Compute every expert at exactly this many bits: 8, 4 or 2.", autocompletion=one_of("8", "4", "2")
+    )
     levels: str | None = option(
         "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
         "Planes already in memory are used. auto, the default: the store's highest level where every expert fits, else "
-        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits."
+        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits.",
+        autocompletion=complete_levels,
     )
     retention: float | None = option(
         "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
@@ -110,37 +149,42 @@ class LevelOptions:
         "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
         "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
     )
-    depth: str | None = option(DEPTH_HELP)
-    critical: str | None = option(CRITICAL_HELP)
+    depth: str | None = option(DEPTH_HELP, autocompletion=complete_depth)
+    critical: str | None = option(CRITICAL_HELP, autocompletion=complete_critical)
 
 
 @dataclass(frozen=True)
 class SettingOptions(LevelOptions):
     """Options of run_settings. None stands for an option's default."""
 
-    importance: str | None = option(IMPORTANCE_HELP)
+    importance: str | None = option(IMPORTANCE_HELP, autocompletion=complete_importance)
     heavy_hitters: float | None = option(HEAVY_HITTERS_HELP)
     renormalise: bool = option(RENORMALISE_HELP, False)
     eviction: str | None = option(
         "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "
-        "one pool of bytes). Default: lfru."
+        "one pool of bytes). Default: lfru.",
+        autocompletion=one_of("lfru", "lru-planes", "lru-experts", "lru-pool"),
     )
     promotion: str | None = option(
         "What is read of an expert that is in memory at fewer bits: planes, the missing ones, or whole (DyMoE), all of "
-        "it. Default: planes."
+        "it. Default: planes.",
+        autocompletion=one_of("planes", "whole"),
     )
     scan: str | None = option(
         "on: experts of a prompt that wants most of a layer's leave first. off (DyMoE): they count as any others. "
-        "Default: on."
+        "Default: on.",
+        autocompletion=one_of("on", "off"),
     )
     speculate: str | None = option(
         "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
-        "the critical ones), or auto (full as long as it pays). Default: auto."
+        "the critical ones), or auto (full as long as it pays). Default: auto.",
+        autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
     cpu_experts: str | None = option(
         "With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
         "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
-        "--exact. Default: auto."
+        "--exact. Default: auto.",
+        autocompletion=one_of("off", "auto"),
     )
 
 

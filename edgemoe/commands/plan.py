@@ -8,6 +8,7 @@ from functools import partial
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped
 from edgemoe.console.printable import printable
+from edgemoe.console.sizes import format_least
 
 
 @grouped
@@ -31,6 +32,6 @@ def plan_command(
         print(
             *options.describe_levels(levels, settings),
             *map(printable, plan.lines()),
-            f"smallest limit that works: {plan.minimum_vram_bytes} bytes",
+            f"smallest limit that works: --vram-limit {format_least(plan.minimum_vram_bytes)}",
             sep="\n",
         )

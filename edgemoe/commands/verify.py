@@ -16,12 +16,14 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
     from edgemoe.layers.build import check_dense, dense_specs
+    from edgemoe.models.cache import store_path
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from storage.errors import EdgemoeError
     from storage.verify import verify
     from storage.writer import DENSE_NAME
 
+    store = store_path(store)
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
     damage: list[EdgemoeError] = [*report.damage]

@@ -1,32 +1,30 @@
-"""Sizes for people: 12GB, 11.5GiB, 800MB, or plain bytes."""
+"""Sizes for people: 12GB, 12G, 11.5GiB, 800MB, or plain bytes."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from storage.errors import UserError
+from storage.sizes import format_least, format_size
+
+__all__ = ["format_least", "format_size", "parse_size"]
 
 _UNITS = {"": 1, "B": 1}
-_UNITS |= {prefix + "B": 1000**power for power, prefix in enumerate("KMGT", 1)}
-_UNITS |= {prefix + "IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+for _power, _prefix in enumerate("KMGT", 1):
+    _UNITS |= dict.fromkeys((_prefix, f"{_prefix}B"), 1000**_power)
+    _UNITS |= dict.fromkeys((f"{_prefix}I", f"{_prefix}IB"), 1024**_power)
 
 
 def parse_size(text: str) -> int:
-    """Parses a size into bytes.
+    """Parses a size into bytes: K, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024, with a B or without.
 
     Raises:
-        UserError: no number with an optional unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), or 0.
+        UserError: no number with such a unit or none, in any case, or 0.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if match and match[2].upper() in _UNITS and (size := int(float(match[1]) * _UNITS[match[2].upper()])) > 0:
-        return size
-    raise UserError("a size such as 12GB", repr(text), "write it as 12GB, 11.5GiB, 800MB or bytes")
-
-
-def format_size(size: float) -> str:
-    """Formats bytes in powers of 1000, to three digits: 1.5 GB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match and match[2].upper() in _UNITS:
+        size = int(Decimal(match[1]) * _UNITS[match[2].upper()])  # exact, where 2.01 * 1e9 is not
+        if size > 0:
+            return size
+    raise UserError("a size such as 12GB", repr(text), "write it as 12GB, 12G, 11.5GiB, 800MB or bytes")

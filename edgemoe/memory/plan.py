@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cache.policies import is_pooled
-from edgemoe.console.sizes import format_size
+from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import beside_device, compute
 from edgemoe.kv.shape import KVShape
@@ -164,9 +164,9 @@ def make_plan(
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
         vram_limit = min(taken + shape.experts * each, free)
     if vram_limit < minimum:
-        purposes = "".join(f"{name.removesuffix('_bytes')} {size}, " for name, size in fixed.items() if size)
-        purposes += f"{MINIMUM_EXPERTS} experts of {each} at level {level}, {context} tokens of context"
-        less = "choose a smaller --context"
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
+        purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
         if parallel > 1:
             purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
@@ -196,8 +196,9 @@ def make_plan(
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
-    wanted = f"{option} {minimum} or more ({purposes})"
-    return DoesNotFit(wanted, f"{limit}", f"use {option} {minimum} or {otherwise}", minimum=minimum)
+    least = format_least(minimum)
+    wanted = f"{option} {least} or more ({purposes})"
+    return DoesNotFit(wanted, format_size(limit), f"use {option} {least} or {otherwise}", minimum=minimum)
 
 
 def _fixed_bytes(

@@ -1,4 +1,7 @@
-"""The cache of models: where stores and downloads lie, what they contain, and how a model is removed."""
+"""The cache of models: where stores and downloads lie, what they are called, and how a model is removed.
+
+Imports no heavy package, since a shell completes names at every Tab.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,24 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
-from storage.base import LEVELS
-from storage.errors import EdgemoeError, UserError
+from edgemoe.hub.name import HubModel
+from storage.errors import UserError
 from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, Manifest
 
 _REMOVED = ".removed-"
 """Prefix of a directory whose removal has begun."""
+
+_LAYOUT = r"(?:cpu-[a-z0-9]+(?:-paired)?|cuda)"
+_HUB = re.compile(rf"(.+?)--([^@]+)@(.+)-{_LAYOUT}", re.ASCII)
+_LOCAL = re.compile(rf"((.+)-[0-9a-f]{{16}})-{_LAYOUT}", re.ASCII)
 
 
 def _cache_directory() -> Path:
@@ -59,61 +65,87 @@ def touch(store: Path) -> None:
 
 
 @dataclass(frozen=True)
-class CachedModel:
-    """A model of the cache.
+class CachedName:
+    """A model of the cache, by name.
 
     Args:
-        name: for `edgemoe rm`.
+        short: the shortest name that no other model of the cache has; `edgemoe models` prints it.
+        directory: the name of its directories, which no other model ever has.
         paths: its store, its checkpoint, or both.
-        bytes: on disk, in all paths.
-        state: `ready`, `unfinished` (a conversion or download that can be resumed) or `damaged`.
-        levels: levels of its experts, highest first; empty unless ready.
-        layout: of its records; None unless ready.
-        last_used: seconds since the epoch.
     """
 
-    name: str
+    short: str
+    directory: str
     paths: tuple[Path, ...]
-    bytes: int
-    state: str
-    levels: tuple[int, ...]
-    layout: str | None
-    last_used: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Every field, by name."""
-        return asdict(self) | {"paths": [str(path) for path in self.paths]}
 
 
-def cached_models() -> list[CachedModel]:
-    """Lists the cache, most recently used model first, and finishes removals that were killed."""
+def aliases(directory: str) -> tuple[str, ...]:
+    """Names that a directory of the cache answers to, the shortest first.
+
+    >>> aliases("acme--tiny@main-cpu-avx2")
+    ('acme/tiny', 'acme--tiny@main-cpu-avx2')
+    >>> aliases("qwen3-1f2e3d4c5b6a7988-cpu-avx2")
+    ('qwen3', 'qwen3-1f2e3d4c5b6a7988', 'qwen3-1f2e3d4c5b6a7988-cpu-avx2')
+    """
+    if hub := _HUB.fullmatch(directory):
+        return HubModel(f"{hub[1]}/{hub[2]}", hub[3].replace("--", "/")).name, directory
+    if local := _LOCAL.fullmatch(directory):
+        return local[2], local[1], directory
+    return (directory,)
+
+
+def cached_names() -> list[CachedName]:
+    """Lists the cache by name, sorted."""
     found: dict[str, list[Path]] = {}
     for parent in (stores_directory(), downloads_directory()):
         for path in _directories(parent):
             found.setdefault(path.name, []).append(path)
-    return sorted((_describe(paths) for paths in found.values()), key=lambda model: -model.last_used)
+    taken = Counter(alias for directory in found for alias in aliases(directory))
+    return sorted(
+        (
+            CachedName(
+                next((a for a in aliases(directory) if taken[a] == 1), directory), directory, tuple(paths)
+            )
+            for directory, paths in found.items()
+        ),
+        key=lambda name: name.short,
+    )
 
 
-def find_cached(name: str) -> CachedModel:
-    """Finds the model of a name, or the only model whose name begins so.
+def find_cached(text: str) -> CachedName:
+    """Finds the model of a name, or the only model one of whose names begins so, with or without its organisation.
 
     Raises:
         UserError: no model or several models match.
     """
-    models = cached_models()
-    prefix = file_name(name.replace("/", "--"))
-    matching = [m for m in models if name == m.name] or [m for m in models if m.name.startswith(prefix)]
+    names = cached_names()
+    matching = [name for name in names if text in (name.short, name.directory)]
+    matching = matching or [name for name in names if _begins(name.directory, text)]
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(model.name for model in matching or models) or "nothing"
+    known = ", ".join(name.short for name in matching or names) or "nothing"
     raise UserError(
-        f"one model of the cache whose name is or begins with {name!r}",
+        f"one model of the cache whose name is or begins with {text!r}",
         f"{len(matching)} of them, {known}" if matching else f"none: the cache has {known}",
         "give a name that `edgemoe models` prints",
     )
 
 
-def remove(model: CachedModel) -> None:
+def store_path(given: Path) -> Path:
+    """The directory of a store: `given` where it exists or is no name, else that of the model in the cache.
+
+    Raises:
+        UserError: from find_cached.
+    """
+    return given if given.exists() or not is_name(given) else find_cached(str(given)).paths[0]
+
+
+def is_name(given: Path) -> bool:
+    """Whether a path can be a model's name: one part, or an organisation's and a model's."""
+    return len(given.parts) == 1 or HubModel.parse(str(given)) is not None
+
+
+def remove(model: CachedName) -> None:
     """Removes a model from the cache, all paths or none.
 
     Raises:
@@ -134,7 +166,13 @@ def remove(model: CachedModel) -> None:
             shutil.rmtree(removed)
 
 
+def _begins(directory: str, text: str) -> bool:
+    short = aliases(directory)[0]
+    return any(name.startswith(text) for name in (*aliases(directory), short.rpartition("/")[2]))
+
+
 def _directories(parent: Path) -> Iterator[Path]:
+    """Yields the directories of models in a directory of the cache; finishes removals that were killed."""
     for path in sorted(parent.iterdir()) if parent.is_dir() else ():
         if path.name.startswith(_REMOVED):
             shutil.rmtree(path, ignore_errors=True)
@@ -142,21 +180,7 @@ def _directories(parent: Path) -> Iterator[Path]:
             yield path
 
 
-def _describe(paths: list[Path]) -> CachedModel:
-    store, size = paths[0], sum(map(_disk_bytes, paths))
-    state, levels, layout = "unfinished", tuple[int, ...](), None
-    if (store / MANIFEST_NAME).exists():
-        try:
-            manifest = Manifest.load(store)
-        except EdgemoeError:
-            state = "damaged"
-        else:
-            state, layout = "ready", manifest.layout
-            levels = tuple(level for level in LEVELS if 0 < level <= manifest.max_level)
-    return CachedModel(store.name, tuple(paths), size, state, levels, layout, store.stat().st_mtime)
-
-
-def _disk_bytes(directory: Path) -> int:
+def disk_bytes(directory: Path) -> int:
     """Bytes of disk that a directory's files occupy; holes of sparse files do not count."""
     size = 0
     for path in directory.rglob("*"):

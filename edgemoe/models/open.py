@@ -36,12 +36,15 @@ def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | 
     return vram, parse_size(dram_limit) if dram_limit is not None else 0
 
 
-def open_model(model: Path, device: str, *, keep_source: bool = False) -> StoreModel:
+def open_model(
+    model: Path, device: str, *, threads: int | None = None, keep_source: bool = False
+) -> StoreModel:
     """Opens the store of a model for a device. Converts the model first if it has no store in that layout.
 
     Args:
         model: a store, a checkpoint, or a name on the Hub.
         device: auto, cpu or cuda.
+        threads: of torch and, from their first product on, of edgemoe's own kernels; None: torch's choice.
         keep_source: keeps a checkpoint that is downloaded from the Hub.
 
     Raises:
@@ -49,10 +52,14 @@ def open_model(model: Path, device: str, *, keep_source: bool = False) -> StoreM
         BadManifest, BadHeader, ModelRefused: from StoreModel.open.
     """
     place = devices.open_device(device)
+    import torch
+
     from edgemoe.kernels.registry import compute
     from edgemoe.models.resolve import resolve_store
     from edgemoe.models.store_model import StoreModel
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     layout = compute(place.place if place else "cpu").layout.name
     return StoreModel.open(resolve_store(model, layout, keep_source=keep_source), place)
 
@@ -66,13 +73,14 @@ def open_store(
     device: str,
     context: int | None,
     parallel: int = 1,
+    threads: int | None = None,
     keep_source: bool = False,
     shrink: bool = False,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
     """Checks the options that commands share, opens the store and divides the limits.
 
     Args:
-        model, device, keep_source: for open_model.
+        model, device, threads, keep_source: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
         choose, context, parallel, shrink: for plan_levels.
 
@@ -85,7 +93,7 @@ def open_store(
         import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
 
         devices.open_device(device)
-    store = open_model(model, device, keep_source=keep_source)
+    store = open_model(model, device, threads=threads, keep_source=keep_source)
     return store, *plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
 
 
@@ -112,6 +120,7 @@ def plan_levels(
     Raises:
         UserError, DoesNotFit: an option that cannot be met.
     """
+    _warn_of_context(store, context)
     level = store.manifest.max_level
     highest, fewer = (choose(level, fits=fits) for fits in (True, False))
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
@@ -122,6 +131,17 @@ def plan_levels(
         return plan, highest
     limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
     return store.plan(**limits, settings=fewer, context=plan.context, parallel=parallel), fewer
+
+
+def _warn_of_context(store: StoreModel, context: int | None) -> None:
+    """Logs a warning for more tokens than the model has been trained on."""
+    trained = store.config.get("max_position_embeddings")
+    if context and trained and context > trained:
+        logging.getLogger("edgemoe").warning(
+            "--context %d is more than the %d tokens that the model was trained on: expect worse answers beyond them",
+            context,
+            trained,
+        )
 
 
 def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:

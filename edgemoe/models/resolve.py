@@ -12,7 +12,15 @@ from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.progress import ConversionProgress
 from edgemoe.kernels.registry import compute
-from edgemoe.models.cache import downloads_directory, file_name, stores_directory, touch
+from edgemoe.models.cache import (
+    aliases,
+    downloads_directory,
+    file_name,
+    find_cached,
+    is_name,
+    stores_directory,
+    touch,
+)
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
 from edgemoe.models.waiting import convert_once
@@ -141,14 +149,17 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
     A long conversion is announced on stderr. While another process converts the model this one waits for it.
 
     Args:
-        model: a store, a checkpoint, or the name of a model on the Hub.
+        model: a store, a checkpoint, the name of a model on the Hub, or a name that `edgemoe models` prints.
         layout: of a conversion.
         keep_source: keeps the downloaded checkpoint; downloads it even if the store exists.
 
     Raises:
-        UserError: no such model, or keep_source without a model of the Hub.
+        UserError: no such model, several whose names begin so, or keep_source without a model of the Hub.
     """
     hub = _hub_model(model, keep_source)
+    if not hub:
+        model = _by_name(model)
+        hub = _hub_model(model, keep_source)
     options = Options(max_level=None, layout=layout, dense_bits=16)
     if (model / MANIFEST_NAME).exists():
         touch(model)
@@ -182,6 +193,27 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         )
     touch(store)
     return store
+
+
+def _by_name(model: Path) -> Path:
+    """The store in the cache that a name stands for, or the name on the Hub of an unfinished one; else `model`.
+
+    Raises:
+        UserError: no model or several models match, or a conversion of a directory is unfinished.
+    """
+    if model.exists() or not is_name(model):
+        return model
+    found = find_cached(str(model))
+    if (found.paths[0] / MANIFEST_NAME).exists():
+        return found.paths[0]
+    on_hub = aliases(found.directory)[0]
+    if HubModel.parse(on_hub):
+        return Path(on_hub)
+    raise UserError(
+        f"a finished conversion of {found.short}",
+        "an unfinished one",
+        "give its checkpoint's directory: the conversion resumes",
+    )
 
 
 def _hub_model(model: Path, keep_source: bool) -> HubModel | None:

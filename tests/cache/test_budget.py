@@ -35,7 +35,7 @@ def test_a_refusal_names_the_smallest_limit() -> None:
     """DoesNotFit carries the smallest sufficient limit; its message names purpose, free bytes and limit."""
     budget = Budget(1000)
     budget.reserve("dense", 700)
-    with pytest.raises(DoesNotFit, match=r"2,000 free bytes for kv.*300 of a limit of 1,000 bytes") as caught:
+    with pytest.raises(DoesNotFit, match=r"2 KB free for kv.*300 B of a limit of 1 KB: .* 2\.7KB") as caught:
         budget.reserve("kv", 2000)
     assert caught.value.minimum == 2700
     assert budget.used == 700

@@ -24,6 +24,7 @@ from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.sizes import format_size
 from storage.writer import DENSE_NAME
 
 SIZE = geometry().record_bytes
@@ -263,7 +264,7 @@ def test_a_disk_too_small_is_refused_before_writing(store, monkeypatch):
     """The error contains the bytes needed and free, and no file is written."""
     with writer(store) as out:
         monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: Usage(0, 0, 3 * SIZE))
-        with pytest.raises(DoesNotFit, match=f"{3 * SIZE} bytes free") as caught:
+        with pytest.raises(DoesNotFit, match=f"{format_size(3 * SIZE)} free") as caught:
             out.write_layer(0, 3, pytest.fail)
         with pytest.raises(DoesNotFit):
             out.require_free(3 * SIZE + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from small_store import flip
 
-from edgemoe.console.sizes import format_size
+from edgemoe import __version__
+from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.models.heat import NAME as HEAT
 from storage.manifest import MANIFEST_NAME, Manifest
 
@@ -69,6 +71,49 @@ def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.Comp
     )
 
 
+def test_short_options_and_threads(tiny_store):
+    """-m -p -n -c -t are the long names' options, and the kernels compute with the threads that -t names."""
+    words = [
+        "edgemoe",
+        "chat",
+        "-m",
+        str(tiny_store),
+        "-p",
+        "the fox",
+        "-n",
+        "2",
+        "-c",
+        "64",
+        "-t",
+        "3",
+        "--json",
+    ]
+    code = (
+        f"import sys\nfrom edgemoe.cli import main\nsys.argv = {words}\nassert main() == 0\n"
+        "import torch\nfrom edgemoe.kernels.native import library\n"
+        "print(torch.get_num_threads(), library.thread_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    answer, threads = done.stdout.splitlines()
+    assert (json.loads(answer)["new_tokens"], threads) == (2, "3 3")
+
+
+def test_version_and_short_help(run):
+    """--version prints the package's version; -h is --help, for each command too."""
+    assert run("--version") == (0, f"edgemoe {__version__}\n", "")
+    assert run("-h") == run("--help")
+    assert run("bench", "-h") == run("bench", "--help")
+
+
+def test_a_context_beyond_training_gives_a_warning(run, tiny_store, caplog):
+    """The warning names both numbers; the model's own maximum gives none."""
+    assert run("plan", "-m", tiny_store, "-c", 513)[0] == 0
+    assert "--context 513 is more than the 512 tokens" in caplog.text
+    caplog.clear()
+    assert run("plan", "-m", tiny_store, "-c", 512)[0] == 0
+    assert caplog.text == ""
+
+
 @pytest.fixture
 def copied(checkpoint, tmp_path) -> Path:
     """A copy of the checkpoint, for tests that change it."""
@@ -103,7 +148,7 @@ def test_chat_converts_a_checkpoint_once(checkpoint, tmp_path):
         "3MB",
         stdin="the quick brown fox\n\nand the lazy dog\n",
     )
-    assert (second.returncode, second.stderr) == (0, "")
+    assert (second.returncode, "converting" in second.stderr) == (0, False)
     assert made.items() <= {path: path.stat().st_mtime_ns for path in store.iterdir()}.items()
     turns = [json.loads(line) for line in second.stdout.splitlines()]
     assert [turn["vram_limit_bytes"] for turn in turns] == [3_000_000] * 2
@@ -118,8 +163,13 @@ def test_chat_for_people(run, tiny_store):
     answer = json.loads(run(*ask, "--json")[1])
     assert (code, out) == (0, answer["text"] + "\n")
     assert "16 experts resident at 8 bits" in err
+    assert re.search(
+        r"^3 tokens at [\d.]+ tok/s, first after [\d.]+ s · experts: \d+ % from memory", err, re.M
+    )
+    assert "8.5 bits · " in err
+    assert "cut at 3 tokens (--max-new-tokens)\n" in err
+    _, _, err = run(*ask, "--stats")
     assert "TTFT" in err
-    assert "3 tokens" in err
     assert f"in all {format_size(answer['bytes_read']['ssd'])} from SSD and 0 B from DRAM" in err
 
 
@@ -271,6 +321,7 @@ def test_a_process_exits_with_the_code_of_main(tmp_path):
         (("--levels", "4/2", "--retention", "1.2"), "1.2"),
         (("--retention", "0.75"), "one level for all"),
         (("--context", "1"), "--context"),
+        (("-c", "1"), "--context"),
         (("--no-such-option",), "no-such-option"),
     ],
 )
@@ -291,8 +342,10 @@ def test_a_limit_too_small_exits_3(run, tiny_store, command):
     code, out, err = run(command, *common, *fitting, "--vram-limit", "1KB")
     least = json.loads(run("plan", *common, "--json")[1])["minimum_vram_bytes"]
     assert (code, out) == (3, "")
-    assert f"--vram-limit {least} " in err
-    assert run("plan", *common, "--vram-limit", least)[0] == 0
+    named = re.search(r"expected --vram-limit (\S+) or more .*: use --vram-limit \1 or ", err)
+    assert least <= parse_size(named[1]) < 1.01 * least
+    for enough in (named[1], least):
+        assert run("plan", *common, "--vram-limit", enough)[0] == 0
     assert run("plan", *common, "--vram-limit", least - 1)[0] == 3
 
 
@@ -309,7 +362,7 @@ def test_plan(run, tiny_store, limit):
     if limit:
         assert (made["vram_limit_bytes"], made["dram_limit_bytes"]) == (5_000_000, 100_000)
     text = run("plan", "--model", tiny_store, *limit)[1]
-    assert f"{made['minimum_vram_bytes']} bytes" in text
+    assert f"smallest limit that works: --vram-limit {format_least(made['minimum_vram_bytes'])}\n" in text
 
 
 def test_convert_inspect_verify(run, checkpoint, tmp_path):

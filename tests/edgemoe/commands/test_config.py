@@ -12,8 +12,15 @@ import pytest
 import typer
 from terminals import ROOT
 
+from cache.policies import POLICIES
+from edgemoe.bench.prompts import CHOICES
 from edgemoe.cli import app
 from edgemoe.commands.config_file import options_of, variable
+from edgemoe.evaluate.studies import STUDIES
+from edgemoe.machine.devices import DEVICES
+from edgemoe.policy.settings import CPU_EXPERTS, CRITICAL, DEPTHS, SIGNALS
+from prefetch.base import MODES
+from storage.layout import LAYOUTS
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +155,8 @@ def test_every_command_can_be_configured():
 
 
 def test_shell_completion(tmp_path):
-    """bash completes commands and options after it reads the script of --show-completion."""
+    """bash completes commands, options, names and values after it reads the script of --show-completion."""
+    (tmp_path / ".cache/edgemoe/stores/qwen3-0123456789abcdef-cuda").mkdir(parents=True)
     (tmp_path / "edgemoe").write_text(f'#!/bin/sh\nexec {sys.executable} -m edgemoe "$@"\n')
     (tmp_path / "edgemoe").chmod(0o755)
     script = (
@@ -156,6 +164,10 @@ def test_shell_completion(tmp_path):
         "complete -p edgemoe\n"
         'COMP_WORDS=(edgemoe ch); COMP_CWORD=1; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
         'COMP_WORDS=(edgemoe chat --vram); COMP_CWORD=2; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(edgemoe plan -m d); COMP_CWORD=3; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(edgemoe rm qw); COMP_CWORD=2; _edgemoe_completion edgemoe; echo "${COMPREPLY[@]}"\n'
+        "COMP_WORDS=(edgemoe bench --levels 8/); COMP_CWORD=3; _edgemoe_completion edgemoe; "
+        'echo "${COMPREPLY[@]}"\n'
         "edgemoe --install-completion >&2\n"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
@@ -165,5 +177,45 @@ def test_shell_completion(tmp_path):
         "complete -o default -F _edgemoe_completion edgemoe",
         "chat",
         "--vram-limit",
+        "demo",
+        "qwen3",
+        "8/4 8/4/2/0",
     ]
     assert "_edgemoe_completion" in (tmp_path / ".bash_completions" / "edgemoe.sh").read_text()
+
+
+def test_completed_values_are_those_of_the_program():
+    """Every value that a shell completes is one that the option takes, and none is missing."""
+    commands = typer.main.get_command(app).commands
+    expected = {
+        "depth": DEPTHS,
+        "critical": CRITICAL,
+        "importance": SIGNALS,
+        "speculate": MODES,
+        "eviction": POLICIES,
+        "cpu-experts": CPU_EXPERTS,
+        "device": DEVICES,
+        "layout": ("auto", *LAYOUTS),
+        "study": STUDIES,
+        "prompts": CHOICES,
+    }
+    seen = set()
+    for name, command in commands.items():
+        for option, parameter in options_of(command).items():
+            if option in expected:
+                completed = parameter.shell_complete(typer.Context(command), "")
+                assert {each.value for each in completed} == {*expected[option]}, (name, option)
+                seen.add(option)
+    assert seen == set(expected)
+
+
+def test_completion_imports_no_heavy_package(tmp_path):
+    """The names of models are completed without torch."""
+    code = (
+        "import sys\nfrom edgemoe.commands.options import complete_model\n"
+        "assert complete_model('de') == ['demo']\n"
+        "assert not {'torch', 'numpy', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+    )
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

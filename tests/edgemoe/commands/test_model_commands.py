@@ -5,20 +5,25 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import small_checkpoint
+from safetensors.torch import load_file
 
 from edgemoe.cli import main
 from edgemoe.commands import doctor
 from edgemoe.machine.disk_speed import PIECE, measure_disk
 from edgemoe.models import cache as model_cache
-from edgemoe.models.cache import cached_models, find_cached, remove
+from edgemoe.models import resolve
+from edgemoe.models.cache import aliases, cached_names, find_cached, remove
+from edgemoe.models.listing import cached_models
 from edgemoe.models.resolve import resolve_store
 from storage.errors import DoesNotFit
+from storage.layout import LAYOUTS
 from storage.lock import StoreLock
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.writer import MARKER_NAME
@@ -46,7 +51,7 @@ def store(run, tmp_path) -> Path:
 
 
 def test_models_lists_the_cache(run, store, tmp_path):
-    """Name, bytes on disk, levels, layout and last use, of finished, unfinished and damaged stores."""
+    """Name, family, parameters, bytes on disk, levels, layout, last use; of unfinished and damaged stores too."""
     for state, name in (("unfinished", MARKER_NAME), ("damaged", MANIFEST_NAME)):
         (store.parent / state).mkdir()
         (store.parent / state / name).write_text("{")
@@ -58,10 +63,15 @@ def test_models_lists_the_cache(run, store, tmp_path):
     assert (whole["state"], whole["levels"], whole["last_used"]) == ("ready", [8, 4, 2], 5000)
     assert whole["layout"] == Manifest.load(store).layout
     assert whole["bytes"] == sum(path.lstat().st_blocks * 512 for path in store.iterdir())
+    source = [
+        tensor for path in (tmp_path / "small").glob("*.safetensors") for tensor in load_file(path).values()
+    ]
+    assert whole["parameters"] == sum(tensor.numel() for tensor in source)
+    assert whole["family"] == json.loads((tmp_path / "small" / "config.json").read_text())["model_type"]
     assert (rows["unfinished"]["state"], rows["damaged"]["state"]) == ("unfinished", "damaged")
     table = run("models")[1].splitlines()
     assert len(table) == 4
-    assert table[-1].startswith(store.name)
+    assert table[-1].split()[:2] == ["small", whole["family"]]
     assert "8/4/2" in table[-1]
 
 
@@ -90,13 +100,79 @@ def test_rm_needs_confirmation(run, store, answer, code):
 def test_rm_takes_an_unambiguous_prefix(run, store):
     """A prefix of two names removes neither and prints both."""
     twin = Path(shutil.copytree(store, store.with_name(store.name + "-twin")))
-    code, _, err = run("rm", "small", "--yes")
-    assert (code, store.name in err, twin.exists()) == (2, True, True)
+    code, _, err = run("rm", "sma", "--yes")
+    assert (code, twin.name in err, twin.exists()) == (2, True, True)
     assert run("rm", store.name, "--yes")[0] == 0
     assert run("rm", "small", "--yes")[0] == 0
     assert cached_models() == []
     code, _, err = run("rm", "small", "--yes")
     assert (code, "the cache has nothing" in err) == (2, True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_short_names(layout):
+    """Every layout is left out of a short name; main is left out of a name on the Hub, other revisions are not."""
+    assert aliases(f"my-cpu-model-1f2e3d4c5b6a7988-{layout}")[0] == "my-cpu-model"
+    assert aliases(f"acme--tiny-cpu@main-{layout}")[0] == "acme/tiny-cpu"
+    assert aliases(f"acme--tiny@v1--b-{layout}")[0] == "acme/tiny@v1/b"
+    assert aliases("by-hand") == ("by-hand",)
+
+
+def test_every_command_takes_the_printed_name(run, store, tmp_path, monkeypatch):
+    """Each name that `models` prints, and its beginning, is a model for every command that takes one."""
+    monkeypatch.chdir(tmp_path / "cache")
+    (name,) = (line.split()[0] for line in run("models")[1].splitlines()[1:])
+    assert name == "small"
+    for given in (name, "sm", store.name):
+        assert run("inspect", given, "--json")[0] == 0
+        assert run("verify", given)[0] == 0
+        assert run("plan", "--model", given, "--json")[0] == 0
+    shutil.copytree(store, store.with_name("smaller-0123456789abcdef-cpu-avx2"))
+    for command in (("inspect",), ("verify",), ("rm",), ("calibrate",), ("plan", "--model")):
+        code, out, err = run(*command, "sm")
+        assert (code, out, "2 of them, small, smaller:" in err) == (2, "", True)
+        code, out, err = run(*command, "large")
+        assert (code, out, "the cache has small, smaller:" in err) == (2, "", True)
+    assert run("inspect", "small")[0] == 0
+
+
+def test_a_path_goes_before_a_name(run, store, tmp_path, monkeypatch):
+    """A directory that is called as a model of the cache is not hidden by it."""
+    monkeypatch.chdir(tmp_path)
+    assert (tmp_path / "small").is_dir()
+    code, _, err = run("inspect", "small")
+    assert (code, "a store in small" in err) == (2, True)
+
+
+def test_the_name_of_an_unfinished_conversion(run, store, tmp_path, monkeypatch):
+    """It is refused with what resumes it; one of the Hub is opened by its name there, which resumes it."""
+    monkeypatch.chdir(tmp_path / "cache")
+    (store / MANIFEST_NAME).unlink()
+    code, _, err = run("plan", "--model", "small")
+    assert (code, "the conversion resumes" in err) == (2, True)
+    (model_cache.downloads_directory() / "acme--tiny@main-cpu-avx2").mkdir(parents=True)
+    assert resolve._by_name(Path("tiny")) == Path("acme/tiny")
+
+
+def test_names_that_two_models_have(run, store):
+    """Each of two stores of one checkpoint is printed by a name of its own, which finds it."""
+    shutil.copytree(store, store.with_name("small-0123456789abcdef-cuda"))
+    (store.parent / "small").mkdir()
+    names = cached_names()
+    assert len({name.short for name in names}) == 3
+    assert [find_cached(name.short) for name in names] == names
+
+
+def test_pull_prints_the_line_of_a_chat(run, tmp_path, monkeypatch):
+    """A checkpoint is converted, and the printed line, without its first word, runs."""
+    source = small_checkpoint.save(tmp_path / "my model")
+    code, out, err = run("pull", source)
+    assert (code, "converting" in err) == (0, True)
+    words = shlex.split(out)
+    assert words[:3] == ["edgemoe", "chat", "-m"]
+    monkeypatch.chdir(tmp_path / "cache")
+    assert run("plan", *words[2:])[0] == 0
+    assert json.loads(run("pull", source, "--json")[1])["name"] == words[3]
 
 
 def test_rm_by_the_hubs_name_takes_store_and_download(run, store):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
@@ -60,7 +61,8 @@ def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, co
     except DoesNotFit as refused:
         assert limit < refused.minimum
         assert refused.exit_code == 3
-        assert str(refused.minimum) in str(refused)
+        named = str(refused).partition(" ")[2].split()[1]  # expected --vram-limit SIZE or more
+        assert refused.minimum <= parse_size(named) <= 1.01 * refused.minimum + 1
         smallest = plan(vram_limit=refused.minimum, levels=(level,), context=context)
         assert smallest.vram_experts == MINIMUM_EXPERTS
         with pytest.raises(DoesNotFit):

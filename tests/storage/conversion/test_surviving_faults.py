@@ -177,7 +177,7 @@ def test_a_real_disk_that_fills_up_in_the_middle(small_source, straight_files, s
     with pytest.raises(DoesNotFit, match="filled up"):
         run(small_source, small_disk / "store", progress=fill)
     assert set(contents(small_disk / "store")) == {"unfinished.json"}
-    with pytest.raises(DoesNotFit, match="bytes free"):
+    with pytest.raises(DoesNotFit, match="B free:"):
         run(small_source, small_disk / "store")
     (small_disk / "filler").unlink()
     run(small_source, small_disk / "store")

@@ -1,0 +1,78 @@
+"""The models in the cache, described."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from edgemoe.models.cache import CachedName, cached_names, disk_bytes
+from storage.base import LEVELS
+from storage.dense import SCALE_SUFFIX
+from storage.errors import EdgemoeError
+from storage.header import read_header
+from storage.manifest import MANIFEST_NAME, Manifest
+from storage.untrusted import read_json
+from storage.writer import DENSE_NAME
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model of the cache.
+
+    Args:
+        name: of its directories.
+        short: its name for people and for other commands.
+        paths: its store, its checkpoint, or both.
+        bytes: on disk, in all paths.
+        state: `ready`, `unfinished` (a conversion or download that can be resumed) or `damaged`.
+        levels: levels of its experts, highest first; empty unless ready.
+        layout: of its records; None unless ready.
+        family: model_type of its config.json; None unless ready.
+        parameters: number of its weights; None unless ready.
+        last_used: seconds since the epoch.
+    """
+
+    name: str
+    short: str
+    paths: tuple[Path, ...]
+    bytes: int
+    state: str
+    levels: tuple[int, ...]
+    layout: str | None
+    family: str | None
+    parameters: int | None
+    last_used: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, by name."""
+        return asdict(self) | {"paths": [str(path) for path in self.paths]}
+
+
+def cached_models() -> list[CachedModel]:
+    """Lists the cache, most recently used model first."""
+    return sorted(map(_describe, cached_names()), key=lambda model: -model.last_used)
+
+
+def _describe(name: CachedName) -> CachedModel:
+    store, state = name.paths[0], "unfinished"
+    found: tuple[tuple[int, ...], str | None, str | None, int | None] = ((), None, None, None)
+    if (store / MANIFEST_NAME).exists():
+        try:
+            found, state = _contents(store), "ready"
+        except EdgemoeError:
+            state = "damaged"
+    size, used = sum(map(disk_bytes, name.paths)), store.stat().st_mtime
+    return CachedModel(name.directory, name.short, name.paths, size, state, *found, used)
+
+
+def _contents(store: Path) -> tuple[tuple[int, ...], str, str | None, int]:
+    """The levels, layout, family and number of weights of a finished store."""
+    manifest = Manifest.load(store)
+    dense = read_header(store / DENSE_NAME).tensors
+    weights = sum(prod(tensor.shape) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX))
+    experts = sum(len(layer.records) for layer in manifest.layers.values())
+    family = read_json(store, "config.json").get("model_type")
+    levels = tuple(level for level in LEVELS if 0 < level <= manifest.max_level)
+    return levels, manifest.layout, family, weights + experts * manifest.geometry.weights

@@ -1,0 +1,92 @@
+"""The line after an answer, for people and in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgemoe.chat.answer_lines import answer_line, format_part, stats_line
+from edgemoe.engine.generate import Answer
+
+ANSWER = Answer(
+    text="",
+    prompt_tokens=10,
+    cached_tokens=4,
+    new_tokens=42,
+    ttft_s=0.68,
+    tpot_s=1 / 24.6,
+    hit_rate={"vram": 0.93, "dram": 0.0},
+    ssd_bytes_per_token=26e6,
+    levels={"8": 0, "4": 9, "2": 1, "0": 0},
+    reused=0,
+    cpu_experts=0,
+    effective_retention=0.9,
+    bits=4.21,
+    predicted_kl=None,
+    bytes_read={"ssd": 10**9, "dram": 0},
+    read_retries=0,
+    peak_vram_bytes=2_700_000_000,
+    peak_process_bytes=3_100_000_000,
+    vram_limit_bytes=3_000_000_000,
+    finish_reason="stop",
+)
+
+SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "line"),
+    [
+        (
+            {},
+            False,
+            f"{SPEED} · experts: 93 % from memory, 26 MB/token from disk · 4.2 bits · 2.7 of 3 GB",
+        ),
+        (
+            {"hit_rate": {"vram": 0.5, "dram": 0.25}, "bits": 8.0},
+            True,
+            f"{SPEED} · experts: 50 % from VRAM, 25 % from memory, 26 MB/token from disk · 8 bits · 2.7 of 3 GB",
+        ),
+        (
+            {"hit_rate": {"vram": 0.5, "dram": 0.5}, "ssd_bytes_per_token": 0.0, "finish_reason": "length"},
+            False,
+            f"{SPEED} · experts: 100 % from memory · 4.2 bits · 2.7 of 3 GB · cut at 42 tokens (--max-new-tokens)",
+        ),
+        (
+            {
+                "new_tokens": 1,
+                "tpot_s": None,
+                "hit_rate": {"vram": None, "dram": None},
+                "ssd_bytes_per_token": None,
+                "bits": None,
+                "finish_reason": "context",
+            },
+            True,
+            "1 token, first after 0.7 s · 2.7 of 3 GB · cut: the context is full (--context)",
+        ),
+    ],
+)
+def test_the_line_for_people(changes, device, line):
+    """Speed, origin of the experts in the machine's words, bits, memory, and why an answer was cut."""
+    assert answer_line(replace(ANSWER, **changes), device=device) == line
+
+
+def test_the_full_line_has_both_rates():
+    """Tokens a second stand beside the time per token."""
+    assert stats_line(ANSWER).startswith(
+        "TTFT 0.68 s, TPOT 41 ms (24.6 tok/s), 42 tokens (4 of 10 prompt tokens reused)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "text"),
+    [
+        (999_600_000, 999_700_000, "1 of 1 GB"),
+        (5, 900, "5 of 900 B"),
+        (11_940_000_000, 12_000_000_000, "11.9 of 12 GB"),
+    ],
+)
+def test_a_part_of_a_limit(size, limit, text):
+    """Both have one unit, also where the limit is rounded up into the next."""
+    assert format_part(size, limit) == text
