@@ -30,6 +30,9 @@ ANSWER = Answer(
     peak_process_bytes=3_100_000_000,
     vram_limit_bytes=3_000_000_000,
     finish_reason="stop",
+    batch=1.0,
+    tokens=[],
+    logprobs=None,
 )
 
 SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"
