@@ -13,6 +13,7 @@ from edgemoe.commands import bench, calibrate, chat, convert, doctor, inspect, m
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord, printable
+from edgemoe.console.streams import standard_streams
 from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
@@ -69,7 +70,8 @@ def main() -> int:
     logging.captureWarnings(True)
     logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING)
     try:
-        result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
+        with standard_streams():
+            result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
     except EdgemoeError as error:
         print(printable(f"edgemoe: {error}"), file=sys.stderr)
         return error.exit_code

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from edgemoe.api.model import Model
 from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
@@ -61,10 +62,11 @@ class Conversation:
         """Replaces the system message; None removes it.
 
         Raises:
-            UserError: the chat template refuses it, or leaves it out.
+            UserError: it is no text, or the chat template refuses it or leaves it out.
         """
         system: list[Message] = []
         if text:
+            require_text(text, "a system message")
             system = [{"role": "system", "content": text}]
             written = render_chat(self._tokenizer, [*system, {"role": "user", "content": "x"}])
             if text.strip() not in written:

@@ -11,6 +11,7 @@ from edgemoe.chat.answer_lines import answer_line, stats_line
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.input import in_colour
 from edgemoe.console.printable import printable
+from edgemoe.console.streams import require_text
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
 
@@ -61,7 +62,12 @@ class Chat:
         """The last question, if its answer was cancelled."""
 
     def ask(self, prompt: str) -> None:
-        """Answers a turn on stdout. Ctrl-C drops the turn and keeps it for `regenerate`."""
+        """Answers a turn on stdout. Ctrl-C drops the turn and keeps it for `regenerate`.
+
+        Raises:
+            UserError: the prompt is no text; and from Conversation.ask.
+        """
+        require_text(prompt, "a turn")
         self.cancelled = None
         try:
             self._show(self.conversation.ask(prompt, self._stream))

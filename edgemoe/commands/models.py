@@ -14,6 +14,7 @@ import typer
 from edgemoe.commands.options import JsonOption, KeepSourceOption, complete_model
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
+from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel
@@ -71,15 +72,31 @@ def pull_command(
 
 
 def rm_command(name: NameArgument, yes: YesOption = False) -> None:
-    """Remove a model from the cache, after confirmation. Refuses while the model is in use."""
+    """Remove a model from the cache, after confirmation. Refuses while it is in use. Exits 1 where it is kept."""
     from edgemoe.models.cache import disk_bytes, find_cached, remove
 
     model = find_cached(name)
     size = format_size(sum(map(disk_bytes, model.paths)))
-    if not yes:
-        typer.confirm(f"Remove {model.short} ({size})?", abort=True, err=True)
+    if not yes and not _confirmed(f"Remove {model.short} ({size})?"):
+        print(f"kept {model.short}")
+        raise typer.Exit(1)
     remove(model)
     print(f"removed {model.short}: {size}")
+
+
+def _confirmed(question: str) -> bool:
+    """Whether a question on stderr is answered with yes on stdin.
+
+    Raises:
+        UserError: there is no answer.
+    """
+    while True:
+        print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+        if not answer:
+            raise UserError("y or n", "the end of the input", "give --yes to remove without confirmation")
+        if (word := answer.strip().lower()) in ("y", "yes", "n", "no", ""):
+            return word in ("y", "yes")
 
 
 def _table(models: list[CachedModel]) -> list[str]:

@@ -150,7 +150,7 @@ def remove(model: CachedName) -> None:
 
     Raises:
         StoreBusy: a process is using it.
-        UserError: a path is a link; its target lies outside of the cache.
+        UserError: a path is a link, whose target lies outside of the cache, or may not be removed by this user.
     """
     for path in model.paths:
         if path.is_symlink():
@@ -162,8 +162,12 @@ def remove(model: CachedName) -> None:
         for path in model.paths:
             # Renamed first: a removal that is killed leaves no store that looks complete.
             removed = path.with_name(f"{_REMOVED}{path.name}-{time.time_ns()}")
-            path.rename(removed)
-            shutil.rmtree(removed)
+            try:
+                path.rename(removed)
+                shutil.rmtree(removed)
+            except OSError as error:
+                wanted = f"{path}, which this user may remove"
+                raise UserError(wanted, str(error), "remove it as the user that it belongs to") from error
 
 
 def _begins(directory: str, text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -135,8 +136,10 @@ def convert_named(
     """Converts a checkpoint's directory, or a model of the Hub by its name. A directory goes first.
 
     Raises:
-        UserError: also for keep_source with a directory, which is never removed.
+        UserError: also for keep_source with a directory, which is never removed, and, before anything is read, for a
+            destination that cannot be a directory.
     """
+    _require_directory(destination)
     hub = _hub_model(source, keep_source)
     if hub:
         return convert_from_hub(hub, destination, keep_source=keep_source, **options)
@@ -214,6 +217,15 @@ def _by_name(model: Path) -> Path:
         "an unfinished one",
         "give its checkpoint's directory: the conversion resumes",
     )
+
+
+def _require_directory(destination: Path) -> None:
+    """Refuses a destination that is no directory, or that this user may not make or write to."""
+    existing = next(path for path in (destination, *destination.absolute().parents) if path.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK):
+        return
+    found = "a directory that this user may not write to" if existing.is_dir() else "a file"
+    raise UserError(f"a directory for a store at {destination}", f"{found} at {existing}", "choose another")
 
 
 def _hub_model(model: Path, keep_source: bool) -> HubModel | None:

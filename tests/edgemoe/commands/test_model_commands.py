@@ -88,9 +88,9 @@ def test_using_a_store_moves_it_to_the_front(run, store):
     assert cached_models()[0].last_used > 5000
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 130), ("", 130)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("what\nYES\n", 0), ("n\n", 1), ("\n", 1), ("", 2)])
 def test_rm_needs_confirmation(run, store, answer, code):
-    """Only the answer y removes; any other exits 130."""
+    """Only yes removes, no exits 1, and the end of the input is a mistake of the command line."""
     got, out, err = run("rm", store.name, stdin=answer)
     assert (got, "Remove" in err) == (code, True)
     assert store.exists() == (code != 0)
@@ -186,6 +186,27 @@ def test_rm_by_the_hubs_name_takes_store_and_download(run, store):
     assert run("rm", "acme/tiny", "--yes")[0] == 0
     assert not download.exists()
     assert cached_models() == []
+
+
+def test_rm_of_files_of_another_user(run, store, monkeypatch):
+    """A refusal by the system is one line and exit 2."""
+
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    code, _, err = run("rm", "small", "--yes")
+    assert (code, "Permission denied" in err, err.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize("place", ["file", "file/store", "proc"])
+def test_a_destination_that_is_no_directory_exits_2(run, tmp_path, place):
+    """It is refused as a mistake of the command line, where possible before the source is read."""
+    (tmp_path / "file").write_text("mine")
+    source = tmp_path / "none" if place != "proc" else small_checkpoint.save(tmp_path / "small")
+    code, _, err = run("convert", source, Path("/proc/store") if place == "proc" else tmp_path / place)
+    assert (code, "store" in err) == (2, True)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
