@@ -22,6 +22,7 @@ def run_chat(
     prompt: str | None,
     *,
     as_json: bool,
+    stream: bool = False,
     stats: bool = False,
     answered: Callable[[], None] = lambda: None,
 ) -> None:
@@ -35,7 +36,7 @@ def run_chat(
         conversation: answers the turns.
         prompt: the only turn; None: turns come from stdin.
         as_json: prints answers as JSON lines.
-        stats: prints every figure after an answer.
+        stream, stats: of Chat.
         answered: called after every answer.
 
     Raises:
@@ -44,7 +45,7 @@ def run_chat(
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
     interactive = prompt is None and sys.stdin.isatty()
-    chat = Chat(engine, conversation, as_json=as_json, stats=stats, answered=answered)
+    chat = Chat(engine, conversation, as_json=as_json, stream=stream, stats=stats, answered=answered)
     if prompt is not None:
         chat.ask(prompt)
         return

@@ -40,6 +40,7 @@ class Chat:
         engine: of the conversation.
         conversation: answers the turns.
         as_json: prints answers as JSON lines.
+        stream: prints a JSON line for each piece of text too.
         stats: prints every figure after an answer, which /stats prints too, instead of a line for people.
         answered: called after every answer.
     """
@@ -50,11 +51,12 @@ class Chat:
         conversation: Conversation,
         *,
         as_json: bool,
+        stream: bool = False,
         stats: bool = False,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine, self.conversation, self._answered = engine, conversation, answered
-        self._as_json, self._stats = as_json, stats
+        self._as_json, self._stream_json, self._stats = as_json, stream, stats
         self.totals = Totals()
         self.last: Answer | None = None
         """The last answer."""
@@ -89,7 +91,9 @@ class Chat:
         print(text, file=sys.stderr, flush=True)
 
     def _stream(self, piece: str) -> None:
-        if not self._as_json:
+        if self._stream_json:
+            print(json.dumps({"delta": piece}), flush=True)
+        elif not self._as_json:
             print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
     def _show(self, answer: Answer) -> None:

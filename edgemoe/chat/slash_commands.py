@@ -23,7 +23,7 @@ _WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
 """The beginning of a command; `/etc/passwd` is none."""
 
 _SYNONYMS = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "reset": "clear", "retry": "regen"}
-"""Names in other programs, and the command to suggest for each."""
+"""Names in other programs, and the command that each stands for."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ def run_command(chat: Chat, turn: Turn) -> bool:
     if match is None:
         return False
     name, argument = match[1].lower(), turn.text[match.end() :].strip()
+    name = _SYNONYMS.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
-        near = _SYNONYMS.get(name) or next(iter(get_close_matches(name, COMMANDS, 1)), "help")
+        near = next(iter(get_close_matches(name, COMMANDS, 1)), "help")
         raise UserError(
             "a command of the chat",
             f"/{name}",
@@ -71,7 +72,7 @@ def run_command(chat: Chat, turn: Turn) -> bool:
 def refuse_command(prompt: str) -> None:
     """Raises UserError if the only prompt is a command, which gives no answer."""
     match = _WORD.match(prompt)
-    if match and match[1].lower() in COMMANDS:
+    if match and match[1].lower() in {*COMMANDS, *_SYNONYMS}:
         raise UserError(
             "a prompt for the model",
             f"--prompt {prompt!r}, which is a command of the interactive chat",
@@ -83,6 +84,7 @@ def _help(chat: Chat, argument: str) -> None:
     for name, command in COMMANDS.items():
         chat.say(f"  {f'/{name} {command.arguments}':<22}{command.help}")
     chat.say(f"  {QUOTES}                   begins a turn of several lines, and ends it")
+    chat.say("  \\ at a line's end     continues the turn in the next line, as Alt-Enter does")
     chat.say("  Ctrl-C                cancels an answer and drops its turn; at an empty prompt it exits")
     chat.say("  Ctrl-D                exits")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from edgemoe.api.template import Message
+from edgemoe.chat.conversation import Conversation
 from storage.atomic import replacing, write_all
 from storage.errors import EdgemoeError, UserError
 
@@ -16,6 +20,34 @@ VERSION = 1
 
 MOST_BYTES = 64 << 20
 """Maximum size of a file to load."""
+
+
+def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
+    """Saves a conversation for load_last, and calls `then`; a failed write is only logged."""
+    path = _last()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        save(path, conversation.messages)
+    except (OSError, UserError) as error:
+        logging.getLogger("edgemoe").warning("the conversation is not kept for --continue: %s", error)
+    then()
+
+
+def load_last() -> list[Message]:
+    """Loads the conversation that keep_last saved last.
+
+    Raises:
+        UserError: there is none, or from load.
+    """
+    path = _last()
+    if not path.exists():
+        wanted = "a conversation to continue"
+        raise UserError(wanted, f"none in {path}", "start one at a terminal, without --continue")
+    return load(path)
+
+
+def _last() -> Path:
+    return Path(platformdirs.user_state_dir("edgemoe"), "last-conversation.json")
 
 
 def save(path: Path, messages: Sequence[Message]) -> None:

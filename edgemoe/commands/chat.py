@@ -13,6 +13,7 @@ import typer
 
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped, option
+from edgemoe.console.attachments import whole_prompt
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,11 +27,26 @@ EXAMPLES = (
 PromptOption = Annotated[
     str | None, typer.Option("--prompt", "-p", help="Answer this prompt and exit. Default: turns from stdin.")
 ]
-StatsOption = Annotated[
-    bool,
-    typer.Option("--stats", help="Print every figure after an answer, as /stats does, not one short line."),
-]
 SystemOption = Annotated[str | None, typer.Option(help="A system message for the conversation.")]
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """Options of what is answered, and of how answers are printed."""
+
+    file: Path | None = option("UTF-8 text that follows --prompt; text piped into stdin follows it too.")
+    resume: bool = option(
+        "Continue the last conversation. A chat at a terminal, and one with this option, is kept for it.",
+        False,
+        name="--continue",
+    )
+    stats: bool = option(
+        "Print every figure after an answer, as /stats does, instead of one short line.", False
+    )
+    as_json: bool = option("One JSON object a line on stdout.", False, name="--json")
+    stream: bool = option(
+        'With --json: a line {"delta": TEXT} for each piece of text, before the line of the answer.', False
+    )
 
 
 @dataclass(frozen=True)
@@ -55,8 +71,7 @@ def chat_command(
     threads: options.ThreadsOption = None,
     wanted: SamplingOptions,
     keep_source: options.KeepSourceOption = False,
-    stats: StatsOption = False,
-    as_json: options.JsonOption = False,
+    turns: TurnOptions,
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
@@ -67,6 +82,7 @@ def chat_command(
     from edgemoe.console.loading import loading, starting
     from edgemoe.models.open import open_store
 
+    whole = _prompt(prompt, turns)
     choose = partial(options.run_settings, **vars(chosen))
     store, plan, settings = open_store(
         model,
@@ -77,7 +93,7 @@ def chat_command(
         shrink=True,
         **vars(limits),
     )
-    if not as_json:
+    if not turns.as_json:
         print(
             *options.describe_levels(chosen, settings), *plan.lines(), sep="\n", file=sys.stderr, flush=True
         )
@@ -87,6 +103,7 @@ def chat_command(
         from edgemoe.chat.conversation import Conversation
         from edgemoe.chat.loop import run_chat
         from edgemoe.chat.slash_commands import refuse_command
+        from edgemoe.chat.transcript import keep_last, load_last
         from edgemoe.engine.engine import Engine
         from edgemoe.models.heat import keeping_heat
         from edgemoe.models.tokenizer import load_tokenizer
@@ -94,20 +111,48 @@ def chat_command(
     # Wrong options are refused before the model is loaded.
     if prompt is not None:
         refuse_command(prompt)
+    messages = load_last() if turns.resume else []
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
     sampling = _sampling(store.directory, tokenizer.eos_token_id, wanted)
+    kept = turns.resume or (prompt is None and sys.stdin.isatty())
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
-        if engine.damage and not as_json:
+        if engine.damage and not turns.as_json:
             print(f"levels by damage, measured on {engine.damage.origin}", file=sys.stderr, flush=True)
         before, answered = stack.enter_context(
             keeping_heat(store.directory, store.manifest, engine.vram.heat)
         )
         engine.fill_first(before)
         conversation = Conversation(Model(engine, tokenizer, sampling), system)
-        run_chat(engine, conversation, prompt, as_json=as_json, stats=stats, answered=answered)
+        if messages:
+            conversation.restore(messages)
+            conversation.set_system(system or conversation.system)
+        run_chat(
+            engine,
+            conversation,
+            whole,
+            as_json=turns.as_json,
+            stream=turns.stream,
+            stats=turns.stats,
+            answered=partial(keep_last, conversation, answered) if kept else answered,
+        )
+
+
+def _prompt(prompt: str | None, turns: TurnOptions) -> str | None:
+    """The only prompt with its attachments; None where turns come from stdin.
+
+    Raises:
+        UserError: an option without the one that it belongs to; and from whole_prompt.
+    """
+    if turns.stream and not turns.as_json:
+        raise UserError("--json with --stream", "--stream alone", "add --json; text is printed as it comes")
+    if prompt is not None:
+        return whole_prompt(prompt, turns.file)
+    if turns.file is not None:
+        raise UserError("a prompt for --file", "none", "add --prompt 'Summarize this text' or another one")
+    return None
 
 
 def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:

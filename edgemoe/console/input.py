@@ -96,6 +96,8 @@ class PlainTurns:
             try:
                 text += "\n" + self._line(CONTINUED)
             except EOFError:
+                if not text.lstrip().startswith(QUOTES):
+                    break
                 raise UserError(
                     f"a line that ends in {QUOTES}",
                     f"the end of the input inside the turn that begins with {text[:40]!r}",
@@ -156,18 +158,20 @@ class EditedTurns:
 
 
 def is_open(text: str) -> bool:
-    """Whether a turn continues in the next line: its opening quotes are not closed."""
+    """Whether a turn continues in the next line: it ends in a backslash, or its opening quotes are not closed."""
+    if not text.lstrip().startswith(QUOTES):
+        return text.endswith("\\")
     text = text.strip()
-    return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
+    return not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
 
 
 def as_turn(text: str) -> Turn:
-    """Makes a turn of its lines, without the quotes around them."""
+    """Makes a turn of its lines, without the quotes around them, or the backslashes at their ends."""
     bare = text.strip()
     if bare.startswith(QUOTES) and not is_open(text):
         inside = bare[len(QUOTES) : -len(QUOTES)]
         return Turn(inside.removeprefix("\n").removesuffix("\n"), quoted=True)
-    return Turn(text)
+    return Turn(text.replace("\\\n", "\n"))
 
 
 def _history(path: Path) -> History:
@@ -206,6 +210,10 @@ def _keys() -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
 
     @keys.add("c-c")
     def _(event: KeyPressEvent) -> None:

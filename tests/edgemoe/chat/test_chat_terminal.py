@@ -54,7 +54,6 @@ def test_a_chat_at_a_terminal(options, tmp_path):
         assert "set: 8/4 r 0.9" in terminal.enter("/set retent\t0.9")
         assert "retention       0.9" in terminal.enter("/set")
         assert "id you mean /set?" in terminal.enter("/sett levels 8")
-        assert "id you mean /exit?" in terminal.enter("/quit")
         assert "above 0, at most 1" in terminal.enter("/set retention 2")
         assert "system message set" in terminal.enter("/system be brief")
         assert "be brief" in terminal.enter("/system")
@@ -77,6 +76,24 @@ def test_a_chat_at_a_terminal(options, tmp_path):
     roles = [(m["role"], m["content"]) for m in json.loads(saved.read_text())["messages"]]
     assert roles[0] == ("user", "the quick brown fox")
     assert roles[4] == ("user", "the fox\n/help")
+
+
+def test_several_lines_and_other_programs_commands(options, tmp_path):
+    """Alt-Enter and a trailing backslash make lines, /? and /bye are obeyed, and --continue goes on."""
+    with Terminal(tmp_path, *options) as terminal:
+        terminal.ready()
+        assert "/regen" in terminal.enter("/?")
+        assert "first after" in terminal.enter("one\x1b\rtwo")
+        terminal.process.send("three\\\r")
+        terminal.until(r"\.\.\.")
+        assert "first after" in terminal.enter("four")
+        terminal.process.send("/bye\r")
+        assert terminal.end()[0] == 0
+    command = [sys.executable, "-m", "edgemoe", *map(str, options), "--continue", "--json"]
+    done = subprocess.run(command, env=environment(tmp_path), input="five\n", capture_output=True, text=True)
+    assert (done.returncode, json.loads(done.stdout)["new_tokens"]) == (0, 3)
+    kept = json.loads((tmp_path / "state" / "edgemoe" / "last-conversation.json").read_text())
+    assert [m["content"] for m in kept["messages"][::2]] == ["one\ntwo", "three\nfour", "five"]
 
 
 def test_history_and_ctrl_c(options, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from small_store import flip
 
 from edgemoe import __version__
+from edgemoe.chat import transcript
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.models.heat import NAME as HEAT
 from storage.manifest import MANIFEST_NAME, Manifest
@@ -195,6 +196,46 @@ def test_chat_at_scheduled_levels(checkpoint, tmp_path):
         "set: 4/2 r 0.75",
         "set: 4/2 r 0.5",
     ]
+
+
+def test_streamed_json(run, tiny_store):
+    """A line for each piece of text comes before the answer's; together they are its text."""
+    ask = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 8, "-c", 64, "--temperature", 0, "--json")
+    *pieces, answer = map(json.loads, run(*ask, "--stream")[1].splitlines())
+    assert {*map(tuple, pieces)} == {("delta",)}
+    assert "".join(piece["delta"] for piece in pieces) == answer["text"]
+    assert json.loads(run(*ask)[1])["text"] == answer["text"]
+
+
+def test_continue(run, tiny_store, monkeypatch, tmp_path):
+    """The last conversation of --continue goes on; without one the command is refused."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    ask = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 3, "-c", 128, "--json")
+    code, out, err = run(*ask, "--continue")
+    assert (code, out, "a conversation to continue, got none" in err) == (2, "", True)
+    assert run(*ask)[0] == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "edgemoe").mkdir()
+    messages = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    transcript.save(tmp_path / "edgemoe" / "last-conversation.json", messages)
+    alone, after = (json.loads(run(*ask, *more)[1]) for more in ((), ("--continue",)))
+    assert after["prompt_tokens"] > alone["prompt_tokens"]
+    kept = transcript.load(tmp_path / "edgemoe" / "last-conversation.json")
+    assert [*kept[:2], kept[2]["content"], kept[3]["content"]] == [*messages, "the fox", after["text"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stream", "-p", "x"), "--json with --stream"),
+        (("--file", "README.md"), "a prompt for --file"),
+        (("--file", "no-such-file", "-p", "x"), "No such file"),
+    ],
+)
+def test_options_that_need_another_exit_2(run, options, message):
+    """They are refused before the model is looked up."""
+    code, out, err = run("chat", "-m", "there-is-none", *options)
+    assert (code, out, message in err) == (2, "", True)
 
 
 @pytest.mark.parametrize("words", ["levels 8/4", "levels two", "retention 2", "temper 1", "levels"])

@@ -38,6 +38,13 @@ def test_lines_and_quoted_lines_are_turns():
     ]
 
 
+def test_a_backslash_continues_a_turn():
+    """A turn goes on behind each line that ends in a backslash; in quotes, and at the end of the input, one stays."""
+    text = 'one \\\ntwo\\\nthree\na\\b\n"""in\\\nquotes"""\nlast\\\n'
+    expected = ["one \ntwo\nthree", "a\\b", "in\\\nquotes", "last\\"]
+    assert [turn.text for turn in turns(text)] == expected
+
+
 def test_unclosed_quotes_and_binary_input_are_refused():
     """Both give a UserError."""
     with pytest.raises(UserError, match="end of the input inside the turn"):
@@ -58,9 +65,9 @@ def test_prompts_go_to_their_stream():
 def test_any_text_is_open_or_a_turn(text):
     """A quoted text is unchanged, and every printable character reaches the terminal."""
     if is_open(text):
-        assert text.strip().startswith('"""')
+        assert text.strip().startswith('"""') or text.endswith("\\")
     else:
-        assert as_turn(text).text in text
+        assert as_turn(text).text in (text if as_turn(text).quoted else text.replace("\\\n", "\n"))
     shown = printable(text)
     assert "\x1b" not in shown
     assert [c for c in text if c.isprintable()] == [c for c in shown if c.isprintable()]
