@@ -198,7 +198,9 @@ def make_plan(
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
     least = format_least(minimum)
     wanted = f"{option} {least} or more ({purposes})"
-    return DoesNotFit(wanted, format_size(limit), f"use {option} {least} or {otherwise}", minimum=minimum)
+    return DoesNotFit(
+        wanted, format_size(max(limit, 0)), f"use {option} {least} or {otherwise}", minimum=minimum
+    )
 
 
 def _fixed_bytes(

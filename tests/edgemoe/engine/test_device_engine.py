@@ -23,6 +23,7 @@ from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
 from prefetch.fetcher import Fetcher
 from storage.errors import DoesNotFit, NotFinite
+from storage.sizes import format_size
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
     assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + ROUNDING_BYTES
-    with pytest.raises(DoesNotFit, match=f"driver {DRIVER_BYTES}") as refused:
+    with pytest.raises(DoesNotFit, match=f"driver {format_size(DRIVER_BYTES)}") as refused:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert refused.value.minimum == least
 

@@ -33,6 +33,7 @@ from storage.errors import (
     TruncatedFile,
 )
 from storage.manifest import Manifest
+from storage.sizes import format_least
 
 PROMPT = [5, 9, 17, 33, 65, 129]
 LAST_LAYER = 2
@@ -183,7 +184,7 @@ def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
     store = StoreModel.open(tiny_store)
     settings = RunSettings.uniform(level)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
-    with pytest.raises(DoesNotFit, match=f"--vram-limit {least} ") as caught:
+    with pytest.raises(DoesNotFit, match=f"--vram-limit {format_least(least)} ") as caught:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert (caught.value.exit_code, caught.value.minimum) == (3, least)
     with Engine(store, store.plan(vram_limit=least, settings=settings, context=64), settings) as engine:

@@ -12,6 +12,7 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.machine import process
 from edgemoe.memory.plan import PROCESS_BYTES
 from edgemoe.policy.settings import RunSettings
+from storage.sizes import format_least
 
 ASK = ("--prompt", "the fox", "--max-new-tokens", 3, "--temperature", 0, "--context", 64)
 
@@ -55,7 +56,7 @@ def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(
     room(smallest - 50_000)
     code, out, err = run("chat", "--model", tiny_store, *ASK)
     assert (code, out) == (3, "")
-    assert str(smallest) in err.splitlines()[-1]
+    assert f"--vram-limit {format_least(smallest)} or more" in err.splitlines()[-1]
 
 
 def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypatch):

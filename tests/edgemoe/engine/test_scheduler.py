@@ -143,7 +143,7 @@ def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
     free = (engine.plan.vram_limit_bytes - used) // engine.shape.kv.bytes_for(16)
     assert free >= 8
     sequences = [engine.new_sequence(16) for _ in range(free)]
-    with pytest.raises(DoesNotFit, match="free bytes for kv"):
+    with pytest.raises(DoesNotFit, match="free for kv"):
         engine.new_sequence(16)
     for sequence in sequences:
         engine.end_sequence(sequence)

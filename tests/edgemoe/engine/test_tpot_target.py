@@ -114,7 +114,7 @@ def test_an_answer_says_what_it_cost(store, run):
     assert (answer["bits"], answer["predicted_kl"]) == (4.5, None)
     _, _, err = run(*options)
     assert "levels auto: 8, since every expert fits" in err
-    _, _, err = run(*options, "--tpot-target", "1s")
+    _, _, err = run(*options, "--tpot-target", "1s", "--stats")
     assert "levels auto" not in err
     assert "bits a weight for a predicted KL of" in err
 
