@@ -84,8 +84,10 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     family, device = known_family(model.config.model_type), runtime.device
     modules = _without_weights(model)
     _check_dense(model, dense_specs(dense), dense.parent)
-    tensors = {family.in_modules(name): tensor for name, tensor in load_dense(dense, file, device).items()}
-    _place_dense(model, tensors)
+    # No name keeps the tensors: parts that are joined below free theirs, layer by layer.
+    _place_dense(
+        model, {family.in_modules(k): tensor for k, tensor in load_dense(dense, file, device).items()}
+    )
     _place_buffers(model, device.place if device else None)
     _bind_experts(model, modules, runtime, family)
     for name, module in list(model.named_modules()):

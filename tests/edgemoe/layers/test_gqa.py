@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_equations import by_the_equations
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.layers import build
 from edgemoe.layers.dense import DenseLinear
+from edgemoe.layers.load import load_dense
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
 
@@ -153,3 +156,24 @@ def test_a_router_without_finite_logits_chooses_distinct_experts(bad):
     (weight if bad == "all" else weight[0]).fill_(float("nan"))
     _, chosen, _ = NativeRouter(weight, 4, normalise=True, rounded=False)(token)
     assert all(len(set(row)) == 4 and {*row} <= {*range(8)} for row in chosen.tolist())
+
+
+def test_weights_of_which_a_copy_is_made_are_freed(tiny_store, open_engine, monkeypatch):
+    """Joined projections replace q, k and v: their storages are gone before the model is complete, not after it."""
+    storages, seen = {}, []
+
+    def load(*args):
+        tensors = load_dense(*args)
+        names = [
+            name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        ]
+        storages.update({name: StorageWeakRef(tensors[name].untyped_storage()) for name in names})
+        return tensors
+
+    monkeypatch.setattr(build, "load_dense", load)
+    monkeypatch.setattr(
+        build, "in_huge_pages", lambda tensors: seen.extend(s.expired() for s in storages.values())
+    )
+    open_engine(tiny_store)
+    assert len(seen) > 3
+    assert all(seen)
