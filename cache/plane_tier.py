@@ -202,9 +202,9 @@ class PlaneTier:
         return acquired
 
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Counts resident experts as used, in this order, as leasing them would."""
+        """Counts experts as used, in this order, as leasing them would; those that are not resident are passed over."""
         with self._lock:
-            self._used(keys)
+            self._used([key for key in keys if key in self._resident])
 
     def release(self, *leases: Lease) -> None:
         """Ends leases.

@@ -57,6 +57,10 @@ class PinnedExperts(ABC):
         """Calls `observer` for every resident expert now, and at every change (cache.plane_tier.PlaneTier.observe)."""
 
     @abstractmethod
+    def observe_slower(self, observer: Observer) -> None:
+        """Does what `observe` does for the experts of the slower tier, where there is one."""
+
+    @abstractmethod
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
         """Events behind a device's copies that still fill the blocks of resident experts."""
 
@@ -70,6 +74,21 @@ class PinnedExperts(ABC):
             layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.
             scan: as of ExpertSource.request.
         """
+
+    @abstractmethod
+    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
+        """Counts experts that a device computed without a request in some layers, as requests.
+
+        What the fastest tier lacks of them was read in the slower one's memory. Their use is not marked.
+
+        Args:
+            levels: (level in the fastest tier, 0: not there; level wanted, above 0) -> experts.
+            layers: how many.
+        """
+
+    @abstractmethod
+    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
+        """Marks experts of the fastest tier as used, for its eviction; those that have left it are passed over."""
 
     @abstractmethod
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
@@ -148,7 +167,9 @@ class ExpertSource(ABC):
 
     @abstractmethod
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
-        """Reads experts into free blocks of the fastest tier, between two requests; evicts none.
+        """Reads experts into free blocks of the tiers, the fastest first, between two requests.
+
+        While the fastest tier has free blocks, it evicts none.
 
         An expert that cannot be read ends it without an error. Counters are reset. May run on another thread while no
         caller uses the source.
@@ -160,6 +181,20 @@ class ExpertSource(ABC):
 
         Raises:
             ValueError: the source is closed, or a request is open.
+        """
+
+    @abstractmethod
+    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
+        """Copies experts that the slower tier has into the fastest one, between two requests. Evicts others.
+
+        Counts the bytes, and no requests. Copies wait for the kernels launched so far, and those launched later wait
+        for the copies.
+
+        Args:
+            wanted: key -> level, which the slower tier has.
+
+        Raises:
+            ValueError: as `request`.
         """
 
     @abstractmethod

@@ -124,6 +124,11 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Calls `observer` for every resident expert of `vram`, and at every change."""
         self._vram.observe(observer)
 
+    def observe_slower(self, observer: Observer) -> None:
+        """Calls `observer` for every resident expert of `dram`, and at every change."""
+        if self._transfers.dram:
+            self._transfers.dram.observe(observer)
+
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
         """Events behind the copies of resident experts."""
         return self._vram.arriving(keys)
@@ -145,6 +150,23 @@ class Fetcher(ExpertSource, PinnedExperts):
         # A request leases them in the order of their keys.
         self._vram.mark_used([key for layer in layers for key, _ in sorted(layer)])
 
+    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
+        """Counts experts that were computed without a request, in `vram` or read in `dram`."""
+        counts, bytes_at = self._transfers.counts, self._transfers.form.bytes_at
+        for (own, wanted), experts in levels.items():
+            self._transfers.count_requests([wanted] * experts)
+            if own >= wanted:
+                counts.vram_hits += experts
+            else:
+                counts.dram_hits += experts
+                counts.dram_bytes += experts * (bytes_at(wanted) - (bytes_at(own) if own else 0))
+        self._speculation.pass_layers(layers)
+        self._vram.clear_evict_first()
+
+    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
+        """Marks experts of `vram` as used."""
+        self._vram.mark_used(keys)
+
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """Counts predictions for which there was nothing to read."""
         for layer, predicted, wanted in layers:
@@ -153,29 +175,58 @@ class Fetcher(ExpertSource, PinnedExperts):
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Reads experts into free blocks, without predictions and without leaving any in DRAM.
 
-        A prompt that follows evicts the experts that it does not want, of the last layers first.
+        A prompt that follows evicts the experts that it does not want, of the last layers first. What is read when only
+        `dram` has free blocks passes through the same few blocks of `vram`.
         """
         self.release_pins()
         look_ahead, split = self._speculation.mode, self._split
         self.configure("off")
-        rest = [key for key in keys if not self._vram.level_of(key)]
         tried: list[ExpertKey] = []
         try:
-            for level in levels:
-                most = max(BATCH_BYTES // self._transfers.form.bytes_at(level), 1)
-                while go_on() and (now := rest[: min(most, self._vram.free_experts(level))]):
-                    tried += now
-                    del rest[: len(now)]
-                    with self.request(dict.fromkeys(now, level), scan=True) as request:
-                        for _ in request:
-                            if not go_on():
-                                break
+            for tier in (self._vram, self._transfers.dram):
+                if tier:
+                    rest = [key for key in keys if not (self._vram.level_of(key) or tier.level_of(key))]
+                    self._fill(tier, rest, levels, go_on, tried)
         except DamagedData:
             pass
         finally:
             self._vram.mark_evict_first(sorted(tried, reverse=True))
             self.take_counts()
             self.configure(look_ahead, split)
+
+    def _fill(
+        self,
+        tier: PlaneTier,
+        rest: list[ExpertKey],
+        levels: Sequence[int],
+        go_on: Callable[[], bool],
+        tried: list[ExpertKey],
+    ) -> None:
+        """Reads experts while a tier has free blocks, and adds them to `tried`."""
+        for level in levels:
+            most = max(BATCH_BYTES // self._transfers.form.bytes_at(level), 1)
+            while go_on() and (now := rest[: min(most, tier.free_experts(level))]):
+                tried += now
+                del rest[: len(now)]
+                with self.request(dict.fromkeys(now, level), scan=True) as request:
+                    for _ in request:
+                        if not go_on():
+                            break
+
+    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
+        """Copies experts from `dram` into `vram`, without predictions and without leaving any in DRAM."""
+        self.release_pins()
+        if self._transfers.path.asynchronous:
+            self._transfers.path.computed()
+        counts, self._transfers.counts = self._transfers.counts, TransferCounts()
+        try:
+            with LayerRequest(self._transfers, self._speculation, wanted) as request:
+                for _ in request:
+                    pass
+        finally:
+            moved, self._transfers.counts = self._transfers.counts, counts
+            counts.dram_bytes += moved.dram_bytes
+            counts.ssd_bytes += moved.ssd_bytes
 
     def release_pins(self) -> None:
         """Ends predictions, their reads and their leases."""

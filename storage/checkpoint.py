@@ -207,7 +207,7 @@ class Checkpoint:
 
 
 class GgufCheckpoint(Checkpoint):
-    """A model in one GGUF file, with its config, tokenizer and chat template.
+    """A model in one GGUF file, or in the parts of a split one, with its config, tokenizer and chat template.
 
     Raises:
         ModelRefused: an unknown architecture, or a config value out of bounds.
@@ -220,9 +220,13 @@ class GgufCheckpoint(Checkpoint):
         from storage.formats.gguf_model import GgufModel
 
         self._model = GgufModel(path)
-        places = [(name, path, entry.range.offset) for name, entry in self._model.header.tensors.items()]
+        places = [(name, part, entry.range.offset) for name, (part, entry) in self._model.tensors.items()]
         super().__init__(
-            path, bounded_config(self._model.config), GGUF, self._model.weights(), tuple(sorted(places))
+            self._model.path,
+            bounded_config(self._model.config),
+            GGUF,
+            self._model.weights(),
+            tuple(sorted(places)),
         )
 
     def companions(self) -> list[Path]:
@@ -236,25 +240,32 @@ class GgufCheckpoint(Checkpoint):
         into = Path(mkdtemp(prefix="edgemoe-"))
         weakref.finalize(self, shutil.rmtree, into, ignore_errors=True)
         (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
-        unpack_tokenizer(self._model.path, self._model.header.fields, into)
+        unpack_tokenizer(self._model.path, self._model.fields, into)
         return [into / name for name in COMPANIONS if (into / name).exists()]
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Returns `path` if it is a GGUF file, or the one GGUF file of a directory without other weights; otherwise None.
+    """Returns `path` if it is a GGUF file, or the one GGUF model of a directory without other weights; otherwise None.
+
+    A model is a file, or the first of all parts of a split one.
 
     Raises:
-        ModelRefused: the directory has several GGUF files.
+        ModelRefused: the directory has several GGUF models, or some parts of one.
     """
     if path.is_file():
         return path if path.suffix == ".gguf" else None
     if not path.is_dir() or (path / WEIGHTS_NAME).exists() or (path / INDEX_NAME).exists():
         return None
     found = sorted(path.glob("*.gguf"))
-    if len(found) > 1:
+    if len(found) < 2:
+        return inside(path, found[0].name) if found else None
+    from storage.gguf_parts import first_part
+
+    first = first_part(file.name for file in found)
+    if first is None:
         raise ModelRefused(
-            f"one GGUF file in {path}",
-            f"{len(found)}, first {found[0].name}",
-            "give the path of one file; merge the parts of a split model with llama-gguf-split",
+            f"one GGUF model in {path}",
+            f"{len(found)} files that are not all parts of one, first {found[0].name}",
+            "give the path of one file, or put all parts of a split model into one directory",
         )
-    return inside(path, found[0].name) if found else None
+    return inside(path, first)

@@ -56,6 +56,7 @@ class CudaDevice(Device):
         self.place = torch.device("cuda", index)
         self._stream, self._captures = torch.cuda.Stream(self.place), torch.cuda.Stream(self.place)
         self._copies, self._calls = self._stream.cuda_stream, CudaDriver(index)
+        self.reads_host_memory = self._calls.reads_host_memory()
         # cuDNN makes a new plan for every length of keys: a millisecond or more for each new token.
         torch.backends.cuda.enable_cudnn_sdp(False)
         own = self._own()

@@ -19,10 +19,14 @@ _NOT_READY = 600
 _BLOCKING = 1 | 2
 """CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING: a thread that waits for an event sleeps."""
 
+_HOST_ADDRESSES = 91
+"""CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM."""
+
 _P = ctypes.c_void_p
 
 _SIGNATURES: dict[str, list[Any]] = {
     "cuCtxSetCurrent": [_P],
+    "cuDeviceGetAttribute": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
     "cuDevicePrimaryCtxRetain": [ctypes.POINTER(_P), ctypes.c_int],
     "cuEventCreate": [ctypes.POINTER(_P), ctypes.c_uint],
     "cuEventDestroy_v2": [_P],
@@ -59,6 +63,12 @@ class CudaDriver:
         context = _P()
         self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
         self._context = context
+
+    def reads_host_memory(self) -> bool:
+        """Whether kernels read registered host memory at the address that the host has for it."""
+        found = ctypes.c_int()
+        self._check("cuDeviceGetAttribute", ctypes.byref(found), _HOST_ADDRESSES, self._index)
+        return bool(found.value)
 
     def compute_stream(self) -> int:
         """The calling thread's current stream of torch."""

@@ -15,11 +15,9 @@ from storage.checkpoint import Checkpoint
 from storage.errors import DamagedData, ModelRefused
 from storage.expert_weights import ExpertNames, all_finite
 from storage.header import Spec, tensor_bytes
+from storage.manifest import SCALE_SUFFIX
 from storage.planes import round_up_bf16
 from storage.untrusted import DOWNLOAD_AGAIN
-
-SCALE_SUFFIX = "_scale"
-"""The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
 _SLICE = 1 << 22
 """Weights converted to float32 at a time, which avoids a float32 copy of a whole embedding."""

@@ -43,10 +43,12 @@ class Device(ABC):
         place: torch's name of the device.
         counts_own: whether the driver reports the memory of this process alone. Where it does not, `driver_bytes` and
             `peak` are upper estimates.
+        reads_host_memory: whether kernels read page-locked host memory at its own address.
     """
 
     place: torch.device
     counts_own: bool = True
+    reads_host_memory: bool = False
 
     @property
     def name(self) -> str:

@@ -35,6 +35,7 @@ import torch
 import xxhash
 
 from storage.errors import UserError
+from storage.probes import PROBES
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,6 @@ def _known_matrix() -> torch.Tensor:
 
 
 @cache
-def probe(name: str) -> str:
-    """Hash of the known matrix packed in a layout: a store records it and a reader compares it."""
-    packed = LAYOUTS[name].pack(_known_matrix().to(torch.uint8))
-    return xxhash.xxh3_64_hexdigest(packed.numpy().data)
-
-
-@cache
 def detect() -> Layout:
     """Finds the layout that torch's 4-bit CPU kernel uses in this process.
 
@@ -191,7 +185,7 @@ def detect() -> Layout:
         ) from error
     found = xxhash.xxh3_64_hexdigest(packed.reshape(-1).numpy())
     for layout in LAYOUTS.values():
-        if probe(layout.name) == found:
+        if PROBES[layout.name] == found:
             return layout
     raise UserError(
         "a known layout of torch's 4-bit CPU kernel",

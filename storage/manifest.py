@@ -14,7 +14,6 @@ from storage.atomic import replacing, write_all
 from storage.base import Plane
 from storage.errors import BadManifest, UserError
 from storage.header import strict_json
-from storage.layout import LAYOUTS, probe
 from storage.manifest_entries import (
     MAX_OFFSET,
     FileEntry,
@@ -27,6 +26,7 @@ from storage.manifest_entries import (
     read_planes,
     read_text,
 )
+from storage.probes import PROBES
 from storage.record import RecordGeometry
 from storage.retry import open_regular
 from storage.untrusted import shortened
@@ -34,6 +34,12 @@ from storage.untrusted import shortened
 MANIFEST_NAME = "store.json"
 MARKER_NAME = "unfinished.json"
 """Name of the manifest without layers that marks a directory while a conversion writes to it."""
+
+DENSE_NAME = "dense.safetensors"
+"""Name of the file of the weights outside the experts."""
+
+SCALE_SUFFIX = "_scale"
+"""The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
 FORMAT_VERSION = 1
 
@@ -185,10 +191,10 @@ class Manifest:
         if version > FORMAT_VERSION:
             raise ValueError(f"format {version}, above {FORMAT_VERSION}, the newest that this edgemoe reads")
         layout, of_probe = read_text(content, "layout"), read_text(content, "probe")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout {shortened(layout)}, not one of {', '.join(LAYOUTS)}")
-        if of_probe != probe(layout):
-            raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {probe(layout)}")
+        if layout not in PROBES:
+            raise ValueError(f"layout {shortened(layout)}, not one of {', '.join(PROBES)}")
+        if of_probe != PROBES[layout]:
+            raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {PROBES[layout]}")
         geometry = read_geometry(content)
         columns = read_planes(content, geometry)
         dense_bits = read_integer(content, "dense_bits", 8, 16)

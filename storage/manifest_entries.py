@@ -24,6 +24,11 @@ _CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
 
 
+def tensor_name(layer: int, expert: int) -> str:
+    """Name of a record's tensor in its layer's file."""
+    return f"experts.{layer}.{expert}"
+
+
 @dataclass(frozen=True)
 class RecordEntry:
     """One expert's record.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage.base import BLOCK
 from storage.errors import TruncatedFile
-from storage.planes import Bytes
 from storage.record import align
 from storage.retry import Retries, open_regular, read_errors
 from storage.unbuffered import aligned, bypass_cache, use_cache
+
+if TYPE_CHECKING:
+    from storage.planes import Bytes
 
 DIRECT_FROM = 1 << 20
 """Bytes: a range of this size or more is read past the page cache; smaller ranges gain from kernel read-ahead."""

@@ -6,9 +6,7 @@ The mode is set on an open descriptor, so that it can be undone on the same file
 from __future__ import annotations
 
 import os
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from storage.base import BLOCK
 
@@ -18,8 +16,15 @@ except ImportError:  # Windows, which storage.lock refuses
     fcntl = None  # type: ignore[assignment]
 
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
 def aligned(size: int) -> npt.NDArray[np.uint8]:
     """Allocates uint8 [size], not initialised, at a multiple of BLOCK, as O_DIRECT requires."""
+    import numpy as np  # a tenth of a second, which a command that lists stores does not need
+
     whole = np.empty(size + BLOCK, np.uint8)
     start = -whole.ctypes.data % BLOCK
     return whole[start : start + size]

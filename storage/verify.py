@@ -15,11 +15,10 @@ from storage.calibration import load_calibration
 from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
-from storage.manifest import FORMAT_VERSION, Manifest
-from storage.manifest_entries import FileEntry
+from storage.manifest import DENSE_NAME, FORMAT_VERSION, Manifest
+from storage.manifest_entries import FileEntry, tensor_name
 from storage.reader import RecordReader
 from storage.retry import open_regular, read_errors
-from storage.writer import DENSE_NAME, tensor_name
 
 _PIECE = 1 << 20
 _ACTION = "convert the model again"

@@ -21,18 +21,18 @@ from storage.atomic import PARTIAL, refused, replacing, require_free, sync_direc
 from storage.base import BLOCK
 from storage.errors import DamagedData, UserError
 from storage.header import header_bytes, read_header, tensor_bytes
-from storage.layout import Layout, probe
+from storage.layout import Layout
 from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
+from storage.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry, tensor_name
 from storage.planes import Bytes
+from storage.probes import PROBES
 from storage.record import RecordGeometry
 from storage.retry import open_regular
 from storage.source_error import SourceError
 from storage.source_file import read_whole
 from storage.unbuffered import aligned, bypass_cache
 
-DENSE_NAME = "dense.safetensors"
 CHECKSUMS_KEY = "xxh3_64"
 """Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
 
@@ -45,11 +45,6 @@ _SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
 def shard_name(layer: int) -> str:
     """Name of the file of a layer's records."""
     return f"experts-{layer:05d}.safetensors"
-
-
-def tensor_name(layer: int, expert: int) -> str:
-    """Name of a record's tensor in its layer's file."""
-    return f"experts.{layer}.{expert}"
 
 
 class StoreWriter:
@@ -75,7 +70,7 @@ class StoreWriter:
         self, directory: Path, *, geometry: RecordGeometry, layout: Layout, source: str, dense_bits: int
     ) -> None:
         self._directory = directory
-        self._empty = Manifest(source, layout.name, probe(layout.name), geometry, dense_bits, {}, {})
+        self._empty = Manifest(source, layout.name, PROBES[layout.name], geometry, dense_bits, {}, {})
         self._geometry = geometry
         self._layers: dict[int, LayerRecords] = {}
         self._errors: dict[int, SourceError] = {}

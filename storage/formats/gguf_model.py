@@ -12,7 +12,7 @@ import torch
 from storage.errors import MissingTensor, ModelRefused
 from storage.formats.base import Weight
 from storage.formats.ggml import GgmlWeight
-from storage.formats.gguf_header import read_gguf_header
+from storage.gguf_parts import part_names, read_parts
 from storage.untrusted import shortened
 
 
@@ -107,8 +107,9 @@ class GgufModel:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.header = path, read_gguf_header(path)
-        fields = self.header.fields
+        parts = read_parts(path)
+        self.path, self.tensors = path.with_name(part_names(path.name)[0]), parts.tensors
+        self.fields = fields = parts.header.fields
         name = fields.get("general.architecture")
         architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if architecture is None or fields.get(f"{name}.expert_count", 0) == 0:
@@ -116,12 +117,6 @@ class GgufModel:
                 f"an architecture with experts among {', '.join(ARCHITECTURES)}",
                 f"{shortened(name)} with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
                 "choose a supported model, or its checkpoint as safetensors",
-            )
-        if fields.get("split.count", 0) not in (0, 1):
-            raise self._refused(
-                "a whole model",
-                f"one of {shortened(fields['split.count'])} files",
-                "merge them with llama-gguf-split --merge",
             )
         if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
             action = "use the model's checkpoint as safetensors"
@@ -132,12 +127,12 @@ class GgufModel:
     def weights(self) -> dict[str, Weight]:
         """Returns every tensor by transformers' name; a tensor over all experts becomes one per expert."""
         out: dict[str, Weight] = {}
-        for name in self.header.tensors:
+        for name in self.tensors:
             out |= self._named(name)
         return out
 
     def _config(self) -> dict[str, Any]:
-        tensors, fields = self.header.tensors, self.header.fields
+        tensors, fields = self.tensors, self.fields
         if "token_embd.weight" not in tensors:
             raise MissingTensor(
                 f"token_embd.weight in {self.path}", "no such tensor", "download the file again"
@@ -153,7 +148,7 @@ class GgufModel:
         for key in ("rms_norm_eps", "rope_theta"):
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
                 raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
-        out["vocab_size"] = tensors["token_embd.weight"].shape[0]
+        out["vocab_size"] = tensors["token_embd.weight"][1].shape[0]
         out["tie_word_embeddings"] = "output.weight" not in tensors
         for key, field in _TOKENS.items():
             if type(value := fields.get(f"tokenizer.ggml.{field}")) is int:
@@ -161,19 +156,19 @@ class GgufModel:
         return out | {"torch_dtype": "bfloat16"}
 
     def _named(self, name: str) -> dict[str, Weight]:
-        entry, known = self.header.tensors[name], self._architecture
+        (path, entry), known = self.tensors[name], self._architecture
         stem, _, suffix = name.rpartition(".")
         if suffix == "weight" and stem in _OUTSIDE:
-            return {f"{_OUTSIDE[stem]}.weight": GgmlWeight(self.path, name, entry)}
+            return {f"{_OUTSIDE[stem]}.weight": GgmlWeight(path, name, entry)}
         match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
         part = match[2] if match else ""
         layer = f"model.layers.{match[1]}." if match else ""
-        count = self.header.fields[f"{self._name}.expert_count"]
+        count = self.fields[f"{self._name}.expert_count"]
         if part in known.experts and entry.shape[:-2] == (count,):
             new = f"{layer}{known.experts[part]}.weight"
-            return {new.format(expert=i): GgmlWeight(self.path, name, entry, i) for i in range(count)}
+            return {new.format(expert=i): GgmlWeight(path, name, entry, i) for i in range(count)}
         if part in known.tensors:
-            weight: Weight = GgmlWeight(self.path, name, entry)
+            weight: Weight = GgmlWeight(path, name, entry)
             if part in known.paired_rows:
                 key = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
                 weight = UnpairedRows(weight, self.config[key])

@@ -36,6 +36,9 @@ class FakeCuda:
             def __init__(self, index: int) -> None:
                 pass
 
+            def reads_host_memory(self) -> bool:
+                return True
+
             def compute_stream(self) -> str:
                 return "compute"
 

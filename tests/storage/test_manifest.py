@@ -16,9 +16,9 @@ from small_store import geometry
 
 from storage.base import ByteRange
 from storage.errors import BadManifest, UserError
-from storage.layout import probe
 from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
+from storage.probes import PROBES
 
 SIZE = geometry().record_bytes
 LAYER = LayerRecords(
@@ -28,7 +28,7 @@ OTHER = LayerRecords("experts-00007.safetensors", (RecordEntry(8192, (7, 2**64 -
 MANIFEST = Manifest(
     "cafe",
     "cpu-avx2",
-    probe("cpu-avx2"),
+    PROBES["cpu-avx2"],
     geometry(),
     8,
     {3: LAYER, 7: OTHER},
@@ -53,7 +53,7 @@ def test_the_fingerprint_follows_every_value(tmp_path):
     record = RecordEntry(4096, (1, 2, 4))
     others = [
         replace(MANIFEST, layers={3: LayerRecords(LAYER.file, (record, LAYER.records[1])), 7: OTHER}),
-        replace(MANIFEST, layout="cuda", probe=probe("cuda")),
+        replace(MANIFEST, layout="cuda", probe=PROBES["cuda"]),
         replace(MANIFEST, files={**MANIFEST.files, "config.json": FileEntry(12, 0xAC)}),
         replace(MANIFEST, dense_bits=16),
     ]
@@ -65,7 +65,7 @@ def test_a_saved_manifest_is_loaded_again(tmp_path, level):
     """A loaded manifest equals the saved one, with gaps in layer numbers and any number of planes."""
     planes = {8: 3, 4: 2, 2: 1}[level]
     layer = LayerRecords("e", (RecordEntry(4096, (9,) * planes),))
-    manifest = Manifest("s", "cuda", probe("cuda"), geometry(level), 16, {5: layer}, {})
+    manifest = Manifest("s", "cuda", PROBES["cuda"], geometry(level), 16, {5: layer}, {})
     manifest.save(tmp_path / MANIFEST_NAME)
     assert Manifest.load(tmp_path) == manifest
     MANIFEST.save(tmp_path / MANIFEST_NAME)
@@ -95,7 +95,7 @@ def test_two_thousand_records_stay_compact():
         n: LayerRecords(f"e{n}", tuple(RecordEntry(4096 + SIZE * i, (2**63, 2**62, i)) for i in range(128)))
         for n in range(16)
     }
-    manifest = Manifest("s", "cuda", probe("cuda"), geometry(), 16, layers, {})
+    manifest = Manifest("s", "cuda", PROBES["cuda"], geometry(), 16, layers, {})
     assert len(manifest.to_json()) < 80 * 2048
 
 
@@ -166,7 +166,7 @@ FAULTS = {
     "format true": put("format", True),
     "no source": drop("source"),
     "an unknown layout": put("layout", "cpu-avx3"),
-    "another layout's probe": put("probe", probe("cuda")),
+    "another layout's probe": put("probe", PROBES["cuda"]),
     "no such level": put("max_level", 6),
     "a level with other planes": put("max_level", 4),
     "dense bits between": put("dense_bits", 12),

@@ -23,9 +23,8 @@ from storage.errors import DoesNotFit, StoreBusy, UserError, WriteFailed
 from storage.header import read_header
 from storage.layout import LAYOUTS
 from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from storage.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from storage.sizes import format_size
-from storage.writer import DENSE_NAME
 
 SIZE = geometry().record_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import gguf
@@ -179,12 +180,65 @@ def test_the_fingerprint_is_the_files_own(file, copy):
 
 
 def test_a_directory_with_one_file_is_that_file(copy, tmp_path):
-    """A directory with one GGUF file opens as that file; with two files, or a split model, it is refused."""
+    """A directory with one GGUF file opens as that file; with two files it is refused."""
     assert find_gguf(tmp_path) == copy
     assert Checkpoint.open(tmp_path).format == "GGUF"
     shutil.copy(copy, tmp_path / "other.gguf")
-    with pytest.raises(ModelRefused, match=r"2, first other\.gguf"):
+    with pytest.raises(ModelRefused, match=r"2 files .*, first other\.gguf"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def split(qwen3, tmp_path_factory) -> Path:
+    """The Qwen3 model in parts of five tensors. Read-only."""
+    directory = tmp_path_factory.mktemp("split")
+    write_model(directory / "tiny.gguf", qwen3, a_tokenizer(), part_tensors=5)
+    assert len(list(directory.iterdir())) == 6
+    return directory
+
+
+def test_a_split_model_is_the_model_in_one_file(split, file):
+    """Its directory, and every part of it, have the tensors, config and tokenizer of the whole; so has every part."""
+    whole, parts = Checkpoint.open(file), [Checkpoint.open(path) for path in (split, *split.iterdir())]
+    assert len({part.fingerprint() for part in parts}) == 1
+    assert all(part.config == whole.config for part in parts)
+    assert parts[0].names() == whole.names()
+    for name in whole.names():
+        torch.testing.assert_close(parts[0][name].read(), whole[name].read())
+    texts = [(path.name, path.read_bytes()) for each in (parts[0], whole) for path in each.companions()]
+    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]
+
+
+def test_parts_that_are_no_whole_model_are_refused(split, file, tmp_path):
+    """A missing part, one of another model, one tensor twice, a renamed part, and a link out are each named."""
+
+    def refused(match, error=ModelRefused):
+        with pytest.raises(error, match=match):
+            Checkpoint.open(tmp_path / "m" / first)
+        shutil.rmtree(tmp_path / "m")
+        shutil.copytree(split, tmp_path / "m")
+
+    first, second, third = sorted(path.name for path in split.iterdir())[:3]
+    here = Path(shutil.copytree(split, tmp_path / "m"))
+    (here / second).unlink()
+    with pytest.raises(ModelRefused, match="not all parts of one, first tiny-00001"):
+        find_gguf(here)
+    refused(f"{second} in", MissingTensor)
+    shutil.copy(here / third, here / second)
+    refused(r"part 2 of 6 .* split\.count 6 and split\.no 2")
+    shutil.copy(file, here / second)
+    refused(r"split\.count 1 and split\.no 0")
+    raw = (here / third).read_bytes()
+    names = (read_gguf_header(here / part).tensors for part in (second, third))
+    other, name = next((a, b) for a, b in product(*names) if len(a) == len(b))
+    (here / third).write_bytes(raw.replace(name.encode(), other.encode()))
+    refused("twice", BadHeader)
+    (here / second).unlink()
+    (here / second).symlink_to(split / second)
+    refused("outside")
+    alone = Path(shutil.copy(split / second, tmp_path / "alone.gguf"))
+    with pytest.raises(ModelRefused, match=r"split\.count 6 and split\.no 1"):
+        Checkpoint.open(alone)
 
 
 def test_a_link_out_of_the_directory_is_refused(file, tmp_path):

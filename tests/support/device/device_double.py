@@ -34,8 +34,16 @@ class Work(Event):
         after: Event | None,
     ) -> None:
         self.device, self.act, self.after = device, act, after
-        self.touches = {tensor.data_ptr() for tensor in touches}
+        self.touches = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in touches]
         self.finished = False
+
+    def overlaps(self, other: Work) -> bool:
+        """Whether both change some of the same bytes. In a pool blocks of different kinds share them."""
+        return any(
+            start < their_end and their_start < end
+            for start, end in self.touches
+            for their_start, their_end in other.touches
+        )
 
     def done(self) -> bool:
         self.device.go_on()
@@ -59,6 +67,7 @@ class DoubleDevice(Device):
         self, seed: int = 0, *, haste: float = 0.3, threaded: bool = False, pinnable: int = 1 << 40
     ) -> None:
         self.place = torch.device("cpu")
+        self.reads_host_memory = True
         self.waits = 0
         self.broken: list[str] = []
         self.pinned: dict[int, int] = {}
@@ -189,7 +198,7 @@ class DoubleDevice(Device):
                 work.after.wait()
             # Copies into the same bytes are in the order of the calls.
             for earlier in self._pending[: self._pending.index(work)]:
-                if earlier.touches & work.touches:
+                if earlier.overlaps(work):
                     self.finish(earlier)
             self._pending.remove(work)
             work.act()

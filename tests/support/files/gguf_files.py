@@ -62,6 +62,7 @@ def write_model(
     tokenizer: PreTrainedTokenizerFast | None = None,
     experts: Callable[[str, torch.Tensor], tuple[np.ndarray, Kind]] | None = None,
     change: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
 ) -> None:
     """Writes a transformers Qwen3-MoE or Mixtral model.
 
@@ -71,10 +72,11 @@ def write_model(
         tokenizer: byte-level BPE.
         experts: (name in the file, weights [E, N, K]) -> bytes and type, instead of F16.
         change: metadata that replaces the model's own; None leaves it out.
+        part_tensors: most tensors of a file, so that the model is split into several; 0: one file.
     """
     config, qwen = model.config, model.config.model_type == "qwen3_moe"
     name = "qwen3moe" if qwen else "llama"
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=part_tensors)
     fields = {
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
