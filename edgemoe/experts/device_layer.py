@@ -8,7 +8,7 @@ import torch
 
 from cache.base import Lease
 from edgemoe.experts.assignments import Assignments
-from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.layer import ExpertLayer, Predicted
 from edgemoe.kernels.base import Part
 from edgemoe.kv.step import StepKV
 
@@ -39,9 +39,7 @@ class DeviceExpertLayer(ExpertLayer):
         self._logits, self._host_hidden = found["logits"], found["hidden"]
         return chosen, gates, found["ranks"]
 
-    def _look_ahead(
-        self, hidden: torch.Tensor, slots: int, predicted: Sequence[Sequence[int]] | None
-    ) -> None:
+    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Predicted | None) -> None:
         """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""
         if self._logits is not None:
             super()._look_ahead(hidden, slots, predicted)

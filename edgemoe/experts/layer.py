@@ -94,6 +94,10 @@ class ExpertRuntime:
     step: StepKV = field(init=False)
 
 
+Predicted = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]
+"""Experts of a layer, as of lookahead.predict, and each one's level by the rule; None: it saw no gate weights."""
+
+
 class ExpertLayer:
     """The experts of one layer. Attached to transformers' experts module as `edgemoe`.
 
@@ -160,7 +164,7 @@ class ExpertLayer:
         hidden: torch.Tensor,
         assignments: Assignments,
         add_to: torch.Tensor | None = None,
-        predicted: Sequence[Sequence[int]] | None = None,
+        predicted: Predicted | None = None,
     ) -> torch.Tensor:
         """Brings a layer's experts into memory and computes them as they come.
 
@@ -171,7 +175,7 @@ class ExpertLayer:
             hidden: bf16 [T, H], contiguous.
             assignments: the rows of each expert.
             add_to: bf16, T H in all, contiguous: the result is added to it in place.
-            predicted: the next MoE layer's experts, as of lookahead.predict; None: predicted here if it is on.
+            predicted: the next MoE layer's experts and their levels; None: predicted here if it is on.
 
         Returns:
             bf16 [T, H], or `add_to`.
@@ -199,21 +203,24 @@ class ExpertLayer:
         """The router's choice, its gate weights, and the rows' ranks by attention received, in RAM."""
         return chosen, gates, step.ranks
 
-    def _look_ahead(
-        self, hidden: torch.Tensor, slots: int, predicted: Sequence[Sequence[int]] | None
-    ) -> None:
+    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Predicted | None) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
         if not self.looks_ahead:
             return
         if predicted is None:
-            predicted = predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode)
-        self.read_ahead(predicted)
+            predicted = (
+                predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode),
+                None,
+            )
+        self.read_ahead(*predicted)
 
-    def read_ahead(self, predicted: Sequence[Sequence[int]]) -> None:
-        """Starts reading the next layer's predicted experts, as of policy.lookahead.predict, within this request."""
+    def read_ahead(
+        self, experts: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Starts reading the next layer's predicted experts, with their levels, within this request (Predicted)."""
         assert self.next_router
         layer = self.next_router[0]
-        levels = self.runtime.policy.predicted(layer, predicted)
+        levels = self.runtime.policy.predicted(layer, experts, by_rule)
         self.runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -25,10 +25,11 @@ from edgemoe.layers.load import load_dense
 from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.huge_pages import in_huge_pages
+from edgemoe.machine.model_code import without_compiler
 from storage.checkpoint import Config
-from storage.dense import SCALE_SUFFIX
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import Spec, read_header
+from storage.manifest import SCALE_SUFFIX
 from storage.manifest_entries import FileEntry
 from storage.untrusted import foreign_code
 
@@ -42,6 +43,7 @@ _LOGITS_ONLY = {
 """Keys of a config that are for training and would change what a model returns."""
 
 
+@without_compiler()
 def skeleton(directory: Path, bounded: Config) -> nn.Module:
     """The model of a store without any weights: transformers' modules on the meta device.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgemoe.experts.assignments import Assignments
-from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
+from edgemoe.experts.layer import ExpertLayer, ExpertRuntime, Predicted
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.native.decode_layers import (
     CHOSEN,
@@ -123,7 +123,8 @@ class FusedDecode:
                 self._count_predictions(predicted & {*range(at, done + (done < end))}, trace)
             if done < end:
                 behind = self._native.following[done] if ahead else 0
-                self._finish(done, hidden, trace[done], trace[behind][PREDICTED] if behind else None)
+                ahead_of = (trace[behind][PREDICTED], trace[behind][WANTED]) if behind else None
+                self._finish(done, hidden, trace[done], ahead_of)
             at = done + (done < end)
         self._count_damage(rows)
         return self._native.head(hidden)
@@ -133,7 +134,7 @@ class FusedDecode:
         layer: int,
         hidden: torch.Tensor,
         trace: list[list[list[int]]],
-        predicted: list[list[int]] | None,
+        predicted: Predicted | None,
     ) -> None:
         """Adds the block of the layer at which the kernel stopped to hidden."""
         rows, runtime = hidden.shape[1], self._runtime

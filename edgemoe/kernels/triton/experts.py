@@ -5,8 +5,9 @@ few tokens and some many. A gating that kernels.activation does not recognise ru
 own code. The host never waits. The number of rows of a part selects its kernel, so an answer depends neither on the
 other parts of a call nor on limits.
 
-VECTOR is the fastest of fourteen tiles for the eight experts of a token of Qwen3-30B-A3B on an H100, FEW within 2 % of
-the fastest of six; MATVEC_UP_TO and MANY are estimates (docs/benchmarks/2026-11-23-gpu.md).
+VECTOR is the fastest of nine tiles for the eight experts of a token of Qwen3-30B-A3B on an H100 where one or two of
+them lie in the host's memory, FEW within 2 % of the fastest of six; MATVEC_UP_TO and MANY are estimates
+(docs/benchmarks/2026-11-23-gpu.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from storage.record import MatrixSpec, RecordGeometry
 MATVEC_UP_TO = 4
 """Rows of a part up to which matvec computes it, row by row."""
 
-VECTOR = Tile(rows=8, side=8, warps=2)
+VECTOR = Tile(rows=16, side=4, warps=2)
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
 """Tiles for parts of up to 16 rows, and of more."""
@@ -96,6 +97,14 @@ class TritonExpertKernel:
         up, down = self._addresses(Part(blocks, level, level, 1))
         return (*up, level), (*down, level)
 
+    def plane_offsets(self) -> list[list[int]]:
+        """Bytes from a plane's start to each address of an item: base twice, d4, d8 twice; for gate_up and down."""
+        codes, half = self._geometry.parameter_bytes, self._geometry.codes_bytes // 2
+        return [
+            [at, codes + half_at, half_at, half_at, half + half_at]
+            for at, half_at in ((at, codes_at // 2) for _, at, codes_at in self._geometry.matrix_offsets())
+        ]
+
     def launch_rows(
         self,
         table: torch.Tensor,
@@ -135,15 +144,14 @@ class TritonExpertKernel:
 
     def _addresses(self, part: Part) -> list[tuple[int, ...]]:
         """Addresses of each matrix's parameters, base, d4 and d8's halves; 0 for planes above the level."""
-        blocks = part.blocks
-        base = block_tensor(blocks[Plane.BASE.label]).data_ptr()
-        d4 = block_tensor(blocks[Plane.D4.label]).data_ptr() if part.level > 2 else None
-        d8 = block_tensor(blocks[Plane.D8.label]).data_ptr() if part.level > 4 else None
-        codes, half = base + self._geometry.parameter_bytes, self._geometry.codes_bytes // 2
-        starts = (codes, d4, d8, None if d8 is None else d8 + half)
+        starts = [
+            block_tensor(part.blocks[plane.label]).data_ptr() if part.level >= level else None
+            for plane, level in ((Plane.BASE, 2), (Plane.D4, 4), (Plane.D8, 8))
+        ]
+        planes = [starts[plane] for plane in (0, 0, 1, 2, 2)]
         return [
-            (base + at, *(0 if start is None else start + codes_at // 2 for start in starts))
-            for _, at, codes_at in self._geometry.matrix_offsets()
+            tuple(0 if start is None else start + at for start, at in zip(planes, offsets, strict=True))
+            for offsets in self.plane_offsets()
         ]
 
 

@@ -96,7 +96,7 @@ def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
         sums = _vector(item, x + at * x_stride, row, P, T, 8)
     else:
         sums = tl.zeros((ROWS,), tl.float32)
-    tl.store(y + at * P.out + row, sums.to(tl.bfloat16), mask=(row < P.out) & (level > 0))
+    tl.store(y + at * P.out + row, sums.to(tl.bfloat16), mask=tl.where(level > 0, row < P.out, False))
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""One new token through a whole model on a device: a captured launch a layer, and one for its experts.
+"""One new token through a whole model on a device, by captured launches.
+
+Where every expert that it needs lies in the device's memory or in the host's, a launch computes a group of layers
+(`groups`). Elsewhere there is a launch a layer, and one for its experts:
 
     layer l      norm ─ q k v ─ rotation ─ attention ─ o ─ norm ─ routers of l and l + 1 ─► report, in host memory
     host         waits for the report, chooses levels, brings the experts, writes their addresses into a table
@@ -26,9 +29,10 @@ from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
-from edgemoe.layers.graph_memory import GraphMemory
+from edgemoe.layers.graph.groups import GraphGroups
+from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy, without_skipped
-from storage.base import Blocks, ExpertKey
+from storage.base import ExpertKey
 
 Items = tuple[int, NDArray[np.int64]]
 """A resident expert: its level, and TritonExpertKernel.items_at that level, [2, ADDRESSES]."""
@@ -53,14 +57,12 @@ class GraphDecode:
         self._gate = traits.gate
         count, slots = runtime.policy.experts, self._layers[0].mlp.gate.top_k
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(self._layers))]
-        self._resident: list[dict[int, Items]] = [{} for _ in self._layers]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
         self._priced: list[tuple[int, Sequence[int], torch.Tensor, list[int]]] = []
         """(layer, experts, gate weights, levels) of the layers of a token whose levels go by damage."""
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
         self._capture(model, traits.windows(model.config))
-        runtime.source.pinned.observe(self._changed)
         self.configure(runtime.policy)
 
     @classmethod
@@ -78,6 +80,7 @@ class GraphDecode:
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the rules of levels for the steps that follow."""
+        self._groups.configure(policy)
         slots = self._memory.slots
         self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
         self._highest_ahead = policy.ahead[0]
@@ -92,17 +95,26 @@ class GraphDecode:
             float32 [1, vocab] on the device, the logits after it.
         """
         self._enter(tokens[0], kv.spans[0][0])
+        layer = 0
+        while layer < len(self._layers):
+            layer = self._groups.run(layer)
+            if layer < len(self._layers):
+                layer = self._run_layers(self._groups.of(layer))
+        self._segments[-1]()
+        return self._memory.logits.float().unsqueeze(0)
+
+    def _run_layers(self, layers: range) -> int:
+        """Runs layers one by one; returns the one behind them."""
         predicted: list[int] | None = None
         try:
-            for layer, segment in enumerate(self._segments[:-1]):
-                segment()
+            for layer in layers:
+                self._segments[layer]()
                 self._device.await_computed()
                 predicted = self._run_experts(layer, predicted)
-            self._segments[-1]()
         finally:
             self._count_hits()
             self._count_damage()
-        return self._memory.logits.float().unsqueeze(0)
+        return layers.stop
 
     def _enter(self, token: int, sequence: SequenceKV) -> None:
         """Sets the state of a token, its embedding and its rotation."""
@@ -139,16 +151,15 @@ class GraphDecode:
         keys = self._keys[layer]
         wanted = {keys[e]: level for e, level in zip(chosen, levels, strict=True) if level}
         places = {keys[e]: slot for slot, e in enumerate(chosen)}
-        looks_ahead = self._experts[layer].looks_ahead
+        looks_ahead = self._looks_ahead(layer)
         if not self._at_hand(layer, wanted) or (looks_ahead and not self._has_ahead(layer, following)):
             self._count_hits()
             self._request(layer, wanted, places, following)
             return None
-        resident = self._resident[layer]
         self._device.await_copies(pinned.arriving(wanted))
         # Before the launch: an error behind it must not leave its kernels without an event.
         self._hits.append(list(wanted.items()))
-        self._launch([(key, level, resident[key.expert]) for key, level in wanted.items()], places)
+        self._launch([(key, level, self._resident(key)) for key, level in wanted.items()], places)
         if runtime.source.predicting:
             self._count_hits()
         return following if looks_ahead else None
@@ -159,7 +170,7 @@ class GraphDecode:
         """Brings a layer's experts and launches them as they come, and starts reading the next layer's predicted."""
         experts, launched = self._experts[layer], False
         with self._runtime.source.request(wanted) as request:
-            if experts.looks_ahead:
+            if self._looks_ahead(layer):
                 experts.read_ahead([following])
             for leases in request:
                 if leases[0].device == self._device.name:
@@ -172,6 +183,12 @@ class GraphDecode:
                     self._memory.rows[places[lease.key]].copy_(row, non_blocking=True)
         if not launched:
             self._launch([], places)
+
+    def _looks_ahead(self, layer: int) -> bool:
+        """Whether the next layer's predicted experts are read ahead: not those of a group, which has no requests."""
+        behind = layer + 1
+        in_group = behind < len(self._layers) and behind not in self._groups.of(layer)
+        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(behind))
 
     def _levels(self, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""
@@ -197,12 +214,8 @@ class GraphDecode:
 
     def _at_hand(self, layer: int, wanted: dict[ExpertKey, int]) -> bool:
         """Whether every wanted expert is resident at its level."""
-        resident = self._resident[layer]
-        for key, level in wanted.items():
-            items = resident.get(key.expert)
-            if items is None or items[0] < level:
-                return False
-        return True
+        levels = self._groups.places.levels[0, layer]
+        return all(levels[key.expert] >= level for key, level in wanted.items())
 
     def _has_ahead(self, layer: int, following: Sequence[int]) -> bool:
         """Whether the next layer's predicted experts are resident, as far as they are read ahead."""
@@ -212,11 +225,14 @@ class GraphDecode:
         keys, taken = self._keys[after], self._runtime.policy.taken(after, following)
         return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in taken})
 
+    def _resident(self, key: ExpertKey) -> Items:
+        """The items of a resident expert."""
+        places = self._groups.places
+        level = int(places.levels[0, key.layer, key.expert])
+        return level, places.items(key, level)
+
     def _items(self, lease: Lease) -> Items:
         """The items of a leased expert."""
-        known = self._resident[lease.key.layer].get(lease.key.expert)
-        if known and known[0] == lease.level:
-            return known
         return lease.level, np.array(self._kernel.items_at(lease.blocks, lease.level))
 
     def _launch(self, experts: Sequence[tuple[ExpertKey, int, Items]], places: dict[ExpertKey, int]) -> None:
@@ -224,8 +240,7 @@ class GraphDecode:
         exact, rows, used = self._runtime.policy.settings.exact, {}, []
         for key, level, (has, items) in experts:
             if exact and level < has:
-                has, items = level, items.copy()
-                items[:, -1] = level
+                has, items[:, -1] = level, level
             used.append((level, has, 1))
             rows[places[key]] = items
         self._runtime.use.add(used)
@@ -237,13 +252,6 @@ class GraphDecode:
             hits, self._hits = self._hits, []
             self._runtime.source.pinned.count_hits(hits)
 
-    def _changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
-        """Takes an expert's resident level and blocks over; level 0: it is gone."""
-        if level:
-            self._resident[key.layer][key.expert] = level, np.array(self._kernel.items_at(blocks, level))
-        else:
-            self._resident[key.layer].pop(key.expert, None)
-
     def _capture(self, model: Any, windows: Sequence[int]) -> None:
         """Captures every launch, with a KV of one token that goes afterwards."""
         memory, capture = self._memory, self._device.capture
@@ -252,13 +260,20 @@ class GraphDecode:
         keys, values = (memory.hidden.new_zeros(shape) for _ in range(2))
         memory.set_state(0, keys, values, 0)
         with torch.inference_mode():
-            self._segments = [capture(self._segment(index, window)) for index, window in enumerate(windows)]
+            launches = [self._layer(index, window) for index, window in enumerate(windows)]
+            self._segments = [capture(partial(self._report, launch)) for launch in launches]
             self._segments.append(capture(self._end(model)))
             self._computes = [capture(partial(self._launch_table, table)) for table in range(memory.slots)]
             self._device.await_computed()
+        self._groups = GraphGroups(self._runtime, self._kernel, memory, launches, self._launch_experts)
 
-    def _segment(self, index: int, window: int) -> Callable[[], None]:
-        """Launches a layer, from the sum of the experts before it to its router's report."""
+    def _report(self, launch: Callable[[], None]) -> None:
+        """Launches a layer, and the copy of its router's report to the host."""
+        launch()
+        self._memory.reported.copy_(self._memory.reporting, non_blocking=True)
+
+    def _layer(self, index: int, window: int) -> Callable[[], None]:
+        """Launches a layer, from the sum of the experts before it to its router's report on the device."""
         from edgemoe.kernels.triton.attention import RowAttention
         from edgemoe.kernels.triton.dense import add_and_normalise, multiply
         from edgemoe.kernels.triton.router import choose_experts
@@ -292,7 +307,6 @@ class GraphDecode:
                 normalise=normalise,
                 rounded=rounded,
             )
-            memory.reported.copy_(memory.reporting, non_blocking=True)
 
         return launch
 
@@ -310,8 +324,12 @@ class GraphDecode:
 
     def _launch_table(self, table: int) -> None:
         """Launches the experts of a table."""
+        self._memory.send_table(table)
+        self._launch_experts()
+
+    def _launch_experts(self) -> None:
+        """Launches the experts of the memory's items."""
         memory, activation = self._memory, self._experts[0].activation
-        memory.send_table(table)
         self._kernel.launch_rows(memory.items, memory.normed, activation, memory.inner, memory.rows)
 
 

@@ -1,0 +1,1 @@
+"""New tokens on a device, by captured launches."""

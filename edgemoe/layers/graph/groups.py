@@ -1,0 +1,220 @@
+"""A new token through groups of layers in one launch each, without the host: the device chooses levels and addresses.
+
+An expert that the device's memory lacks is read where it lies in the host's: its planes come over the link while they
+are multiplied, and no copy, no request and no wait is needed. Between tokens the hottest of them move into the device's
+memory (policy.promotions).
+
+    layer      norm ─ q k v ─ … ─ router ─ choice ─► levels and addresses, from a table on the device ─► experts
+    host       launches all groups; moves experts that the token before read; waits once; counts
+
+A group stops where an expert lies in neither memory. Its first state was kept, and GraphDecode computes it again, layer
+by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.layers.graph.memory import GraphMemory
+from edgemoe.layers.graph.places import ExpertPlaces
+from edgemoe.policy.levels import LevelPolicy
+from edgemoe.policy.promotions import Promotions
+from storage.base import ExpertKey
+
+GROUP = 4
+"""Layers of a group. A smaller one computes less again after a stop, and saves its state more often."""
+
+STOPS = 2
+"""Tokens in a row at which a group may stop without a rest: trying takes a quarter of the time of layer by layer."""
+
+LONGEST_REST = 15
+"""Most tokens for which a group that goes on stopping is not tried."""
+
+Numbers = NDArray[np.int64]
+
+
+class GraphGroups:
+    """The groups of a model's layers.
+
+    Args:
+        runtime: of the experts, on a device.
+        kernel: TritonExpertKernel.
+        memory: of the launches.
+        layers: of each layer, launches all up to the report of its router.
+        compute: launches the experts of the memory's items.
+
+    Attributes:
+        places: of all experts.
+    """
+
+    def __init__(
+        self,
+        runtime: ExpertRuntime,
+        kernel: Any,
+        memory: GraphMemory,
+        layers: Sequence[Callable[[], None]],
+        compute: Callable[[], None],
+    ) -> None:
+        assert runtime.device
+        self._runtime, self._device, self._memory = runtime, runtime.device, memory
+        self._launches, self._compute = layers, compute
+        count, experts, place = len(layers), runtime.policy.experts, self._device.place
+        self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
+        self._promotions = Promotions(count, experts)
+        self._of = [range(first, min(first + GROUP, count)) for first in range(0, count, GROUP)]
+        self._rest, self._stops = [0] * len(self._of), [0] * len(self._of)
+        self._stopped = torch.zeros(1, dtype=torch.int32, device=place)
+        self._trace = torch.zeros(count, 3 * memory.slots + 1, dtype=torch.int32, device=place)
+        self._host_trace = self._device.host_tensor(self._trace.shape, torch.int32)
+        self._saved = [[torch.empty_like(x) for x in self._state()] for _ in self._of]
+        self._captured: list[Callable[[], None]] = []
+        self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
+        """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `_move`."""
+        self.configure(runtime.policy)
+
+    def configure(self, policy: LevelPolicy) -> None:
+        """Sets the rules of levels for the steps that follow."""
+        from edgemoe.kernels.triton.place import damage_of, rules_of
+
+        slots, place = self._memory.slots, self._device.place
+        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._launches))]
+        settings = policy.settings
+        numbers = rules_of(rules, slots, exact=settings.exact, renormalise=settings.renormalise)
+        damage = damage_of(rules, policy.experts)
+        if not self._captured:
+            self._rules, self._damage = numbers.to(place), damage.to(place)
+        self._rules.copy_(numbers)
+        self._damage.copy_(damage)
+
+    def takes(self, layer: int) -> bool:
+        """Whether the group of a layer is tried in this step."""
+        runtime = self._runtime
+        settings = runtime.policy.settings
+        usable = settings.in_place == "on" and settings.cache and runtime.dram_kernel is None
+        return usable and not self._rest[layer // GROUP] and bool(self.places.levels[1].any())
+
+    def of(self, layer: int) -> range:
+        """The layers of a layer's group."""
+        return self._of[layer // GROUP]
+
+    def run(self, layer: int) -> int:
+        """Runs the groups from the one that begins with a layer on, up to one that is not tried or that stops.
+
+        Returns:
+            the first layer that has not run; the memory has the state before it.
+        """
+        first = last = layer // GROUP
+        while last < len(self._of) and self.takes(self._of[last].start):
+            last += 1
+        if first == last:
+            return self._not_tried(first)
+        if not self._captured:
+            self._capture()
+        self.places.send()
+        own = self.places.levels[0].copy()
+        self._stopped.zero_()
+        for group in range(first, last):
+            self._captured[group]()
+        self._host_trace.copy_(self._trace, non_blocking=True)
+        self._move()
+        self._device.await_computed()
+        trace = self._host_trace.numpy().astype(np.int64)
+        end = next((g for g in range(first, last) if trace[self._of[g], -1].any()), last)
+        if end > first:
+            done = range(layer, self._of[end - 1].stop)
+            self._count(done, trace[done, :-1], own)
+        for group in range(first, end):
+            self._stops[group] = 0
+        return self._of[end].start if end == last < len(self._of) else self._stop(end)
+
+    def _not_tried(self, group: int) -> int:
+        self._rest[group] = max(self._rest[group] - 1, 0)
+        return self._of[group].start
+
+    def _stop(self, group: int) -> int:
+        """Brings back the state before a group that stopped, and lets it rest; the end of all layers: there is none."""
+        if group == len(self._of):
+            return len(self._launches)
+        self._stops[group] += 1
+        self._rest[group] = min(2 ** max(self._stops[group] - STOPS, 0) - 1, LONGEST_REST)
+        for now, before in zip(self._state(), self._saved[group], strict=True):
+            now.copy_(before)
+        return self._of[group].start
+
+    def _state(self) -> tuple[torch.Tensor, ...]:
+        """What a layer reads of the one before it."""
+        return self._memory.hidden, self._memory.rows, self._memory.gates
+
+    def _capture(self) -> None:
+        """Captures every group. Its launches run once for that, so the state is kept meanwhile."""
+        before = [x.clone() for x in self._state()]
+        with torch.inference_mode():
+            for group in range(len(self._of)):
+                self._captured.append(self._device.capture(partial(self._launch, group)))
+            self._device.await_computed()
+        for now, kept in zip(self._state(), before, strict=True):
+            now.copy_(kept)
+
+    def _launch(self, group: int) -> None:
+        """Launches the layers of a group."""
+        from edgemoe.kernels.triton.place import place_experts
+
+        memory, places = self._memory, self.places
+        for now, before in zip(self._state(), self._saved[group], strict=True):
+            before.copy_(now)
+        for layer in self._of[group]:
+            self._launches[layer]()
+            place_experts(
+                *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),
+                *(places.offsets, self._stopped, memory.items, memory.gates, self._trace[layer]),
+            )
+            self._compute()
+
+    def _count(self, layers: range, trace: Numbers, own: Numbers) -> None:
+        """Counts a token's experts in some layers, by their levels; keeps them for `_move`."""
+        runtime, k = self._runtime, self._memory.slots
+        settings = runtime.policy.settings
+        chosen, wanted = trace[:, :k], trace[:, 2 * k :]
+        has = own[np.arange(layers.start, layers.stop)[:, None], chosen]
+        self._used.append((layers, chosen, wanted, has))
+        kinds, numbers = np.unique(has + 16 * wanted, return_counts=True)
+        levels = {
+            (kind % 16, kind // 16): n for kind, n in zip(kinds.tolist(), numbers.tolist(), strict=True)
+        }
+        runtime.source.pinned.count_computed({pair: n for pair, n in levels.items() if pair[1]}, len(layers))
+        for (mine, level), count in levels.items():
+            computed = max(mine, level) if level and not settings.exact else level
+            runtime.use.add([(level, computed, 1)] * count)
+        if settings.priced:
+            gates = trace[:, k : 2 * k].astype(np.int32).view(np.float32)
+            runtime.use.damage += runtime.policy.damage_of(
+                list(layers), torch.tensor(chosen), torch.tensor(gates), torch.tensor(wanted)
+            )
+        if runtime.watch:
+            for layer, experts in zip(layers, chosen, strict=True):
+                runtime.watch(layer, torch.tensor(experts)[None])
+
+    def _move(self) -> None:
+        """Marks the experts of the token before as used, and moves the hottest of those that it read in DRAM.
+
+        That takes the host longer than anything else of a token, so it is done while the device computes the next one.
+        """
+        source, used, away = self._runtime.source, list[ExpertKey](), list[tuple[ExpertKey, int]]()
+        for layers, chosen, wanted, has in self._used:
+            self._promotions.note(layers, chosen)
+            for layer, *rows in zip(layers, chosen.tolist(), wanted.tolist(), has.tolist(), strict=True):
+                experts = [(ExpertKey(layer, e), level, mine) for e, level, mine in zip(*rows, strict=True)]
+                used += sorted(key for key, level, mine in experts if level and mine)
+                away += [(key, level) for key, level, mine in experts if mine < level]
+        self._used.clear()
+        source.pinned.mark_used(used)
+        moving = self._promotions.choose(away, self.places.levels[0])
+        if moving:
+            source.promote(moving)

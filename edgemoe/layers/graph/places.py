@@ -1,0 +1,102 @@
+"""Where the planes of every expert lie, in a table that a device's kernels read: in its memory, or in the host's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgemoe.kernels.torch_planes import block_tensor
+from edgemoe.layers.graph.memory import ADDRESSES
+from prefetch.base import PinnedExperts
+from storage.base import Blocks, ExpertKey, Plane
+from storage.device import Device
+
+_PLANES = tuple(plane.label for plane in Plane)
+
+_PLANE_OF = [0, 0, 1, 2, 2]
+"""The plane of each address of an item."""
+
+
+class ExpertPlaces:
+    """A table of all experts. A plane that both tiers have is read in the device's memory.
+
+    Args:
+        device: that reads the table, and the slower tier's planes where they lie.
+        kernel: TritonExpertKernel.
+        pinned: experts of both tiers.
+        layers, experts: of the model, and of a layer.
+
+    Attributes:
+        table: int64 [layers, experts, PLACE], on the device.
+        offsets: int64 [2, 5], on the device (place_experts).
+        levels: int64 [2, layers, experts]: each expert's level in the device's memory, and in either.
+    """
+
+    def __init__(self, device: Device, kernel: Any, pinned: PinnedExperts, layers: int, experts: int) -> None:
+        from edgemoe.kernels.triton.place import PLACE
+
+        self._device, self._pinned = device, pinned
+        self._own: dict[ExpertKey, Blocks] = {}
+        self._slower: dict[ExpertKey, tuple[int, Blocks]] = {}
+        self._staged = device.host_tensor((layers, experts, PLACE), torch.int64)
+        self.table = torch.zeros(layers, experts, PLACE, dtype=torch.int64, device=device.place)
+        self._offsets = np.array(kernel.plane_offsets(), np.int64)
+        self.offsets = torch.tensor(self._offsets).to(device.place)
+        self._numbers: NDArray[np.int64] = np.zeros((layers, experts, PLACE), np.int64)
+        self.levels = self._numbers[..., -2:].transpose(2, 0, 1)
+        self._new: set[ExpertKey] = set()
+        """Experts whose blocks in the device's memory have changed since the last `send`."""
+        self._sent = False
+        pinned.observe(self._own_changed)
+        if device.reads_host_memory:
+            pinned.observe_slower(self._slower_changed)
+
+    def items(self, key: ExpertKey, level: int) -> NDArray[np.int64]:
+        """The items of an expert at a level of the device's memory, as GraphMemory.set_experts takes them."""
+        items = np.empty((2, ADDRESSES), np.int64)
+        items[:, :-1] = self._numbers[key.layer, key.expert, _PLANE_OF] + self._offsets
+        items[:, -1] = level
+        return items
+
+    def send(self) -> None:
+        """Launches the copy of the table to the device, if it has changed, behind the copies of new experts.
+
+        Nothing that was launched before with the table may still run.
+        """
+        if self._sent:
+            return
+        # Numbers change while the device copies the table; the staged ones do not.
+        self._staged.numpy()[:] = self._numbers
+        self._device.await_copies(self._pinned.arriving(key for key in self._new if key in self._own))
+        self._new.clear()
+        self.table.copy_(self._staged, non_blocking=True)
+        self._sent = True
+
+    def _own_changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
+        self._new.add(key)
+        if level:
+            self._own[key] = blocks
+        else:
+            self._own.pop(key, None)
+        self._numbers[key.layer, key.expert, 3] = level
+        self._update(key)
+
+    def _slower_changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
+        if level:
+            self._slower[key] = level, blocks
+        else:
+            self._slower.pop(key, None)
+        self._update(key)
+
+    def _update(self, key: ExpertKey) -> None:
+        """Sets an expert's addresses and level, from both tiers."""
+        own, (slower, blocks) = self._own.get(key, {}), self._slower.get(key, (0, {}))
+        place = self._numbers[key.layer, key.expert]
+        for index, name in enumerate(_PLANES):
+            block = own.get(name, blocks.get(name))
+            place[index] = 0 if block is None else block_tensor(block).data_ptr()
+        place[4] = max(place[3], slower)
+        self._sent = False

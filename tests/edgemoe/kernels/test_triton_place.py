@@ -1,0 +1,111 @@
+"""kernels.triton.place against policy.levels: on a GPU if present, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from damages import a_damage, random_gates
+from interpreter import DEVICE, NEEDS_TRITON
+
+from edgemoe.kernels.triton.place import PLACE, damage_of, place_experts, rules_of
+from edgemoe.kernels.triton.products import ITEM
+from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.settings import RunSettings
+
+pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
+
+LAYERS, EXPERTS = 2, 16
+OFFSETS = torch.arange(10).view(2, 5) * 1000
+PLANES = (0, 0, 1, 2, 2)
+"""The plane of each address of an item."""
+
+SETTINGS = [
+    RunSettings(levels=(4,)),
+    RunSettings.uniform(2),
+    RunSettings(levels=(4, 2), retention=0.6),
+    RunSettings(levels=(4, 0), retention=0.5, renormalise=True),
+    RunSettings(levels=(8, 4, 2, 0), bits=3.3),
+    RunSettings(levels=(8, 4, 2, 0), bits=2.9, exact=True, renormalise=True),
+]
+
+
+def placed(
+    settings: RunSettings, chosen: torch.Tensor, gates: torch.Tensor, places: torch.Tensor, stopped: int = 0
+) -> dict[str, torch.Tensor]:
+    """What the kernel writes for one token, chosen int64 [k] and gates float32 [k], in layer 1."""
+    policy, k = LevelPolicy(settings, LAYERS, EXPERTS, damage=a_damage(LAYERS, EXPERTS)), len(gates)
+    rules = [policy.decode_rule(layer, k) for layer in range(LAYERS)]
+    numbers = rules_of(rules, k, exact=settings.exact, renormalise=settings.renormalise)
+    report = torch.full((3 * k,), -1, dtype=torch.int32)
+    report[:k], report[2 * k :] = chosen, gates.view(torch.int32)
+    out = {
+        "stopped": torch.tensor([stopped], dtype=torch.int32),
+        "items": torch.full((2, k, ITEM), -1),
+        "gates": torch.full((k,), torch.nan),
+        "trace": torch.full((3 * k + 1,), -1, dtype=torch.int32),
+    }
+    out = {name: tensor.to(DEVICE) for name, tensor in out.items()}
+    inputs = report, places, numbers[1], damage_of(rules, EXPERTS)[1], OFFSETS
+    place_experts(*(tensor.to(DEVICE) for tensor in inputs), **out)
+    return {name: tensor.cpu() for name, tensor in out.items()}
+
+
+def everywhere(own: int, highest: int = 8) -> torch.Tensor:
+    """Places of experts of these levels, with addresses of their own."""
+    places = torch.arange(EXPERTS * PLACE).view(EXPERTS, PLACE) * 1_000_000
+    places[:, 3], places[:, 4] = own, highest
+    return places
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.name)
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_levels_and_weights_are_those_of_the_policy(settings, slots):
+    """Levels and gate weights equal LevelPolicy's and without_skipped's bit for bit."""
+    policy = LevelPolicy(settings, LAYERS, EXPERTS, damage=a_damage(LAYERS, EXPERTS))
+    chosen, gates = (rows[::6].contiguous() for rows in random_gates(slots, seed=slots))
+    want = policy.levels(1, chosen, gates, None, decode=True)
+    weights = without_skipped(gates, want, renormalise=settings.renormalise)
+    for row in range(len(gates)):
+        found = placed(settings, chosen[row], gates[row], everywhere(0))
+        assert found["items"][:, :, 5].tolist() == [want[row].tolist()] * 2
+        assert torch.equal(found["gates"], weights[row])
+        trace = [*chosen[row].tolist(), *gates[row].view(torch.int32).tolist(), *want[row].tolist(), 0]
+        assert found["trace"].tolist() == trace
+
+
+def test_addresses_are_those_of_the_chosen_experts():
+    """Each address is its plane's start and the offset of its matrix; slots and rows are set."""
+    chosen, gates, places = torch.tensor([5, 0, 15]), torch.tensor([0.5, 0.3, 0.2]), everywhere(0)
+    items = placed(RunSettings(levels=(8,)), chosen, gates, places)["items"]
+    for matrix in range(2):
+        for slot, expert in enumerate(chosen.tolist()):
+            starts = [int(places[expert, plane]) for plane in PLANES]
+            want = [start + int(at) for start, at in zip(starts, OFFSETS[matrix], strict=True)]
+            assert items[matrix, slot].tolist() == [*want, 8, slot, 1]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_more_resident_planes_are_used_unless_exact(exact):
+    """An expert wanted at 2 whose 8 is resident is computed at 8; the rule's level is traced; a skipped one is not."""
+    settings = RunSettings(levels=(4, 0), retention=0.5, exact=exact)
+    found = placed(settings, torch.tensor([1, 2]), torch.tensor([0.9, 0.1]), everywhere(own=8))
+    assert found["items"][0, :, 5].tolist() == [4 if exact else 8, 0]
+    assert found["trace"].tolist()[-3:] == [4, 0, 0]
+
+
+def test_it_stops_where_an_expert_is_nowhere():
+    """An expert whose level is too low in both memories stops the group: no expert is computed, then or later."""
+    places = everywhere(0)
+    places[7, 4] = 2
+    chosen, gates = torch.tensor([1, 7]), torch.tensor([0.6, 0.4])
+    found = placed(RunSettings(levels=(4,)), chosen, gates, places)
+    assert int(found["stopped"]) == 1
+    assert int(found["trace"][-1]) == 1
+    assert not found["items"][:, :, 5].any()
+    assert int(placed(RunSettings.uniform(2), chosen, gates, places)["stopped"]) == 0
+    later = placed(RunSettings.uniform(2), chosen, gates, places, stopped=1)
+    assert int(later["stopped"]) == 1
+    assert not later["items"][:, :, 5].any()
