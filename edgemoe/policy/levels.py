@@ -140,26 +140,35 @@ class LevelPolicy:
             PRICED, levels, 0, self._damage(layer), tuple(prices(levels, self._price(0)).tolist())
         )
 
-    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
+    def predicted(
+        self, layer: int, rows: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
+    ) -> dict[int, int]:
         """Levels to read ahead for a layer's predicted experts, the likeliest of all rows first; skipped ones left out.
 
-        Their gate weights are a prediction, so only their order in a row counts: its critical ones get the highest
-        level of `ahead`, the others the level below it. An expert of several rows gets the highest of their levels.
+        They are those of the rule, as far as `ahead` goes. Without gate weights only the order in a row counts: its
+        critical ones get the highest level of `ahead`, the others the level below it. An expert of several rows gets
+        the highest of their levels.
 
         Args:
             layer: of the model.
             rows: of lookahead.predict: the experts of each sequence's token, or of a prompt, the likeliest first.
+            by_rule: the level of each, by the rule and the predicted gate weights; None: there are no such weights.
         """
-        levels = self.ahead
         by_order: dict[int, int] = {}
         taken = [self.taken(layer, experts) for experts in rows]
+        levels = by_rule or [self._by_order(layer, len(experts)) for experts in rows]
         for i in range(max(map(len, taken), default=0)):
-            for experts, all_of_row in zip(taken, rows, strict=True):
+            for experts, of_row in zip(taken, levels, strict=True):
                 if i < len(experts):
-                    is_critical = len(levels) == 1 or i < self.critical(layer, len(all_of_row))
-                    level = levels[0] if is_critical else levels[1]
+                    level = min(of_row[i], self.ahead[0])
                     by_order[experts[i]] = max(level, by_order.get(experts[i], 0))
         return {expert: level for expert, level in by_order.items() if level}
+
+    def _by_order(self, layer: int, count: int) -> list[int]:
+        """Levels of `ahead` for the experts of a row by their order."""
+        levels = self.ahead
+        critical = count if len(levels) == 1 else self.critical(layer, count)
+        return [levels[0]] * critical + [levels[-1] if len(levels) == 1 else levels[1]] * (count - critical)
 
     def taken(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
         """The predicted experts, the likeliest first, that settings take: all, or the critical (t of eq. 7 and 8)."""
@@ -196,7 +205,9 @@ class SkipEveryExpert(LevelPolicy):
         """Zeros [T, k]."""
         return torch.zeros_like(chosen)
 
-    def predicted(self, layer: int, rows: Sequence[Sequence[int]]) -> dict[int, int]:
+    def predicted(
+        self, layer: int, rows: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
+    ) -> dict[int, int]:
         """Nothing."""
         return {}
 

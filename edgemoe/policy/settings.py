@@ -24,6 +24,9 @@ SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", 
 CPU_EXPERTS = ("off", "auto")
 """What the CPU computes beside a device: nothing, or as many of the experts that are only in DRAM as pay."""
 
+IN_PLACE = ("on", "off")
+"""Whether a device's kernels read experts that only DRAM has where they lie; if not, each is copied first."""
+
 PROMOTIONS = ("planes", "whole")
 """What is read of an expert that is resident below its level: the missing planes, or all of it (DyMoE 4.4.2)."""
 
@@ -54,6 +57,7 @@ _CHOICES = {
     "scan": SCANS,
     "speculate": MODES,
     "cpu_experts": CPU_EXPERTS,
+    "in_place": IN_PLACE,
 }
 """Field of RunSettings -> its values."""
 
@@ -81,6 +85,7 @@ class RunSettings:
         speculate: one of prefetch.base.MODES.
         cpu_experts: one of CPU_EXPERTS. With `exact`, "auto" equals "off": which experts the CPU computes depends on
             limits.
+        in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
 
@@ -103,6 +108,7 @@ class RunSettings:
     scan: str = "on"
     speculate: str = "off"
     cpu_experts: str = "off"
+    in_place: str = "on"
     cache: bool = True
     readers: int = 2
 

@@ -89,6 +89,14 @@ def test_predicted_experts_have_the_levels_of_the_schedule():
     assert list(rows)[:4] == [5, 7, 2, 1]
 
 
+def test_the_rules_own_levels_are_read_ahead():
+    """Levels of the rule replace those by order: at most the highest that is read ahead, the higher of two rows."""
+    rows, levels = [[5, 2, 7, 0], [7, 1, 5, 3]], [[8, 2, 0, 2], [2, 4, 4, 0]]
+    found = policy((8, 4, 2, 0), 0.75).predicted(2, rows, levels)
+    assert found == {5: 4, 7: 2, 2: 2, 1: 4, 0: 2}
+    assert list(found) == [5, 7, 2, 1, 0]
+
+
 def test_critical_look_ahead_takes_the_top_t():
     """Eq. 7 and 8: of four predicted, t = ceil(0.5 * 4) = 2 in the last layer; with one level, all."""
     experts = [5, 2, 7, 0]
