@@ -37,6 +37,10 @@ MINIMUM_EXPERTS = 2
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
 
+EXPERT_BYTES = 2048
+"""Most bytes that the interpreter takes for an expert that is in memory or was: its key, version, blocks, scores and
+table, 1,200 by tracemalloc; and what allocators round up. In RAM they count against the limit."""
+
 PROCESS_BYTES = 500_000_000
 """Most bytes that the interpreter, torch and transformers take, outside every limit."""
 
@@ -98,6 +102,10 @@ class MemoryPlan:
     def dram_experts(self) -> int:
         """Most experts in the DRAM tier, at any level."""
         return max(self.dram_blocks.values(), default=0)
+
+    def limit_bytes(self, device: Device | None) -> int:
+        """Bytes that the model may take of a device's memory; of RAM, where both tiers lie, those of both limits."""
+        return self.vram_limit_bytes + (0 if device else self.dram_limit_bytes)
 
     def used_bytes(self, form: ResidentForm) -> int:
         """RAM that the plan takes where there is no device, bytes; at most the sum of both limits."""
@@ -191,7 +199,9 @@ def make_plan(
         vram_blocks=vram_blocks,
         dram_blocks=dram_blocks,
         parallel=parallel,
-        scored_rows=_scored_rows(shape, fixed["workspace_bytes"], context, parallel),
+        scored_rows=_scored_rows(
+            shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
+        ),
     )
 
 
@@ -213,8 +223,13 @@ def _fixed_bytes(
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,
         "kv_bytes": parallel * shape.kv.bytes_for(context),
-        "workspace_bytes": workspace + (ROUNDING_BYTES if device else 0),
+        "workspace_bytes": workspace + _overhead_bytes(shape, device),
     }
+
+
+def _overhead_bytes(shape: ModelShape, device: Device | None) -> int:
+    """What allocators and the interpreter take beside the tensors of a step."""
+    return ROUNDING_BYTES if device else EXPERT_BYTES * shape.experts
 
 
 def _blocks(

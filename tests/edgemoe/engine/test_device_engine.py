@@ -18,7 +18,7 @@ from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 from edgemoe.engine.engine import Engine
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
-from edgemoe.memory.plan import PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.memory.plan import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
 from prefetch.fetcher import Fetcher
@@ -116,7 +116,8 @@ def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):
     store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
-    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + ROUNDING_BYTES
+    beside = ROUNDING_BYTES - EXPERT_BYTES * store.shape.experts
+    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + beside
     with pytest.raises(DoesNotFit, match=f"driver {format_size(DRIVER_BYTES)}") as refused:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert refused.value.minimum == least

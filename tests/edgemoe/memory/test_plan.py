@@ -15,7 +15,7 @@ from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
-from edgemoe.models.open import within_memory
+from edgemoe.models.open import plan_levels, within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.base import BLOCK, BlockKind
 from storage.errors import DoesNotFit
@@ -140,6 +140,26 @@ def test_a_dram_tier_smaller_than_an_expert_is_refused():
     with pytest.raises(DoesNotFit) as caught:
         plan(dram_limit=1_000_000)
     assert caught.value.minimum == FORM.bytes_at(4)
+
+
+def test_a_second_tier_in_ram_counts_and_costs(tiny_store, caplog):
+    """Without a GPU a peak may reach both limits together, and a warning names one limit for the same memory."""
+    store = StoreModel.open(tiny_store)
+
+    def choose(max_level, *, fits):
+        return RunSettings(levels=(8,))
+
+    few = store.plan(vram_limit=None, context=64).minimum_vram_bytes
+    made, _ = plan_levels(store, choose, few, 100_000, 64)
+    assert made.dram_blocks != {}
+    assert (
+        f"--vram-limit {(few + 100_999) // 1000}KB alone takes the same memory and is faster" in caplog.text
+    )
+    assert made.limit_bytes(None) == few + 100_000
+    assert made.limit_bytes(object()) == few  # a GPU's memory is its own
+    caplog.clear()
+    assert plan_levels(store, choose, None, 100_000, 64)[0].dram_blocks == {}
+    assert caplog.text == ""
 
 
 def test_dram_holds_only_experts_missing_in_vram():

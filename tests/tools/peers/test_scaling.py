@@ -13,6 +13,7 @@ import torch
 
 from edgemoe.bench import bandwidth
 from edgemoe.engine.engine import StoreModel
+from edgemoe.memory.plan import EXPERT_BYTES
 from tools.peers import edgemoe_child, scaling
 from tools.peers.limited import Usage
 from tools.peers.run import ENDING, Outcome
@@ -82,7 +83,7 @@ def test_limits_are_proportional(stores: list[Path]) -> None:
     dense = two.shape.dense_bytes - one.shape.dense_bytes
     # Keys and values of two heads of 64 a token, in bf16.
     kv = 24 * 2 * 2 * 64 * 2
-    more = 8 * one.form.bytes_at(4) + dense + kv
+    more = 8 * (one.form.bytes_at(4) + EXPERT_BYTES) + dense + kv
     assert vram_limit(two, 1, 24) - vram_limit(one, 1, 24) == pytest.approx(more, abs=1)
     assert vram_limit(two, 0.95, 24) == pytest.approx(0.95 * vram_limit(two, 1, 24), abs=1)
 
