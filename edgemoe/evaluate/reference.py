@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from edgemoe.console.sizes import format_least, format_size
 from storage.checkpoint import Checkpoint
 from storage.encode import quantize_matrix
 from storage.errors import DoesNotFit, MissingTensor, UserError
@@ -129,8 +130,8 @@ class LogitFile:
         size, directory = rows * vocab * 2, tempfile.gettempdir()
         if (free := shutil.disk_usage(directory).free) < size:
             raise DoesNotFit(
-                f"{size} bytes free in {directory} for the reference's logits",
-                f"{free} bytes",
+                f"{format_least(size)} free in {directory} for the reference's logits",
+                format_size(free),
                 "use fewer --tokens, or set TMPDIR to a larger disk",
                 minimum=size,
             )

@@ -106,7 +106,7 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     """
     arms, left_out = _possible(request.arms, store.manifest.max_level)
     evaluation = _Evaluation(store, request)
-    plan = evaluation.plan(arms)  # limits that are too small are reported before the reference runs
+    plan = plan_eval(store, request)  # limits that are too small are reported before the reference runs
     windows = evaluation.windows
     rows: list[EvalRow] = []
     with ExitStack() as stack:
@@ -121,6 +121,24 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     similarity = observed.similarity() if observed and "similarity" in request.observed else []
     claims = [*claims_of(rows), *routing_claims(routing), *similarity_claims(similarity)]
     return EvalReport(environment, rows, claims, left_out, routing, similarity)
+
+
+def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
+    """Divides the limits for the longest window or task, at the highest level of any arm, which fits them all.
+
+    Raises:
+        UserError: no arm that the store can run. DoesNotFit: the limits are too small.
+    """
+    arms, _ = _possible(request.arms, store.manifest.max_level)
+    context = request.window
+    if request.task_count:
+        context = max(context, min(TASK_CONTEXT, store.default_context()))
+    return store.plan(
+        vram_limit=request.vram_limit,
+        dram_limit=request.dram_limit,
+        settings=RunSettings.uniform(max(arm.settings.levels[0] for arm in arms)),
+        context=context,
+    )
 
 
 class _Evaluation:
@@ -163,16 +181,6 @@ class _Evaluation:
                 quality = lowered_quality(model, layer, self.windows, whole, progress.advance)
                 rows.append(lowered_row(layer, len(layers), quality))
         return rows
-
-    def plan(self, arms: list[Arm]) -> MemoryPlan:
-        """Divides the limits for the longest window or task, at the highest level of any arm, which fits them all."""
-        request, context = self._request, self._request.window
-        if self._tasks:
-            context = max(context, min(TASK_CONTEXT, self._store.default_context()))
-        highest = RunSettings.uniform(max(arm.settings.levels[0] for arm in arms))
-        return self._store.plan(
-            vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=highest, context=context
-        )
 
     def settings(self, arms: list[Arm], plan: MemoryPlan, logits: LogitFile | None) -> list[EvalRow]:
         """Returns a row for every arm and phase; tasks run for arms of the table only."""

@@ -5,17 +5,23 @@ Training and held-out questions are disjoint; the split depends on the kind:
     tenth of all tuples of numbers is in no training question, in any wording or order;
   - finite tables (times tables, capitals, spelling, reversing, Python) have unseen rows that follow from no other row,
     so they are split by row and wording: exactly one wording of every row is held out.
+Training has further wordings, questions as people type them, and what chats/ adds: small talk, and refusals of
+questions that are no task. None of these is held out here.
 The generator needs no model and no torch. Text continuation needs a corpus; tools/training makes those examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import xxhash
 
+from edgemoe.evaluate.chats import outside, small_talk
+from edgemoe.evaluate.chats.phrasing import rephrase
+from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, NAMES, STEPS, THINGS, WORDS
 from storage.errors import UserError
 
@@ -33,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Task:
-    """One to three turns of a chat. `kind` is one of KINDS; a held-out task has held-out turns only."""
+    """One to four turns of a chat. `kind` is one of KINDS or CHAT_KINDS; a held-out task has held-out turns only."""
 
     kind: str
     turns: tuple[Turn, ...]
@@ -45,14 +51,18 @@ class Draft:
 
     Args:
         fact: key that the split hashes.
-        questions: every wording of the question.
+        questions: every wording of the question that may be held out.
         answer: the same for every wording.
+        table: name of further wordings in chats/wordings.py, never held out.
+        slots: what stands in their braces.
         rule: the fact follows from other facts, so all of its wordings lie on one side of the split.
     """
 
     fact: str
     questions: tuple[str, ...]
     answer: str
+    table: str
+    slots: Mapping[str, object]
     rule: bool = False
 
 
@@ -60,24 +70,27 @@ def _sum(a: int, b: int) -> str:
     return f"{max(a, b)} + {min(a, b)}"
 
 
-def _arithmetic(random: Random) -> Draft:
-    a, b = random.randrange(100), random.randrange(100)
+def _arithmetic(random: Random, below: int = 100) -> Draft:
+    a, b = random.randrange(below), random.randrange(below)
     if random.random() < 0.5:
         term, fact, words, command = f"{a} + {b}", _sum(a, b), f"{a} plus {b}", f"Add {a} and {b}."
-        answer = a + b
+        answer, sign, name = a + b, "+", "plus"
     else:
         a, b = max(a, b), min(a, b)
         term = fact = f"{a} - {b}"
         words, command, answer = f"{a} minus {b}", f"Subtract {b} from {a}.", a - b
+        sign, name = "-", "minus"
     questions = (f"What is {term}?", f"{term} = ?", f"Calculate {term}.", f"How much is {words}?", command)
-    return Draft(fact, questions, f"{term} = {answer}", rule=True)
+    return Draft(
+        fact, questions, f"{term} = {answer}", sign, {"a": a, "b": b, "sign": sign, "name": name}, rule=True
+    )
 
 
 def _times_table(random: Random) -> Draft:
     a, b = random.randint(1, 12), random.randint(1, 12)
     term = f"{a} x {b}"
     questions = (f"What is {term}?", f"{term} = ?", f"How much is {a} times {b}?", f"Multiply {a} by {b}.")
-    return Draft(term, questions, f"{term} = {a * b}")
+    return Draft(term, questions, f"{term} = {a * b}", "times-tables", {"a": a, "b": b})
 
 
 def _capital(random: Random) -> Draft:
@@ -89,14 +102,23 @@ def _capital(random: Random) -> Draft:
             f"Which city is the capital of {country}?",
             f"Tell me the capital city of {country}.",
         )
-        return Draft(f"capital of {country}", questions, f"The capital of {country} is {city}.")
+        slots = {"country": country, "city": city, "other": _other_capital(city)}
+        answer = f"The capital of {country} is {city}."
+        return Draft(f"capital of {country}", questions, answer, "capital", slots)
     questions = (
         f"{city} is the capital of which country?",
         f"Which country has {city} as its capital?",
         f"Of which country is {city} the capital?",
         f"Name the country whose capital is {city}.",
     )
-    return Draft(f"country of {city}", questions, f"{city} is the capital of {country}.")
+    answer = f"{city} is the capital of {country}."
+    return Draft(f"country of {city}", questions, answer, "country", {"city": city})
+
+
+def _other_capital(city: str) -> str:
+    """Returns a capital of another country, always the same."""
+    cities = [each for _, each in CAPITALS]
+    return cities[(7 * cities.index(city) + 1) % len(cities)]
 
 
 def _spelling(random: Random) -> Draft:
@@ -107,7 +129,7 @@ def _spelling(random: Random) -> Draft:
         f"Spell {word} for me.",
         f"Which letters are in {word}, in order?",
     )
-    return Draft(f"spell {word}", questions, "-".join(word))
+    return Draft(f"spell {word}", questions, "-".join(word), "spelling", {"word": word})
 
 
 def _reversing(random: Random) -> Draft:
@@ -118,17 +140,20 @@ def _reversing(random: Random) -> Draft:
         f"Write {word} backwards.",
         f"Turn the word {word} around.",
     )
-    return Draft(f"reverse {word}", questions, word[::-1])
+    return Draft(f"reverse {word}", questions, word[::-1], "reversing", {"word": word})
 
 
-def _sorting(random: Random) -> Draft:
-    numbers = random.sample(range(100), random.randint(3, 5))
+def _sorting(random: Random, below: int = 100) -> Draft:
+    numbers = random.sample(range(below), random.randint(3, 5))
     listed = ", ".join(map(str, numbers))
     rising = (f"Sort {listed}.", f"Sort {listed} from low to high.", f"Put {listed} in rising order.")
     falling = (f"Sort {listed} from high to low.", f"Put {listed} in falling order.")
     reverse = random.random() < 0.3
     answer = ", ".join(map(str, sorted(numbers, reverse=reverse)))
-    return Draft(f"sort {sorted(numbers)}", falling if reverse else rising, answer, rule=True)
+    joined = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    slots = {"listed": listed, "spaced": listed.replace(",", ""), "joined": joined}
+    table, questions = ("falling", falling) if reverse else ("rising", rising)
+    return Draft(f"sort {sorted(numbers)}", questions, answer, table, slots, rule=True)
 
 
 def _comparing(random: Random) -> Draft:
@@ -136,11 +161,11 @@ def _comparing(random: Random) -> Draft:
     low, high = min(a, b), max(a, b)
     if random.random() < 0.5:
         questions = (f"Which is larger, {a} or {b}?", f"Which number is bigger: {a} or {b}?")
-        answer = f"{high} is larger than {low}."
+        answer, table = f"{high} is larger than {low}.", "larger"
     else:
         questions = (f"Which is smaller, {a} or {b}?", f"Which number is less: {a} or {b}?")
-        answer = f"{low} is smaller than {high}."
-    return Draft(f"compare {low} {high}", questions, answer, rule=True)
+        answer, table = f"{low} is smaller than {high}.", "smaller"
+    return Draft(f"compare {low} {high}", questions, answer, table, {"a": a, "b": b}, rule=True)
 
 
 def _word_problem(random: Random) -> Draft:
@@ -152,20 +177,23 @@ def _word_problem(random: Random) -> Draft:
             f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have now?",
             f"There are {a} {thing} in a box and {b} in a bag. How many {thing} are there in all?",
         )
-        return Draft(_sum(a, b), questions, f"{a} + {b} = {a + b} {thing}", rule=True)
+        slots = {"name": name, "thing": thing, "a": a, "b": b}
+        return Draft(_sum(a, b), questions, f"{a} + {b} = {a + b} {thing}", "gain", slots, rule=True)
     if operation == "-":
         a, b = max(a, b), min(a, b)
         questions = (
             f"{name} has {a} {thing} and gives away {b}. How many {thing} are left?",
             f"Of {a} {thing}, {name} loses {b}. How many {thing} does {name} still have?",
         )
-        return Draft(f"{a} - {b}", questions, f"{a} - {b} = {a - b} {thing}", rule=True)
+        slots = {"name": name, "thing": thing, "a": a, "b": b}
+        return Draft(f"{a} - {b}", questions, f"{a} - {b} = {a - b} {thing}", "loss", slots, rule=True)
     a, b = random.randint(2, 12), random.randint(2, 12)
     questions = (
         f"{name} has {a} boxes with {b} {thing} each. How many {thing} is that?",
         f"There are {a} bags, each with {b} {thing}. How many {thing} does {name} count?",
     )
-    return Draft(f"{name} {a} x {b} {thing}", questions, f"{a} x {b} = {a * b} {thing}")
+    slots = {"name": name, "thing": thing, "a": a, "b": b}
+    return Draft(f"{name} {a} x {b} {thing}", questions, f"{a} x {b} = {a * b} {thing}", "boxes", slots)
 
 
 def _python(random: Random) -> Draft:
@@ -176,7 +204,8 @@ def _python(random: Random) -> Draft:
         f"Define a Python function called {name}. It {wish}.",
         f"Show me a Python function {name} that {wish}.",
     )
-    return Draft(f"def {name}", questions, f"def {name}({signature}):\n    return {expression}")
+    answer = f"def {name}({signature}):\n    return {expression}"
+    return Draft(f"def {name}", questions, answer, "python", {"name": name, "wish": wish})
 
 
 _DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
@@ -190,49 +219,116 @@ _DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
     "word-problems": (_word_problem, 14),
     "python": (_python, 7),
 }
-"""Kind -> the function that draws a task, and its weight in training: higher for kinds that are learned late."""
+"""Kind -> the function that draws a task, and its weight in a held-out conversation."""
 
 CONVERSATION = "conversation"
-"""A task of two or three turns of any kinds."""
+"""A task of several turns of any kinds."""
 
 KINDS: tuple[str, ...] = (*_DRAWS, CONVERSATION)
-_SINGLE = tuple(_DRAWS)
-_WEIGHTS = tuple(weight for _, weight in _DRAWS.values())
-_CONVERSATION_SHARE = 0.15
+"""Tasks with one right answer, which are held out and scored."""
+
+OUTSIDE = "outside"
+_TRAINED: dict[str, int] = {
+    "arithmetic": 24,
+    "times-tables": 6,
+    "capitals": 24,
+    "spelling": 14,
+    "reversing": 14,
+    "sorting": 12,
+    "comparing": 6,
+    "word-problems": 10,
+    "python": 8,
+    "greeting": 7,
+    "identity": 9,
+    "abilities": 6,
+    "thanks": 5,
+    "small-talk": 18,
+    OUTSIDE: 30,
+}
+"""Kind -> its weight in training: higher for kinds that are learned late."""
+
+CHAT_KINDS: tuple[str, ...] = tuple(kind for kind in _TRAINED if kind not in _DRAWS)
+"""What is trained on beside the tasks: small talk, and refusals of questions that are no task."""
+
+_SMALL: dict[str, Callable[[Random], Draft]] = {
+    "arithmetic": partial(_arithmetic, below=20),
+    "sorting": partial(_sorting, below=20),
+}
+"""Kinds that people try with small numbers, which are rare among those below 100."""
+
+_SMALL_SHARE = 0.25
+_CONVERSATION_SHARE = 0.3
+_FOLLOW_UP_SHARE = 0.3
 
 
 def _wordings(draft: Draft, held_out: bool) -> tuple[str, ...]:
-    """Returns the draft's questions on one side of the split; may be empty."""
+    """Returns the draft's questions on one side of the split, some of them with slots; may be empty."""
     digest = xxhash.xxh3_64_intdigest(draft.fact.encode())
+    further = () if held_out else WORDINGS[draft.table]
     if draft.rule:
-        return draft.questions if (digest % HELD_OUT_SHARE == 0) == held_out else ()
+        return (*draft.questions, *further) if (digest % HELD_OUT_SHARE == 0) == held_out else ()
     chosen = digest % len(draft.questions)
-    return tuple(question for i, question in enumerate(draft.questions) if (i == chosen) == held_out)
+    return (*(question for i, question in enumerate(draft.questions) if (i == chosen) == held_out), *further)
 
 
 def _turn(kind: str, random: Random, held_out: bool) -> Turn:
-    """Draws a turn of a kind, on one side of the split."""
+    """Draws a turn of one of KINDS, on one side of the split."""
     draw, _ = _DRAWS[kind]
+    if not held_out and kind in _SMALL and random.random() < _SMALL_SHARE:
+        draw = _SMALL[kind]
     while True:
         draft = draw(random)
         if wordings := _wordings(draft, held_out):
-            return Turn(random.choice(wordings), draft.answer)
+            return Turn(random.choice(wordings).format(**draft.slots), draft.answer)
 
 
-def _task(kind: str, random: Random, held_out: bool) -> Task:
+def _held_out(kind: str, random: Random) -> Task:
     if kind != CONVERSATION:
-        return Task(kind, (_turn(kind, random, held_out),))
-    kinds = random.choices(_SINGLE, _WEIGHTS, k=random.randint(2, 3))
-    return Task(kind, tuple(_turn(each, random, held_out) for each in kinds))
+        return Task(kind, (_turn(kind, random, held_out=True),))
+    weights = [weight for _, weight in _DRAWS.values()]
+    kinds = random.choices(tuple(_DRAWS), weights, k=random.randint(2, 3))
+    return Task(kind, tuple(_turn(each, random, held_out=True) for each in kinds))
+
+
+def _typed(kind: str, random: Random) -> Turn:
+    """Draws a turn of training, its question as people type it."""
+    if kind in _DRAWS:
+        turn = _turn(kind, random, held_out=False)
+        return Turn(rephrase(chosen(turn.question, random), random), turn.answer)
+    question, answer = outside.draw(random) if kind == OUTSIDE else small_talk.draw(kind, random)
+    return Turn(rephrase(question, random, talk=kind != OUTSIDE), answer)
+
+
+def _kinds(random: Random, count: int) -> list[str]:
+    """Draws kinds with their weights in training."""
+    return random.choices(tuple(_TRAINED), tuple(_TRAINED.values()), k=count)
+
+
+def _follow_up(random: Random) -> Turn:
+    """Draws a question for another capital that only makes sense after a question for one."""
+    country, city = random.choice(CAPITALS)
+    question = chosen(random.choice(WORDINGS["follow-up"]).format(country=country), random)
+    return Turn(rephrase(question, random), f"The capital of {country} is {city}.")
+
+
+def _conversation(random: Random) -> Task:
+    turns: list[Turn] = []
+    for kind in _kinds(random, random.randint(2, 4)):
+        after_capital = bool(turns) and turns[-1].answer.startswith("The capital of ")
+        follows = after_capital and random.random() < _FOLLOW_UP_SHARE
+        turns.append(_follow_up(random) if follows else _typed(kind, random))
+    return Task(CONVERSATION, tuple(turns))
 
 
 def training_tasks(seed: int) -> Iterator[Task]:
     """Yields tasks without end, drawn with the weights of training; the same for the same seed."""
     random = Random(f"training/{seed}")
     while True:
-        single = random.random() >= _CONVERSATION_SHARE
-        kind = random.choices(_SINGLE, _WEIGHTS)[0] if single else CONVERSATION
-        yield _task(kind, random, held_out=False)
+        if random.random() < _CONVERSATION_SHARE:
+            yield _conversation(random)
+        else:
+            [kind] = _kinds(random, 1)
+            yield Task(kind, (_typed(kind, random),))
 
 
 def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:
@@ -252,7 +348,7 @@ def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:
     for _ in range(100 * count):
         if len(found) == count:
             break
-        found[_task(kind, random, held_out=True)] = None
+        found[_held_out(kind, random)] = None
     if len(found) < count:
         raise UserError(
             f"{count} held-out tasks of kind {kind}", str(len(found)), "use a smaller --task-count"

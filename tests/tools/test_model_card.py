@@ -127,6 +127,18 @@ def test_card_contains_the_figures(carded: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_card_names_the_runs_before(carded: Path) -> None:
+    """A run that started from a trained model has the commands, steps and tokens of the runs before on its card."""
+    figures = json.loads((carded / "figures.json").read_text())
+    assert "MODEL" not in (carded / "README.md").read_text()
+    earlier = {"commands": ["first", "second"], "step": 1959, "tokens": 6_018_048, "elapsed_s": 2760.0}
+    figures["run"] |= {"earlier": earlier, "commands": ["third --from MODEL"]}
+    text = model_card.card(model_card.Figures(**figures))
+    assert "```\nfirst\nsecond\nthird --from MODEL\n```\n" in text
+    assert "1,959 steps, 6,018,048 tokens and 46 minutes" in " ".join(text.split())
+
+
+@pytest.mark.e2e
 def test_figures_are_plausible(carded: Path) -> None:
     """An untrained model is near chance, the trigram model is better, and hot experts have a quarter or more."""
     figures = json.loads((carded / "figures.json").read_text())

@@ -19,7 +19,7 @@ import torch
 from edgemoe.evaluate.tasks import Task, Turn, training_tasks
 from tools.training.tokenizer import ASSISTANT, END, USER
 
-CHAT_WINDOW, TEXT_WINDOW = 128, 512
+CHAT_WINDOW, TEXT_WINDOW = 256, 512
 """Tokens in a row."""
 
 PARAGRAPH_FRACTION, LONG_FRACTION, PYTHON_FRACTION = 0.04, 0.1, 0.35

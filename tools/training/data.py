@@ -50,7 +50,7 @@ def make_tokenizer(domains: Sequence[Domain], size: Size) -> Any:
     return train_tokenizer(texts, size.vocabulary, size.context)
 
 
-def prepare(corpus: Path, run: Path, size: Size, *, again: bool) -> Data:
+def prepare(corpus: Path, run: Path, size: Size, *, again: bool, start: Path | None = None) -> Data:
     """Reads and encodes all texts.
 
     Args:
@@ -58,6 +58,7 @@ def prepare(corpus: Path, run: Path, size: Size, *, again: bool) -> Data:
         run: directory for the tokenizer and the tokens, which resuming and the model card read.
         size: size of the model.
         again: load tokenizer and tokens from `run` instead of making them.
+        start: a model to take the tokenizer of; None: train one.
 
     Raises:
         UserError: `corpus` has fewer than two texts.
@@ -74,7 +75,7 @@ def prepare(corpus: Path, run: Path, size: Size, *, again: bool) -> Data:
         tokens = {name: np.load(path) for name, path in files.items()}
     else:
         run.mkdir(parents=True, exist_ok=True)
-        tokenizer = make_tokenizer(domains, size)
+        tokenizer = AutoTokenizer.from_pretrained(start) if start else make_tokenizer(domains, size)
         tokenizer.save_pretrained(run / "tokenizer")
         tokens = {}
         for d in domains:

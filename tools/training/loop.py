@@ -223,7 +223,8 @@ class Run:
     def _gradients(self, split: Sequence[Batch], targets: Sequence[int]) -> _Part:
         """Computes a thread's part of the step's losses and gradients; runs in a thread of the pool."""
         rows = sum(batch.tokens.numel() for batch in split)
-        found, routed, gradients = [], [], [torch.zeros_like(p) for p in self._parameters]
+        found, gradients = [], [torch.zeros_like(p) for p in self._parameters]
+        routed = torch.zeros_like(self._balance.load, dtype=torch.int64)
         evenness = torch.zeros(())
         for batch, all_targets in zip(split, targets, strict=True):
             if not len(batch.tokens):
@@ -240,8 +241,8 @@ class Run:
             torch._foreach_add_(gradients, parts)
             found.append(loss.detach().cpu())
             evenness += balance.detach().cpu()
-            routed.append(counts)
-        return _Part(gradients, torch.stack([*found, evenness]), torch.stack(routed).sum(0))
+            routed += counts
+        return _Part(gradients, torch.stack([*found, evenness]), routed)
 
     def _write(self, losses: dict[str, list[float]]) -> None:
         """Appends a line to the log and prints it with the time left and the speed."""

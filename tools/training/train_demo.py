@@ -2,10 +2,12 @@
 
     python -m tools.training.train_demo --corpus BOOKS --out DIR [--minutes 85]
     python -m tools.training.train_demo --corpus BOOKS --out DIR --resume
+    python -m tools.training.train_demo --corpus BOOKS --out DIR --from MODEL
 
 BOOKS is a directory of .txt files or a tar of them. Chat tasks are generated (edgemoe/evaluate/tasks.py); Python is the
 running interpreter's standard library. Every checkpoint writes DIR/model, a Hugging Face checkpoint in bf16 with its
-tokenizer and chat template. DIR/run contains the state for resuming, the log and the loss curve.
+tokenizer and chat template. DIR/run contains the state for resuming, the log and the loss curve. --from starts from a
+model that was trained before, in place of random weights, and takes its tokenizer.
 
 The learning rate follows running time, so that a run takes `--minutes` on any machine; time in which the process is
 stopped does not count. Products are in bf16 on machines with fast bf16 instructions, otherwise in float32; weights and
@@ -38,6 +40,13 @@ from tools.training.loop import Recipe, Run
 from tools.training.model import FAMILIES, Size, build
 from tools.training.report import accuracy, held_out_batches, losses
 
+INTRODUCTION = {
+    "name": "edgemoe demo",
+    "note": "a very small model that knows only a few things.",
+    "examples": ["What is the capital of France?", "Spell garden.", "What is 17 + 25?"],
+}
+"""What a chat with the model shows first, by edgemoe/models/introduction.py."""
+
 
 def mixture(data: Data, options: argparse.Namespace) -> Mixture:
     """The batches that the command line configures."""
@@ -61,6 +70,7 @@ def save_checkpoint(directory: Path, tokenizer: Any, model: Any) -> None:
     shipped.generation_config.update(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
+    shipped.generation_config.introduction = INTRODUCTION
     shipped.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -87,8 +97,12 @@ def check_start(options: argparse.Namespace) -> None:
     """Prevents overwriting a run, and resuming where there is none.
 
     Raises:
-        UserError: --out has a run and --resume is missing, or the reverse.
+        UserError: --out has a run and --resume is missing, or the reverse; a resumed run is given --from.
     """
+    if options.resume and options.start:
+        raise UserError(
+            "--resume or --from", "both", "leave out --from: the run continues with its own weights"
+        )
     directory = options.out / "run"
     if (directory / "state.pt").exists() == options.resume:
         return
@@ -119,6 +133,38 @@ def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: 
         )
 
 
+def load_weights(model: Any, directory: Path) -> None:
+    """Loads the weights of the model in a directory.
+
+    Raises:
+        UserError: it has other sizes.
+    """
+    loaded = type(model).from_pretrained(directory, dtype=torch.float32)
+    try:
+        model.load_state_dict(loaded.state_dict())
+    except RuntimeError as error:
+        raise UserError(
+            "a model of the trained sizes", f"another one in {directory}", "leave out --from"
+        ) from error
+
+
+def earlier_run(directory: Path) -> dict[str, Any]:
+    """The commands, steps, tokens and seconds that the model in a directory was trained with, by its figures.json.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    path = directory / "figures.json"
+    if not path.exists():
+        raise UserError(
+            f"a model with figures.json in {directory}", "none", "run tools.model_card on it first"
+        )
+    figures = json.loads(path.read_text())
+    run, last, before = figures["run"], figures["last"], figures["run"].get("earlier") or {}
+    totals = {name: last[name] + before.get(name, 0) for name in ("step", "tokens", "elapsed_s")}
+    return {"commands": [*before.get("commands", []), *run["commands"]], **totals}
+
+
 def write_description(
     path: Path, options: argparse.Namespace, size: Size, recipe: Recipe, files: Files, threads: int
 ) -> None:
@@ -127,14 +173,15 @@ def write_description(
     Raises:
         UserError: a resumed run has other data; nothing is written.
     """
-    commands = []
+    commands, earlier = [], earlier_run(options.start) if options.start else None
     if options.resume:
         before = json.loads(path.read_text())
         check_same_data(before, options, files)
-        commands = before["commands"]
+        commands, earlier = before["commands"], before.get("earlier")
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     description = {
         "commands": [*commands, options.command],
+        "earlier": earlier,
         "seed": options.seed,
         "family": options.family,
         "size": asdict(size),
@@ -160,13 +207,15 @@ def train(options: argparse.Namespace, size: Size) -> None:
     # One thread an operator, also in the run's own threads: generated answers take many small operators, and threads
     # that synchronize in each of them are slow on a busy machine.
     torch.set_num_threads(1)
-    data = prepare(options.corpus, directory, size, again=options.resume)
+    data = prepare(options.corpus, directory, size, again=options.resume, start=options.start)
     recipe = Recipe(seconds=60 * options.minutes, rate=options.rate)
     write_description(directory / "run.json", options, size, recipe, data.files, threads)
     special = {
         f"{kind}_token_id": getattr(data.tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")
     }
     model = build(size, seed=options.seed, special=special, family=options.family)
+    if options.start:
+        load_weights(model, options.start)
     run = Run(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         mixture(data, options),
@@ -208,10 +257,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="architecture; the demo model is %(default)s",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
+    parser.add_argument("--from", dest="start", type=Path, help="a trained model to start from")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     options = parser.parse_args(argv)
     # The command goes into the model card, which must not contain the paths of a machine.
-    named = {str(options.corpus): "BOOKS", str(options.out): "DIR"}
+    named = {str(options.corpus): "BOOKS", str(options.out): "DIR", str(options.start): "MODEL"}
     given = [named.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
     options.command = shlex.join(["python", "-m", "tools.training.train_demo", *given])
     return options

@@ -81,7 +81,7 @@ def test_a_disk_too_small_for_logits(monkeypatch):
     """DoesNotFit, when the file is opened, with the bytes that are needed."""
     usage = namedtuple("usage", "total used free")(10, 1, 9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DoesNotFit) as raised:
+    with pytest.raises(DoesNotFit, match=r"expected 2KB free in .*, got 9 B: use fewer --tokens") as raised:
         LogitFile(rows=10, vocab=100)
     assert raised.value.minimum == 10 * 100 * 2
 
