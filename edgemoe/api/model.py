@@ -11,12 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-import torch
-
+from edgemoe.api.status import Progress, Status
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
-from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
+from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
 from edgemoe.kv.sequence import SequenceKV
 from storage.errors import UserError
@@ -41,6 +40,34 @@ class Choices(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int
     logprobs: int
+    prompt_logprobs: int
+
+
+class AnswerFuture(Future[Answer]):
+    """An answer that comes in the background.
+
+    Args:
+        generation: on its way.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__()
+        self._generation = generation
+
+    @property
+    def progress(self) -> Progress:
+        """How far the answer is."""
+        return Progress.of(self._generation.request)
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the tokens so far, with `logprobs` among the choices; grows while the answer comes."""
+        return self._generation.logprobs
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the prompt's tokens but the first, as far as it has run, with `prompt_logprobs` among the choices."""
+        return self._generation.prompt_logprobs
 
 
 class AnswerStream(Iterator[str]):
@@ -96,11 +123,20 @@ class Model:
         tokenizer: a fast tokenizer of transformers.
         sampling: the model's own.
         pace: how prompts and answers share the steps.
+        keep: the KV of ended requests stays as long as there is memory (Scheduler).
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, sampling: Sampling, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling: Sampling,
+        pace: Pace | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
-        self._scheduler = Scheduler(engine, pace)
+        self._scheduler = Scheduler(engine, pace, keep=keep)
 
     def generate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
         """Answers a prompt.
@@ -153,7 +189,7 @@ class Model:
         prompt: Prompt,
         on_text: Callable[[str], None] = lambda piece: None,
         **choices: Unpack[Choices],
-    ) -> Future[Answer]:
+    ) -> AnswerFuture:
         """Answers a prompt in the background. The future's `cancel` frees the request's memory at the next step.
 
         Args:
@@ -164,10 +200,9 @@ class Model:
         Raises:
             as generate, here or in the future.
         """
-        start, future = time.perf_counter(), Future[Answer]()
-        sampler = Sampler(self._sampling(choices))
+        start, sampler = time.perf_counter(), Sampler(self._sampling(choices))
         generation = self._generation(self._tokens(prompt), sampler, start, on_text)
-        request = generation.request
+        future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(_resolve, future, generation)
         self._scheduler.submit(request)
         future.add_done_callback(partial(self._cancel, request))
@@ -207,17 +242,24 @@ class Model:
         finally:
             future.cancel()
 
-    def logprobs(self, texts: Sequence[str | Sequence[int]], top: int = 0) -> list[list[TokenLogprobs]]:
+    def logprobs(
+        self, texts: Sequence[str | Sequence[int]], top: int = 0, first: Sequence[int] | None = None
+    ) -> list[list[TokenLogprobs]]:
         """Scores texts, or token ids: the model's log probabilities of every token but the first of each.
 
         Args:
             texts: each of two tokens or more, within the context.
             top: likeliest tokens of each place to return beside.
+            first: of each text, the token whose score is the first that is wanted, 1 or more; the KV of tokens before
+                it may come from an earlier request. None: 1 for all.
 
         Raises:
             as generate.
         """
-        scores = [_Score(self._tokens(text), top) for text in texts]
+        scores = [
+            _Score(self._tokens(text), top, at)
+            for text, at in zip(texts, first or [1] * len(texts), strict=True)
+        ]
         for score in scores:
             self._scheduler.submit(score.request)
         try:
@@ -226,11 +268,28 @@ class Model:
         finally:
             for score in scores:
                 self._scheduler.cancel(score.request)
-        return [score.logprobs for score in scores]
+        return [score.wanted() for score in scores]
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Returns a prompt's token ids."""
-        return self._tokens(prompt)
+    def encode(self, prompt: Prompt, **template: object) -> list[int]:
+        """Returns a prompt's token ids.
+
+        Args:
+            prompt: see Prompt.
+            template: JSON values for the chat template of messages, such as enable_thinking=False.
+        """
+        return self._tokens(prompt, template)
+
+    def keep_warm(self) -> None:
+        """From now on reads experts into free blocks while no request is under way, on the thread of futures."""
+        self._scheduler.start(fill=True)
+
+    def forget(self) -> None:
+        """Frees the KV that is kept of ended requests."""
+        self._scheduler.forget()
+
+    def status(self) -> Status:
+        """Returns what the model does now, and what it has done since it was loaded. For any thread."""
+        return Status.of(self.engine, self._scheduler)
 
     def close(self) -> None:
         """Ends every request with an error, and frees all memory. Idempotent; not to be called by a callback."""
@@ -253,14 +312,15 @@ class Model:
     ) -> Generation:
         return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, **options)
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
         if isinstance(prompt, str):
             with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
                 return list(self.tokenizer(prompt)["input_ids"])
         tokens = [part for part in prompt if isinstance(part, int)]
         if tokens or not prompt:
             return tokens
-        return encode_chat(self.tokenizer, [part for part in prompt if not isinstance(part, int)])
+        messages = [part for part in prompt if not isinstance(part, int)]
+        return encode_chat(self.tokenizer, messages, template or {})
 
     def _sampling(self, choices: Choices) -> Sampling:
         """The model's sampling, changed by the choices given."""
@@ -289,19 +349,20 @@ class Model:
 class _Score:
     """The score of one text on its way: a request that ends with its prompt."""
 
-    def __init__(self, tokens: list[int], top: int) -> None:
+    def __init__(self, tokens: list[int], top: int, first: int) -> None:
         if len(tokens) < 2:
             found = f"one of {len(tokens)}"
             raise UserError("a text of two tokens or more to score", found, "give a longer one")
-        self.logprobs: list[TokenLogprobs] = []
-        self._tokens, self._top = tokens, top
-        self.request = Request(tokens, Sampler(_ONE_TOKEN), on_rows=self._rows)
+        if not 1 <= first < len(tokens):
+            raise UserError(f"a first score of 1 to {len(tokens) - 1}", f"{first}", "choose one of them")
+        self._scores, self._first = PromptScores(tokens, top), first
+        self.request = Request(
+            tokens, Sampler(_ONE_TOKEN), on_rows=self._scores.add, scored=True, rows_from=first - 1
+        )
 
-    def _rows(self, first: int, logits: torch.Tensor) -> None:
-        following = self._tokens[first + 1 :]
-        self.logprobs += [
-            TokenLogprobs.of(row, token, self._top) for row, token in zip(logits, following, strict=False)
-        ]
+    def wanted(self) -> list[TokenLogprobs]:
+        """The scores from the first one that is wanted, once the request has ended."""
+        return self._scores.logprobs[self._first - 1 - self.request.cached :]
 
 
 _ONE_TOKEN = Sampling(0, 1, 0, 1, 0, 1, frozenset())

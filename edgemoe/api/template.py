@@ -147,11 +147,16 @@ def renderer() -> TemplateRenderer:
     return TemplateRenderer()
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
+def render_chat(tokenizer: Any, messages: Sequence[Message], more: Mapping[str, object] | None = None) -> str:
     """Renders a conversation by its model's chat template, up to the begin of the next answer.
 
-    Equals transformers' `apply_chat_template(messages, add_generation_prompt=True, tokenize=False)`; without a chat
-    template, the texts joined by newlines.
+    Equals transformers' `apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)`; without a
+    chat template, the texts joined by newlines.
+
+    Args:
+        tokenizer: of the model.
+        messages: of the conversation.
+        more: further variables of the template, JSON; none replaces the messages.
 
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render.
@@ -162,6 +167,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
         template, special = tokenizer.get_chat_template(), tokenizer.special_tokens_map
     variables = {
         **special,
+        **(more or {}),
         "messages": [dict(message) for message in messages],
         "tools": None,
         "documents": None,
@@ -170,12 +176,27 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     return renderer().render(template, variables)
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def check_template(tokenizer: Any) -> None:
+    """Renders a conversation of two questions.
+
+    Raises:
+        UserError, ModelRefused: from TemplateRenderer.render.
+    """
+    roles = ("user", "assistant", "user")
+    render_chat(tokenizer, [{"role": role, "content": "x"} for role in roles])
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Message], more: Mapping[str, object] | None = None
+) -> list[int]:
     """Encodes a conversation as token ids; without a chat template, with the tokenizer's special tokens around it.
+
+    Args:
+        tokenizer, messages, more: as in render_chat.
 
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render; the tokenizer cannot encode the text.
     """
-    text, templated = render_chat(tokenizer, messages), bool(tokenizer.chat_template)
+    text, templated = render_chat(tokenizer, messages, more), bool(tokenizer.chat_template)
     with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
         return list(tokenizer(text, add_special_tokens=not templated)["input_ids"])

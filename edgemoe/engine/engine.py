@@ -51,8 +51,8 @@ from prefetch.workers import SCAN_WORKERS
 from storage.base import ExpertKey, ResidentForm
 from storage.calibration import CALIBRATION_NAME, Calibration
 from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
+from storage.manifest import DENSE_NAME
 from storage.reader import RecordReader
-from storage.writer import DENSE_NAME
 
 __all__ = ["Engine", "StoreModel"]
 
@@ -177,6 +177,12 @@ class Engine:
         self.budget.reserve("dense", plan.dense_bytes)
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("planes", planes)
+        self.expert_bytes, self._fixed_bytes = planes, self.budget.used
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the budget that sequences have reserved."""
+        return self.budget.used - self._fixed_bytes
 
     @property
     def settings(self) -> RunSettings:
@@ -383,19 +389,20 @@ class Engine:
 
         Raises:
             UserError: there is no token.
-            ModelRefused: a token that the model does not have, from a tokenizer of another model.
+            ModelRefused: a token that the model does not have, such as one from a tokenizer of another model.
         """
         if not tokens:
             raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
-        if max(tokens) >= self.shape.vocab:
+        wrong = next((token for token in tokens if not 0 <= token < self.shape.vocab), None)
+        if wrong is not None:
             raise ModelRefused(
-                f"token ids below {self.shape.vocab}, the vocabulary that config.json has",
-                f"{max(tokens)} from the tokenizer",
+                f"token ids of 0 or more below {self.shape.vocab}, the vocabulary that config.json has",
+                f"{wrong} from the tokenizer",
                 "convert the model again with its own tokenizer",
             )
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Reads experts into free blocks of the fastest tier, in the order of fill_first (ExpertSource.fill).
+        """Reads experts into free blocks of the tiers, in the order of fill_first (ExpertSource.fill).
 
         On any thread, while no other thread uses the engine (chat.idle_prefetch).
 

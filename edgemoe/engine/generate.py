@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.sampling import Sampler, TokenLogprobs
+from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
 from edgemoe.experts.use import fraction_at, mean_bits
@@ -61,6 +61,8 @@ class Answer:
     peak_process_bytes: int
     """Peak resident memory of the whole process, by the operating system's count."""
     vram_limit_bytes: int
+    limit_bytes: int
+    """Of the same memory as peak_vram_bytes: --vram-limit, and without a device --dram-limit too."""
     finish_reason: str
     """One of stop, length and context."""
     batch: float | None
@@ -69,7 +71,13 @@ class Answer:
     tokens: list[int]
     """Ids, without the one that ended the answer."""
     logprobs: list[TokenLogprobs] | None
-    """Of each of `tokens`; None unless they were requested."""
+    """Of each of `tokens`, and of the one that ended the answer; None unless they were requested."""
+    prompt_logprobs: list[TokenLogprobs] | None
+    """Of each of the prompt's tokens but the first; None unless they were requested."""
+    queue_s: float
+    """Of ttft_s, the time until the request got its KV."""
+    total_s: float
+    """Time to the last token."""
 
     def as_json(self) -> dict[str, object]:
         """Returns the fields as a JSON object."""
@@ -90,6 +98,7 @@ class Generation:
 
     Attributes:
         request: for a scheduler.
+        logprobs: of each token so far, where they are wanted.
     """
 
     def __init__(
@@ -107,14 +116,31 @@ class Generation:
         self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
         self._text = TextStream(tokenizer, sampler.sampling.stop_strings)
         self._ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self.request = Request(tokens, sampler, start, on_token=self._token, sequence=sequence, cached=cached)
+        self.logprobs: list[TokenLogprobs] = []
+        top = sampler.sampling.prompt_logprobs
+        self._scores = PromptScores(tokens, top) if top is not None else None
+        self.request = Request(
+            tokens,
+            sampler,
+            start,
+            on_token=self._token,
+            sequence=sequence,
+            cached=cached,
+            on_rows=self._scores.add if self._scores else None,
+        )
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of each of the prompt's tokens but the first, as far as it has run, where they are wanted."""
+        return self._scores.logprobs if self._scores else []
 
     def _token(self, token: int, logits: torch.Tensor) -> bool:
+        sampling = self._sampler.sampling
+        if sampling.top_logprobs is not None:
+            self.logprobs.append(TokenLogprobs.of(logits, token, sampling.top_logprobs))
+        if token in sampling.stop:
+            return True
         self._ids.append(token)
-        top = self._sampler.sampling.top_logprobs
-        if top is not None:
-            self._logprobs.append(TokenLogprobs.of(logits, token, top))
         self._show(self._text.add(token))
         return self._text.stopped
 
@@ -156,8 +182,12 @@ class Generation:
             peak_vram_bytes=engine.peak_bytes(),
             peak_process_bytes=peak_resident_bytes(),
             vram_limit_bytes=engine.plan.vram_limit_bytes,
+            limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",
             batch=steps / trace.decode_steps if trace.decode_steps else None,
             tokens=self._ids,
-            logprobs=None if self._sampler.sampling.top_logprobs is None else self._logprobs,
+            logprobs=None if self._sampler.sampling.top_logprobs is None else self.logprobs,
+            prompt_logprobs=self._scores.logprobs if self._scores else None,
+            queue_s=(trace.admitted or trace.start) - trace.start,
+            total_s=trace.token_times[-1] - trace.start,
         )

@@ -1,7 +1,7 @@
 """Runs one step through the model.
 
 There are two paths. New tokens, one a sequence, through a model of a family with fused_gqa take layers.fused_decode, on
-a GPU a single one layers.graph_decode; every other step, a prompt's step of one token too, goes through transformers'
+a GPU a single one layers.graph.decode; every other step, a prompt's step of one token too, goes through transformers'
 modules, whose attention and experts are this program's.
 """
 
@@ -19,7 +19,7 @@ from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.layers.fused_decode import FusedDecode
-from edgemoe.layers.graph_decode import GraphDecode
+from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from prefetch.sigint import DeferredInterrupt

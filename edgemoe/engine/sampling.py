@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,17 @@ from transformers.generation import (
 
 from storage.errors import UserError
 
+UNLIMITED = sys.maxsize
+"""max_new_tokens of an answer that may go on until its context ends."""
+
 MOST_PENALTY = 2.0
 """Largest magnitude of a presence or frequency penalty."""
+
+MOST_BIAS = 10_000.0
+"""Largest magnitude of a logit bias: with it a token is chosen always, or never, and float32 stays finite."""
+
+COLD = 1e-4
+"""Temperature below which decoding is greedy: logits divided by it would not be finite."""
 
 _RANGES = {
     "temperature": (0.0, math.inf),
@@ -38,12 +48,12 @@ class Sampling:
     """Settings of an answer: how its tokens are chosen and when it ends.
 
     Args:
-        temperature: 0 for greedy decoding.
+        temperature: below COLD for greedy decoding.
         top_p: smallest probability mass that is kept; 1 keeps all.
         top_k: largest number of tokens that are kept; 0 keeps all.
         repetition_penalty: 1 for none.
         seed: of the random generator; the same seed, prompt and settings give the same answer.
-        max_new_tokens: largest number of tokens in an answer.
+        max_new_tokens: largest number of tokens in an answer; UNLIMITED: what the context holds.
         stop: token ids that end an answer.
         min_p: least probability of a token that is kept, as a fraction of the largest one; 0 keeps all.
         presence_penalty: taken from the logit of each token that the answer has.
@@ -51,6 +61,7 @@ class Sampling:
         logit_bias: (token id, what is added to its logit), each id once.
         stop_strings: texts that end an answer, and are no part of it.
         top_logprobs: tokens whose log probabilities are kept beside the chosen one's; None: none, not even that.
+        prompt_logprobs: the same for each of the prompt's tokens but the first.
 
     Raises:
         UserError: a value out of its range.
@@ -69,6 +80,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_strings: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -78,10 +90,15 @@ class Sampling:
                     f"{name} of {least:g} or more" if most == math.inf else f"{name} of {least:g} to {most:g}"
                 )
                 raise UserError(wanted, f"{value}", "choose one in that range")
+        biases = [bias for _, bias in self.logit_bias if not abs(bias) <= MOST_BIAS]
+        if biases:
+            wanted = f"logit biases of {-MOST_BIAS:g} to {MOST_BIAS:g}"
+            raise UserError(wanted, f"{biases[0]}", "choose one in that range")
         if not all(self.stop_strings):
             raise UserError("stop strings of a character or more", "an empty one", "leave it out")
-        if self.top_logprobs is not None and self.top_logprobs < 0:
-            raise UserError("0 or more top logprobs", f"{self.top_logprobs}", "leave them out")
+        for top in (self.top_logprobs, self.prompt_logprobs):
+            if top is not None and top < 0:
+                raise UserError("0 or more top logprobs", f"{top}", "leave them out")
 
     @classmethod
     def of_model(
@@ -142,6 +159,26 @@ class TokenLogprobs:
         return cls(token, float(logprobs[token]), tuple(pairs))
 
 
+class PromptScores:
+    """Log probabilities of a prompt's tokens but the first, as its rows come.
+
+    Args:
+        tokens: ids of the prompt.
+        top: of each token, how many of the likeliest are kept beside it.
+    """
+
+    def __init__(self, tokens: Sequence[int], top: int) -> None:
+        self._tokens, self._top = tuple(tokens), top
+        self.logprobs: list[TokenLogprobs] = []
+
+    def add(self, first: int, logits: torch.Tensor) -> None:
+        """Takes logits [rows, vocab] after the tokens from `first` on."""
+        following = self._tokens[first + 1 :]
+        self.logprobs += [
+            TokenLogprobs.of(row, token, self._top) for row, token in zip(logits, following, strict=False)
+        ]
+
+
 class Sampler:
     """Chooses tokens, with the random state of one conversation."""
 
@@ -154,7 +191,8 @@ class Sampler:
         if sampling.logit_bias:
             bias = {(token,): float(value) for token, value in sampling.logit_bias}
             self._processors.append(SequenceBiasLogitsProcessor(bias))
-        if sampling.temperature > 0:
+        self._greedy = sampling.temperature < COLD
+        if not self._greedy:
             if sampling.temperature != 1:
                 self._processors.append(TemperatureLogitsWarper(sampling.temperature))
             if sampling.top_k:
@@ -182,7 +220,7 @@ class Sampler:
         scores = self._penalised(logits, tokens[len(tokens) - new :])
         if self._processors:
             scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]
-        if self.sampling.temperature == 0:
+        if self._greedy:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 

@@ -9,6 +9,7 @@ leave between steps.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
@@ -41,6 +43,7 @@ class Trace:
 
     Args:
         start: seconds of time.perf_counter() at arrival.
+        admitted: when the request got its KV; None: it waits.
         token_times: of each token, when the host has it.
         prefill, decode: transfers.
         prefill_use, decode_use: experts by level.
@@ -48,6 +51,7 @@ class Trace:
     """
 
     start: float
+    admitted: float | None = None
     token_times: list[float] = field(default_factory=list)
     prefill: TransferCounts = field(default_factory=TransferCounts)
     decode: TransferCounts = field(default_factory=TransferCounts)
@@ -81,17 +85,19 @@ class Request:
         tokens: ids of the prompt; grows by the answer's ids, of which the sequence lacks the last.
         sampler: chooses tokens; its settings end the answer.
         start: seconds of time.perf_counter() at arrival.
-        on_token: called with each token that does not end the answer, and the float32 logits [vocab] it was chosen
-            from, in the thread that drives the scheduler; True ends the answer.
+        on_token: called with each token, one of `stop` included, and the float32 logits [vocab] it was chosen from, in
+            the thread that drives the scheduler; True ends the answer.
         on_end: called once, when the request has ended.
         sequence: has the first `cached` tokens, and stays as it is at the end; None: one is made and freed.
         cached: tokens that are not computed again, less than all.
         on_rows: called with the number of rows before it and float32 logits [rows, vocab], for all rows of the prompt
-            in turn; the request ends with its prompt. None: the prompt is answered.
+            in turn; None: these are not computed.
+        scored: ends the request with its prompt; otherwise the prompt is answered.
+        rows_from: rows of the prompt before this one are not wanted of `on_rows`.
 
     Attributes:
-        reason: why it ended: stop, length, context, CANCELLED, or "scored" where it has `on_rows`; None before, and
-            after an error.
+        done: tokens of the prompt that the sequence has.
+        reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: that ended it.
     """
 
@@ -103,6 +109,8 @@ class Request:
     sequence: SequenceKV | None = None
     cached: int = 0
     on_rows: Callable[[int, torch.Tensor], None] | None = None
+    scored: bool = False
+    rows_from: int = 0
     reason: str | None = None
     error: BaseException | None = None
 
@@ -146,10 +154,12 @@ class Scheduler:
     Args:
         engine: runs the steps; no other caller uses it while requests run.
         pace: how prompts and answers share the steps.
+        keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
     """
 
-    def __init__(self, engine: Engine, pace: Pace | None = None) -> None:
+    def __init__(self, engine: Engine, pace: Pace | None = None, *, keep: bool = False) -> None:
         self.engine, self._pace = engine, pace or Pace()
+        self._kept = KeptSequences(engine) if keep else None
         self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
         self._arrived: deque[Request] = deque()
         self._prompt: Request | None = None
@@ -159,13 +169,37 @@ class Scheduler:
         self._turn = threading.Condition()
         self._driving, self._closed = False, False
         self._thread: threading.Thread | None = None
+        self.prefill, self.prefill_use = TransferCounts(), ExpertUse()
+        """What all chunks of prompts have moved, and the levels that they used."""
         self.decode, self.decode_use = TransferCounts(), ExpertUse()
         """What all decode steps have moved, and the levels that they used."""
 
     @property
     def active(self) -> int:
         """Requests that have arrived and not ended."""
-        return len(self._arrived) + len(self._running) + (self._prompt is not None)
+        return self.waiting + self.running
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of KV that no request has, but that are kept."""
+        return self._kept.bytes if self._kept else 0
+
+    def forget(self) -> None:
+        """Frees the KV that is kept."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._driving)
+            if self._kept:
+                self._kept.clear()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their KV."""
+        return len(self._arrived)
+
+    @property
+    def running(self) -> int:
+        """Requests whose prompt runs, or that decode."""
+        return len(self._running) + (self._prompt is not None)
 
     def submit(self, request: Request) -> None:
         """Adds a request behind all others.
@@ -221,11 +255,17 @@ class Scheduler:
             self._turn.wait_for(lambda: request.ended or not self._driving)
             self._end_cancelled()
 
-    def start(self) -> None:
-        """Starts a thread that drives until `close`, if there is none."""
+    def start(self, *, fill: bool = False) -> None:
+        """Starts a thread that drives until `close`, if there is none.
+
+        Args:
+            fill: while no request is active, the thread reads experts into free blocks.
+        """
         with self._turn:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._serve, name="edgemoe-scheduler", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._serve, args=(fill,), name="edgemoe-scheduler", daemon=True
+                )
                 self._thread.start()
 
     def close(self) -> None:
@@ -236,14 +276,29 @@ class Scheduler:
             self._turn.wait_for(lambda: not self._driving)
             for request in [*self._arrived, *self._running, *([self._prompt] if self._prompt else [])]:
                 self._end(request, error=_closed())
+            if self._kept:
+                self._kept.clear()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _serve(self) -> None:
+    def _serve(self, fill: bool) -> None:
         while not self._closed:
             self._drive(lambda: self._closed or not self.active)
+            if fill and self._take_turn():
+                self._fill()
             with self._turn:
                 self._turn.wait_for(lambda: self._closed or self.active > 0)
+
+    def _fill(self) -> None:
+        """Reads experts into free blocks, in this thread's turn, until there is work. Errors are only logged."""
+        try:
+            self.engine.fill(lambda: not (self._closed or self.active))
+        except Exception as error:
+            logging.getLogger(__name__).warning("prefetch into free blocks failed: %s", error)
+        finally:
+            with self._turn:
+                self._driving = False
+                self._turn.notify_all()
 
     def _drive(self, until: Callable[[], bool]) -> None:
         """Runs steps, in turn with other threads that wait, until `until`."""
@@ -293,12 +348,23 @@ class Scheduler:
         if request.sequence is None:
             wanted = request.prompt + request.sampler.sampling.max_new_tokens
             try:
-                request.sequence = self.engine.new_sequence(min(wanted, self.engine.plan.context))
+                self._give_sequence(request, min(wanted, self.engine.plan.context))
             except Exception as error:
                 if not (self._running and isinstance(error, DoesNotFit)):
                     self._end(request, error=error)
                 return
+        request.trace.admitted = time.perf_counter()
         self._prompt = self._arrived.popleft()
+
+    def _give_sequence(self, request: Request, context: int) -> None:
+        """Gives a request its KV, with what is kept of the prompt's first tokens; all but one at most."""
+        if self._kept is None:
+            request.sequence = self.engine.new_sequence(context)
+            return
+        most = min(request.prompt - 1, request.prompt if request.on_rows is None else request.rows_from)
+        running = [(other.tokens, other.sequence) for other in self._running if other.sequence]
+        request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
+        request.done = request.cached
 
     def _prefill(self, request: Request) -> None:
         assert request.sequence
@@ -311,10 +377,12 @@ class Scheduler:
         if request.on_rows:
             self._score(request, request.on_rows, logits)
         request.done += len(part)
-        request.trace.prefill += self.engine.take_counts()
-        request.trace.prefill_use += self.engine.take_use()
+        counts, use = self.engine.take_counts(), self.engine.take_use()
+        self.prefill, self.prefill_use = self.prefill + counts, self.prefill_use + use
+        request.trace.prefill += counts
+        request.trace.prefill_use += use
         if request.done == request.prompt and not request.ended:
-            self._sampled.append((request, logits[0]))
+            self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None
 
@@ -325,7 +393,7 @@ class Scheduler:
             on_rows(request.done, logits)
         except BaseException as error:  # of the callback: its caller gets it
             self._end(request, error=error)
-        if request.done + len(logits) == request.prompt:
+        if request.scored and request.done + len(logits) == request.prompt:
             self._end(request, "scored")
 
     def _decode(self, requests: Sequence[Request]) -> None:
@@ -380,13 +448,11 @@ class Scheduler:
         token = request.sampler.next(request.tokens, logits, new)
         times = request.trace.token_times
         times.append(time.perf_counter())
-        if len(times) > 1:
-            self.engine.observe_token(times[-1] - times[-2])
         request.tokens.append(token)
         if new and request is self._running[0]:
             before, now = request.trace.token_times[-2:]
             self.engine.observe_token(now - before)
-        if token in sampling.stop or request.on_token(token, logits):
+        if request.on_token(token, logits) or token in sampling.stop:
             self._end(request, "stop")
         elif new + 1 >= sampling.max_new_tokens:
             self._end(request, "length")
@@ -402,10 +468,19 @@ class Scheduler:
         self._running = [other for other in self._running if other is not request]
         self._prompt = None if self._prompt is request else self._prompt
         if request.sequence and not request.kept:
-            self.engine.end_sequence(request.sequence)
+            self._free(request.sequence, request.tokens, error)
             request.sequence = None
         request.reason, request.error = reason, error
         request.on_end()
+
+    def _free(self, sequence: SequenceKV, tokens: Sequence[int], error: BaseException | None) -> None:
+        """Keeps the KV of an ended request, or frees it; after a value that is not finite, all that may have it."""
+        if self._kept and not isinstance(error, NotFinite):
+            self._kept.keep(sequence, tokens)
+            return
+        self.engine.end_sequence(sequence)
+        if self._kept:
+            self._kept.clear()
 
 
 def _closed() -> UserError:

@@ -35,6 +35,11 @@ class LinearStates:
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
         return LayerState((conv[old], conv[1 - old]), (recurrent[old], recurrent[1 - old]), fresh)
 
+    def copy(self, other: LinearStates) -> None:
+        """Takes another sequence's valid states."""
+        self._conv[self._valid] = other._conv[other._valid]
+        self._recurrent[self._valid] = other._recurrent[other._valid]
+
     def commit(self) -> None:
         """Makes the copy that the step wrote the valid one."""
         self._valid = 1 - self._valid

@@ -67,6 +67,27 @@ class SequenceKV:
         self.length = 0 if self.states and length < self.length else length
         return self.length
 
+    def copy_prefix(self, other: SequenceKV, length: int) -> int:
+        """Makes the first tokens of another sequence of the same shape the only ones of this one.
+
+        Args:
+            other: has at least `length` tokens.
+            length: at most this context.
+
+        Returns:
+            The number of tokens copied: `length`, or 0 where linear-attention layers have a later state only.
+        """
+        assert length <= min(other.length, self.context)
+        if self.states and other.states:
+            if length < other.length:
+                return 0
+            self.states.copy(other.states)
+        self.keys[:, :, :length] = other.keys[:, :, :length]
+        if not self.shape.latent:
+            self.values[:, :, :length] = other.values[:, :, :length]
+        self.length = length
+        return length
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys."""
         slot, end = self.slots[layer], self.length + keys.shape[1]

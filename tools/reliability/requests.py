@@ -132,6 +132,7 @@ def leftovers(model: Model, before: int) -> list[str]:
     engine, deadline = model.engine, time.monotonic() + 10
     while model._scheduler.active and time.monotonic() < deadline:
         time.sleep(0.01)
+    model.forget()
     engine.forget_experts()
     left = []
     if engine.vram.resident():

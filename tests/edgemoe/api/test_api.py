@@ -7,6 +7,7 @@ import doctest
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,8 +146,69 @@ def test_scores_are_the_log_probabilities_of_single_steps(model):
         assert score.logprob == pytest.approx(float(logprobs[score.token]), abs=0.05)
         assert [value for _, value in score.top] == sorted((v for _, v in score.top), reverse=True)
         assert len(score.top) == 3
+    assert model.logprobs([PROMPT, PROMPT], first=[3, 1]) == [
+        [replace(score, top=()) for score in scores[2:]],
+        [replace(score, top=()) for score in scores],
+    ]
     with pytest.raises(UserError, match="two tokens or more"):
         model.logprobs([[5]])
+    with pytest.raises(UserError, match=f"1 to {len(tokens) - 1}"):
+        model.logprobs([PROMPT], first=[len(tokens)])
+
+
+def test_a_prompt_is_scored_and_answered_at_once(model):
+    """The prompt's log probabilities are those of `logprobs`, and the answer is that of an unscored prompt."""
+    want, (scores,) = model.generate(PROMPT), model.logprobs([PROMPT], top=2)
+    answer = model.generate(PROMPT, prompt_logprobs=2)
+    assert answer.tokens == want.tokens
+    assert answer.prompt_logprobs == scores
+    assert (want.prompt_logprobs, want.logprobs) == (None, None)
+
+
+def test_progress_counts_the_tokens_of_an_answer(model):
+    """At each piece the prompt is done; at the end, new tokens are those of the answer, and times are in order."""
+    seen, ready = [], threading.Event()
+
+    def note(piece: str) -> None:
+        assert ready.wait(30)
+        seen.append(future.progress)
+
+    future = model.submit(PROMPT, note, logprobs=0)
+    ready.set()
+    answer = future.result(60)
+    prompt = len(model.encode(PROMPT))
+    assert {(now.state, now.prompt_tokens, now.done_tokens) for now in seen} <= {
+        ("decoding", prompt, prompt),
+        ("ended", prompt, prompt),
+    }
+    assert [now.new_tokens for now in seen] == sorted(now.new_tokens for now in seen)
+    assert future.progress.state == "ended"
+    assert future.progress.new_tokens == answer.new_tokens == len(future.logprobs)
+    assert 0 <= answer.queue_s <= answer.ttft_s <= answer.total_s
+
+
+def test_the_status_adds_up(model):
+    """KV is reserved while a request runs only; resident experts are the tier's; steps move what answers count."""
+    before, stream = model.status(), model.stream(PROMPT)
+    assert (before.running, before.memory["kv"]) == (0, 0)
+    assert model.status().waiting == 1
+    next(stream)
+    during = model.status()
+    stream.close()
+    after = model.status()
+    assert (during.running, during.memory["kv"] > 0) == (1, True)
+    assert (after.running, after.waiting, after.memory) == (0, 0, before.memory)
+    assert sum(after.resident["vram"].values()) == len(model.engine.vram.resident())
+    assert after.moved.requests > before.moved.requests
+    assert sum(after.use.experts.values()) > 0
+
+
+def test_variables_reach_the_chat_template(model):
+    """A variable of a request changes what the template writes; it cannot replace the messages."""
+    messages = [{"role": "user", "content": "fox"}]
+    model.tokenizer.chat_template = "{{ messages[0].content }}{% if loud %} over{% endif %}"
+    assert model.encode(messages) == model.encode("fox")
+    assert model.encode(messages, loud=True, messages=[]) == model.encode("fox over")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +221,8 @@ def test_scores_are_the_log_probabilities_of_single_steps(model):
         ({"stop": ""}, "stop strings"),
         ({"logprobs": -1}, "0 or more top logprobs"),
         ({"logit_bias": {300: 1.0}}, "token ids of 0 to 299"),
+        ({"logit_bias": {30: 1e5}}, "logit biases of -10000 to 10000"),
+        ({"logit_bias": {30: float("nan")}}, "logit biases of"),
         ({"tempereture": 1}, "'tempereture'"),
     ],
 )
@@ -213,6 +277,15 @@ def test_penalties_and_biases_by_hand():
     assert sampled(logits, [2, 2], presence_penalty=0.05) == 2
     assert sampled(logits, [], logit_bias=((0, 1.5),)) == 0
     assert sampled(logits, [], presence_penalty=2.0) == 2
+
+
+def test_extreme_settings_still_choose_a_token():
+    """The least and the largest temperature, biases and penalties of float64 leave finite probabilities."""
+    for temperature in (5e-324, 1e-308, 1e-5, 2e-4, 1e30, 1.7e308):
+        assert sampled([1.0, 3e3, -3e3], [1], temperature=temperature, top_p=5e-324, min_p=1.0) in (0, 1, 2)
+        extreme = {"logit_bias": ((0, 1e4), (1, -1e4)), "presence_penalty": 2.0, "repetition_penalty": 0.01}
+        assert sampled([1.0, 2.0, 3.0], [1], temperature=temperature, **extreme) in (0, 1, 2)
+    assert sampled([1.0, 2.0], [], temperature=5e-5, seed=3) == 1
 
 
 def test_min_p_keeps_the_likely_tokens_only():

@@ -380,3 +380,46 @@ def test_threads_share_the_steps(open_engine, tiny_store):
     scheduler.close()
     with pytest.raises(UserError, match="an open model"):
         scheduler.submit(Kept([5], 1))
+
+
+def test_each_gap_between_tokens_is_observed_once(open_engine, tiny_store, monkeypatch):
+    """A wanted time per token sees each new token of the first running request, and only once."""
+    engine, seen = open_engine(tiny_store), []
+    monkeypatch.setattr(Engine, "observe_token", lambda self, seconds: seen.append(seconds))
+    request = Kept([5, 6], 5)
+    Scheduler(engine).run(request)
+    assert seen == request.trace.gaps
+
+
+def test_free_blocks_are_filled_while_nothing_runs(open_engine, tiny_store):
+    """With `fill` the thread reads experts until a request comes, whose answer is that of an empty cache."""
+    engine, cold = open_engine(tiny_store, level=4), open_engine(tiny_store, level=4)
+    want = Kept([5, 6, 7], 4)
+    Scheduler(cold).run(want)
+    scheduler = Scheduler(engine)
+    scheduler.start(fill=True)
+    while len(engine.vram.resident()) < engine.shape.experts:
+        assert scheduler._thread.is_alive()
+    found = Kept([5, 6, 7], 4)
+    scheduler.run(found)
+    scheduler.close()
+    assert torch.equal(torch.stack(found.rows), torch.stack(want.rows))
+
+
+def test_a_failed_fill_is_only_logged(open_engine, tiny_store, monkeypatch, caplog):
+    """A disk that fails while nothing runs is a warning, and requests are answered."""
+    engine = open_engine(tiny_store)
+
+    def fail(*_: object) -> None:
+        raise ReadFailed("bytes", "an error of the disk", "check the disk")
+
+    monkeypatch.setattr(Engine, "fill", fail)
+    scheduler = Scheduler(engine)
+    scheduler.start(fill=True)
+    request = Kept([5], 1)
+    scheduler.run(request)
+    while scheduler._driving or not caplog.text:
+        assert scheduler._thread.is_alive()
+    scheduler.close()
+    assert request.reason == "length"
+    assert "prefetch into free blocks failed" in caplog.text

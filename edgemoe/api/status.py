@@ -1,0 +1,95 @@
+"""What a model does now: how far an answer is, and what is resident, waits, runs and has moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.experts.use import ExpertUse
+from prefetch.counts import TransferCounts
+
+State = Literal["waiting", "prompt", "decoding", "ended"]
+"""Waiting for its KV; its prompt runs; its tokens come; no step will run for it any more."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one answer is, in tokens. Field names are JSON names.
+
+    Args:
+        state: see State.
+        prompt_tokens: of the whole prompt.
+        cached_tokens: of these, tokens whose KV was there before.
+        done_tokens: of the prompt, tokens that have a KV, cached ones included.
+        new_tokens: of the answer, so far.
+    """
+
+    state: State
+    prompt_tokens: int
+    cached_tokens: int
+    done_tokens: int
+    new_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> Progress:
+        """Takes it from a request, which another thread may run."""
+        new = len(request.trace.token_times)
+        return cls(_state(request, new), request.prompt, request.cached, request.done, new)
+
+
+def _state(request: Request, new: int) -> State:
+    if request.ended:
+        return "ended"
+    if request.trace.admitted is None:
+        return "waiting"
+    return "decoding" if new else "prompt"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a model does, and has done since it was loaded.
+
+    Args:
+        waiting, running: requests.
+        memory: purpose -> bytes of the limit that are reserved: driver, dense, workspace, experts, kv, and kept, the KV
+            of ended requests.
+        limit_bytes, kv_limit_bytes: all of it; what is planned for KV.
+        peak_bytes: the most that was taken (Engine.peak_bytes).
+        resident: tier (vram, dram) -> level -> experts.
+        experts: of the whole model.
+        moved, use: transfers, and experts by level, of all steps.
+    """
+
+    waiting: int
+    running: int
+    memory: dict[str, int]
+    limit_bytes: int
+    kv_limit_bytes: int
+    peak_bytes: int
+    resident: dict[str, dict[int, int]]
+    experts: int
+    moved: TransferCounts
+    use: ExpertUse
+
+    @classmethod
+    def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
+        """Takes it from an engine that other threads use."""
+        plan, kept = engine.plan, scheduler.kept_bytes
+        kv = max(engine.kv_bytes - kept, 0)
+        fixed = {"driver": plan.driver_bytes, "dense": plan.dense_bytes, "workspace": plan.workspace_bytes}
+        tiers = {"vram": engine.vram, "dram": engine.dram}
+        return cls(
+            waiting=scheduler.waiting,
+            running=scheduler.running,
+            memory={**fixed, "experts": engine.expert_bytes, "kv": kv, "kept": kept},
+            limit_bytes=plan.vram_limit_bytes,
+            kv_limit_bytes=plan.kv_bytes,
+            peak_bytes=engine.peak_bytes(),
+            resident={name: dict(Counter(tier.resident().values())) for name, tier in tiers.items() if tier},
+            experts=engine.shape.experts,
+            moved=scheduler.prefill + scheduler.decode,
+            use=scheduler.prefill_use + scheduler.decode_use,
+        )

@@ -1,0 +1,175 @@
+"""`edgemoe serve`: its options. Heavy imports happen inside, most of them beside the open port."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgemoe.commands import options
+from edgemoe.commands.option_groups import grouped, option
+from edgemoe.console.durations import parse_duration
+from edgemoe.console.printable import printable
+from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import Model
+
+EXAMPLES = (
+    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve --host 0.0.0.0 "
+    "--api-key-file KEY | curl http://127.0.0.1:8080/v1/models"
+)
+
+PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+"""What edgemoe[serve] installs."""
+
+QueueOption = Annotated[
+    int,
+    typer.Option(
+        "--queue",
+        min=0,
+        help="Requests that may wait beside those that run; further ones get 429 and Retry-After.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Options of where the server listens, and who may send requests."""
+
+    host: str = option("Address to listen at; another than 127.0.0.1 lets other machines in.", "127.0.0.1")
+    port: int = option("Port to listen at; 0 for any free one.", 8080, min=0, max=65535)
+    api_key: str | None = option("Key that requests must have: Authorization: Bearer KEY.")
+    api_key_file: Path | None = option("File with that key, which then stands in no list of processes.")
+    cors: list[str] | None = option(
+        "Origin of web pages on other sites that may send requests; several times."
+    )
+    allowed_host: list[str] | None = option(
+        "Name under which the server is reached, beside localhost and addresses; several times."
+    )
+
+
+@grouped
+def serve_command(
+    *,
+    model: options.ModelOption = options.DEMO,
+    address: AddressOptions,
+    limits: options.LimitOptions,
+    chosen: options.SettingOptions,
+    context: options.ContextOption = None,
+    parallel: options.ParallelOption = 1,
+    queue: QueueOption = 8,
+    request_timeout: Annotated[
+        str | None, typer.Option(help="Most time of one request, such as 600s. Default: no limit.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model for clients. Default: the last part of --model.")
+    ] = None,
+    threads: options.ThreadsOption = None,
+    keep_source: options.KeepSourceOption = False,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's interface (docs/server.md).
+
+    The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
+    that run; a second one ends at once.
+    """
+    require_extra()
+    key = _key(address)
+    limit = None if request_timeout is None else parse_duration(request_timeout)
+    options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
+    from edgemoe.console.loading import starting
+
+    with starting("loading the server"):
+        from edgemoe.serve.guard import Access
+        from edgemoe.serve.server import Address, Server
+        from edgemoe.serve.serving import Serving
+
+    listening = Address(address.host, address.port).listen()
+    _warn_of_openness(address, key)
+    serving = Serving(name or _name(model), most=parallel + queue, limit=limit)
+    _say(f"serving {serving.name} at {_url(listening.getsockname())}/v1 (loading)")
+    hosts = (address.host, *(address.allowed_host or ()))
+    access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key)
+    load = partial(
+        _load,
+        model,
+        context=context,
+        parallel=parallel,
+        threads=threads,
+        keep_source=keep_source,
+        **vars(limits),
+        **vars(chosen),
+    )
+    logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # a line a request
+    Server(serving, access, _say).serve_model(load, listening)
+
+
+def require_extra() -> None:
+    """Refuses to serve without the packages of the extra.
+
+    Raises:
+        UserError: naming the first that is missing.
+    """
+    missing = next((package for package in PACKAGES if find_spec(package) is None), None)
+    if missing:
+        raise UserError("the packages of edgemoe[serve]", f"no {missing}", "run pip install 'edgemoe[serve]'")
+
+
+def _load(model: Path, **settings: object) -> Model:
+    """Opens the model, and prints what it takes."""
+    import edgemoe
+
+    opened = edgemoe.load(model, **settings)  # type: ignore[arg-type]
+    for line in opened.engine.plan.lines():
+        _say(line)
+    return opened
+
+
+def _key(address: AddressOptions) -> str | None:
+    if address.api_key_file is None:
+        return address.api_key
+    if address.api_key is not None:
+        raise UserError("either --api-key or --api-key-file", "both", "leave one of the two out")
+    try:
+        key = address.api_key_file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"a key in {address.api_key_file}", str(error), "write one line of text") from error
+    if not key:
+        raise UserError(f"a key in {address.api_key_file}", "an empty file", "write one line of text")
+    return key
+
+
+def _name(model: Path) -> str:
+    """What clients call a model: a Hub name as it is, else a path's last part."""
+    return "demo" if model == options.DEMO else str(model) if not model.exists() else model.resolve().name
+
+
+def _url(name: tuple[str, int]) -> str:
+    host, port = name[:2]
+    return "http://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _warn_of_openness(address: AddressOptions, key: str | None) -> None:
+    if key is None and not _is_loopback(address.host):
+        _say(
+            f"WARNING: --host {address.host} lets every machine that reaches this one use the model. "
+            "Give --api-key-file FILE, or leave --host out."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _say(line: str) -> None:
+    print(printable(f"edgemoe: {line}"), file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""Errors of requests, as OpenAI's error object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from storage.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeError
+
+INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "server_error"
+"""Types of errors: of the request, of this moment, of the model or the machine."""
+
+
+class ApiError(Exception):
+    """A request that is answered by an error.
+
+    Args:
+        status: of HTTP.
+        message: for people.
+        kind: see INVALID.
+        param: the field at fault.
+        code: for programs.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    @classmethod
+    def of(cls, error: BaseException, param: str | None = None) -> ApiError:
+        """Makes one of any error; an unknown one is logged, and its text stays here.
+
+        Args:
+            error: what was raised.
+            param: the field that holds the prompt.
+        """
+        if isinstance(error, cls):
+            return error
+        if isinstance(error, ContextExceeded):
+            return cls(400, str(error), param=param, code="context_length_exceeded")
+        if isinstance(error, DoesNotFit):
+            return cls(503, str(error), kind=UNAVAILABLE, code="out_of_memory")
+        if isinstance(error, DamagedData):
+            return cls(500, str(error), kind=FAILED, code="damaged_data")
+        if isinstance(error, EdgemoeError):
+            return cls(400, str(error))
+        if isinstance(error, TimeoutError):
+            return timed_out()
+        logging.getLogger("edgemoe").error("a request failed", exc_info=error)
+        return cls(500, f"{type(error).__name__}: the server's log has the rest", kind=FAILED)
+
+
+def timed_out() -> ApiError:
+    """The error of a request that took longer than the server's limit. Clients of OpenAI do not send it again."""
+    message = (
+        "expected an answer within the server's time limit, got none: use a smaller max_tokens or prompt"
+    )
+    return ApiError(504, message, kind=FAILED, code="timeout", headers={"x-should-retry": "false"})
+
+
+def respond(request: Request, error: Exception) -> JSONResponse:
+    """The response to an error."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, _of_routes(request, error), headers=error.headers)
+    known = ApiError.of(error)
+    return JSONResponse(known.body, known.status, known.headers)
+
+
+def _of_routes(request: Request, error: HTTPException) -> str:
+    if error.status_code == 404:
+        return f"expected an endpoint of docs/server.md, got {request.url.path!r}: see GET /v1/models"
+    if error.status_code == 405:
+        return f"expected another method, got {request.method}: see docs/server.md"
+    return error.detail
+
+
+HANDLERS: dict[Any, Any] = {
+    ApiError: respond,
+    EdgemoeError: respond,
+    HTTPException: respond,
+    Exception: respond,
+}
+"""Kind of error -> its handler, for Starlette."""

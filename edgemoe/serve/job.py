@@ -1,0 +1,179 @@
+"""One request's answers on their way: submitted, streamed to the event loop, cancelled when it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edgemoe.serve.errors import UNAVAILABLE, ApiError
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import AnswerFuture, Choices, Model
+    from edgemoe.engine.generate import Answer
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of one answer: a piece of its text, or all of it at its end.
+
+    Args:
+        index: of the answer in its request.
+        piece: text; "" with `answer`.
+        answer: the whole one.
+    """
+
+    index: int
+    piece: str
+    answer: Answer | None = None
+
+
+class Job:
+    """The answers of one request. Use it as an asynchronous context manager: leaving it cancels what has not ended.
+
+    Args:
+        model: computes them.
+        prompts: token ids of each answer's prompt.
+        choices: of each answer.
+        kind: for the list of requests.
+        on_end: called once, when the job is left.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[list[int]],
+        choices: Sequence[Choices],
+        kind: str,
+        on_end: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        self._model, self._wanted, self.kind = model, list(zip(prompts, choices, strict=True)), kind
+        self._events, self._loop = asyncio.Queue[Event | BaseException](), asyncio.get_running_loop()
+        self._left, self._on_end = False, on_end
+        self.start = time.monotonic()
+        self.prompts = list(prompts)
+        self.futures: list[AnswerFuture] = []
+        self.answers: list[Answer | None] = [None] * len(self.prompts)
+        self.error: ApiError | None = None
+        """That ended it."""
+
+    async def submit(self) -> None:
+        """Submits every answer.
+
+        Raises:
+            as Model.submit; nothing of the job is left then.
+        """
+        try:
+            await asyncio.to_thread(self._submit)
+        except BaseException as error:
+            self.fail(error)
+            self.leave()
+            raise
+
+    def _submit(self) -> None:
+        for index, (tokens, choices) in enumerate(self._wanted):
+            future = self._model.submit(tokens, partial(self._piece, index), **choices)
+            self.futures.append(future)
+            future.add_done_callback(partial(self._end, index))
+            if self._left:  # while it was submitted
+                future.cancel()
+                return
+
+    def _piece(self, index: int, piece: str) -> None:
+        self._put(Event(index, piece))
+
+    def _end(self, index: int, future: Future[Answer]) -> None:
+        if future.cancelled():
+            self._put(ApiError(503, "the server ends", kind=UNAVAILABLE))
+        else:
+            self._put(future.exception() or Event(index, "", future.result()))
+
+    def _put(self, event: Event | BaseException) -> None:
+        if not self._left:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def events(self, pause: float) -> AsyncGenerator[Event | None, None]:
+        """Yields the events until all answers have ended; None where `pause` seconds bring none.
+
+        Raises:
+            the error that ended an answer.
+        """
+        while None in self.answers:
+            try:
+                event = await asyncio.wait_for(self._events.get(), pause)
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, BaseException):
+                raise event
+            if event.answer:
+                self.answers[event.index] = event.answer
+            yield event
+
+    def fail(self, error: BaseException) -> ApiError:
+        """Notes the error that ends the job, as the client gets it."""
+        self.error = ApiError.of(error)
+        return self.error
+
+    def leave(self) -> None:
+        """Cancels what has not ended. Idempotent."""
+        if self._left:
+            return
+        self._left = True
+        for future in self.futures:
+            future.cancel()
+        self._on_end(self)
+
+    async def __aenter__(self) -> Job:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.leave()
+
+
+class Queue:
+    """A bound on the requests that wait or run; those beyond it are refused, with the time of one as advice.
+
+    Args:
+        most: requests.
+
+    Attributes:
+        jobs: that wait or run.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.jobs = most, list[Job]()
+        self._entered = 0
+        self._seconds = deque[float](maxlen=16)
+
+    def enter(self) -> None:
+        """Takes a place.
+
+        Raises:
+            ApiError: there is none.
+        """
+        if self._entered >= self.most:
+            mean = sum(self._seconds) / len(self._seconds) if self._seconds else 5
+            message = f"expected fewer than {self.most} requests at once, got one more: send it again later"
+            wait = {"retry-after": str(min(max(round(mean), 1), 60))}
+            raise ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=wait)
+        self._entered += 1
+
+    def leave(self) -> None:
+        """Gives a place back."""
+        self._entered -= 1
+
+    def add(self, job: Job) -> None:
+        """Lists a job whose place was taken."""
+        self.jobs.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Ends a job: its place is free."""
+        self._seconds.append(time.monotonic() - job.start)
+        self.jobs.remove(job)
+        self.leave()

@@ -1,0 +1,181 @@
+"""Figures for Prometheus: vLLM's names, and edgemoe's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgemoe.serve.job import Queue
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import Model
+    from edgemoe.api.status import Status
+    from edgemoe.engine.generate import Answer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_TOKENS = tuple(1 << i for i in range(18))
+
+_TIMES = {
+    "time_to_first_token": "Time to the first token.",
+    "inter_token_latency": "Mean time of a later token of an answer.",
+    "e2e_request_latency": "Time from a request's arrival to its last token.",
+    "request_queue_time": "Time until a request got its KV.",
+    "request_prefill_time": "Time from then to the first token.",
+    "request_decode_time": "Time from the first token to the last.",
+}
+
+
+class Metrics:
+    """What answers have cost, and what the model does. For the event loop's thread.
+
+    Args:
+        name: of the model; the label model_name of every figure.
+        queue: of the requests.
+    """
+
+    def __init__(self, name: str, queue: Queue) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each figure, which nothing reads
+        self._name, self._registry = name, CollectorRegistry()
+        label, registry = ["model_name"], self._registry
+        self._times = {
+            name: Histogram(f"vllm:{name}_seconds", text, label, registry=registry, buckets=_SECONDS)
+            for name, text in _TIMES.items()
+        }
+        self._prompt = Counter("vllm:prompt_tokens", "Tokens of prompts.", label, registry=registry)
+        self._new = Counter("vllm:generation_tokens", "Tokens of answers.", label, registry=registry)
+        self._queries = Counter(
+            "vllm:prefix_cache_queries",
+            "Tokens of prompts looked for among kept ones.",
+            label,
+            registry=registry,
+        )
+        self._hits = Counter(
+            "vllm:prefix_cache_hits", "Of these, tokens that were kept.", label, registry=registry
+        )
+        self._ended = Counter(
+            "vllm:request_success", "Answers by their end.", [*label, "finished_reason"], registry=registry
+        )
+        self._failed = Counter(
+            "edgemoe:request_failures",
+            "Requests by the error's status.",
+            [*label, "status"],
+            registry=registry,
+        )
+        self._lengths = {
+            kind: Histogram(
+                f"vllm:request_{kind}_tokens",
+                f"Tokens of a {kind}.",
+                label,
+                registry=registry,
+                buckets=_TOKENS,
+            )
+            for kind in ("prompt", "generation")
+        }
+        self._live = _Live(name, queue)
+        registry.register(self._live)
+
+    def watch(self, model: Model) -> None:
+        """Adds the figures of an open model."""
+        self._live.model = model
+
+    def answered(self, answer: Answer) -> None:
+        """Counts an answer."""
+        self._ended.labels(self._name, answer.finish_reason).inc()
+        self._prompt.labels(self._name).inc(answer.prompt_tokens)
+        self._new.labels(self._name).inc(answer.new_tokens)
+        self._queries.labels(self._name).inc(answer.prompt_tokens)
+        self._hits.labels(self._name).inc(answer.cached_tokens)
+        self._lengths["prompt"].labels(self._name).observe(answer.prompt_tokens)
+        self._lengths["generation"].labels(self._name).observe(answer.new_tokens)
+        decode = answer.total_s - answer.ttft_s
+        seconds = {
+            "time_to_first_token": answer.ttft_s,
+            "inter_token_latency": answer.tpot_s,
+            "e2e_request_latency": answer.total_s,
+            "request_queue_time": answer.queue_s,
+            "request_prefill_time": answer.ttft_s - answer.queue_s,
+            "request_decode_time": decode,
+        }
+        for name, value in seconds.items():
+            if value is not None:
+                self._times[name].labels(self._name).observe(value)
+
+    def failed(self, status: int) -> None:
+        """Counts a request that an error has ended."""
+        self._failed.labels(self._name, str(status)).inc()
+
+    def text(self) -> bytes:
+        """Every figure, in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _Live(Collector):
+    """Figures that are read when they are wanted."""
+
+    def __init__(self, name: str, queue: Queue) -> None:
+        self._name, self._queue = name, queue
+        self.model: Model | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every figure; none before the model is open."""
+        if self.model is not None:
+            status = self.model.status()
+            yield from self._gauges(status)
+            yield from self._counters(status)
+
+    def _gauges(self, status: Status) -> Iterator[Metric]:
+        yield self._gauge("vllm:num_requests_running", "Sequences that run.", status.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", status.waiting)
+        share = status.memory["kv"] / status.kv_limit_bytes if status.kv_limit_bytes else 0
+        yield self._gauge("vllm:kv_cache_usage_perc", "Reserved fraction of the planned KV.", share)
+        yield self._gauge("edgemoe:memory_limit_bytes", "The limit.", status.limit_bytes)
+        yield self._gauge("edgemoe:memory_peak_bytes", "The most that was taken.", status.peak_bytes)
+        yield self._family(GaugeMetricFamily, "edgemoe:memory_bytes", "Reserved.", "part", status.memory)
+        resident = {(tier, str(level)): n for tier, of in status.resident.items() for level, n in of.items()}
+        family = GaugeMetricFamily(
+            "edgemoe:experts_resident", "Experts in memory.", labels=["model_name", "tier", "level"]
+        )
+        for (tier, level), number in resident.items():
+            family.add_metric([self._name, tier, level], number)
+        yield family
+
+    def _counters(self, status: Status) -> Iterator[Metric]:
+        moved, counter = status.moved, CounterMetricFamily
+        computed = {str(level): n for level, n in status.use.experts.items()}
+        wanted = {str(level): n for level, n in moved.levels.items()}
+        hits = {"vram": moved.vram_hits, "dram": moved.dram_hits}
+        read = {"ssd": moved.ssd_bytes, "dram": moved.dram_bytes}
+        yield self._family(counter, "edgemoe:expert_requests", "Experts that steps wanted.", "level", wanted)
+        yield self._family(counter, "edgemoe:expert_hits", "Of these, experts in memory.", "tier", hits)
+        yield self._family(counter, "edgemoe:experts_computed", "Experts computed.", "level", computed)
+        yield self._family(counter, "edgemoe:expert_bytes_read", "Bytes moved up.", "tier", read)
+        ahead = {"useful": moved.hidden_bytes, "wasted": moved.wasted_bytes}
+        for kind, number in ahead.items():
+            family = counter(
+                f"edgemoe:prefetch_{kind}_bytes", f"Bytes read ahead, {kind}.", labels=["model_name"]
+            )
+            family.add_metric([self._name], number)
+            yield family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._name], value)
+        return family
+
+    def _family(self, kind: type, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        family: Metric = kind(name, text, labels=["model_name", label])
+        for key, value in values.items():
+            family.add_metric([self._name, key], value)  # type: ignore[attr-defined]
+        return family

@@ -1,0 +1,219 @@
+"""The shapes of answers: objects and chunks of chats and completions, with usage, timings and edgemoe's own counts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from edgemoe.serve.logprob_shapes import Decode, of_chat, of_completion
+
+if TYPE_CHECKING:
+    from edgemoe.api.status import Progress
+    from edgemoe.engine.generate import Answer
+    from edgemoe.engine.sampling import TokenLogprobs
+
+_REASONS = {"context": "length"}
+"""finish_reason of an answer -> OpenAI's, where they differ."""
+
+_OUTSIDE = {"text", "tokens", "logprobs", "prompt_logprobs"}
+"""Fields of an answer that have places of their own."""
+
+Shape = dict[str, Any]
+"""A JSON object."""
+
+
+def usage(prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> Shape:
+    """Tokens of a whole request; a prompt with several answers counts once."""
+    prompt = sum(len(tokens) for tokens in {tuple(tokens) for tokens in prompts})
+    new = sum(answer.new_tokens for answer in answers)
+    cached = max((answer.cached_tokens for answer in answers), default=0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+    }
+
+
+def timings(answer: Answer) -> Shape:
+    """Times and counts of an answer, as llama.cpp names them; milliseconds."""
+    prompt_n, predicted_n = answer.prompt_tokens - answer.cached_tokens, answer.new_tokens
+    prompt_ms, predicted_ms = (
+        1000 * (answer.ttft_s - answer.queue_s),
+        1000 * (answer.total_s - answer.ttft_s),
+    )
+    return {
+        "cache_n": answer.cached_tokens,
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / prompt_n if prompt_n else None,
+        "prompt_per_second": 1000 * prompt_n / prompt_ms if prompt_ms else None,
+        "predicted_n": predicted_n,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": 1000 * answer.tpot_s if answer.tpot_s is not None else None,
+        "predicted_per_second": 1 / answer.tpot_s if answer.tpot_s else None,
+    }
+
+
+def counts(answer: Answer) -> Shape:
+    """What an answer has cost, under the names of `edgemoe chat --json`."""
+    names = [field.name for field in fields(answer)]
+    return {name: getattr(answer, name) for name in names if name not in _OUTSIDE}
+
+
+class Reply(ABC):
+    """The shapes of one request's answers.
+
+    Args:
+        model: the model's name.
+        prompts: token ids of each answer's prompt.
+        text_of: each token's text.
+    """
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, model: str, prompts: Sequence[list[int]], text_of: Decode) -> None:
+        self.prompts, self._text_of = prompts, text_of
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": None,
+        }
+
+    def whole(self, answers: Sequence[Answer]) -> Shape:
+        """The object of a request that is not streamed."""
+        choices = [
+            self._whole(index, answer) | {"index": index, "finish_reason": _reason(answer)}
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._object(self.whole_object), "choices": choices, **self._costs(answers)}
+
+    def first(self, index: int) -> Shape | None:
+        """The chunk of an answer that comes before its prompt runs; None: there is none."""
+        return None
+
+    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Shape | None:
+        """The chunk of an echoed prompt, with the log probabilities of its tokens; None: it is not echoed."""
+        return None
+
+    def piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
+        """A chunk of text, with the log probabilities that earlier chunks lack."""
+        return self._chunk(index, self._piece(index, text, tokens))
+
+    def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> Shape:
+        """The chunk at the end of an answer, with the log probabilities that earlier chunks lack."""
+        end = self._chunk(index, self._piece(index, "", tokens), _reason(answer))
+        return {**end, "timings": timings(answer), "edgemoe": counts(answer)}
+
+    def usage(self, answers: Sequence[Answer]) -> Shape:
+        """The chunk of usage, which has no choices."""
+        return {**self._object(self.chunk_object), "choices": [], "usage": usage(self.prompts, answers)}
+
+    def progress(self, index: int, now: Progress, seconds: float) -> Shape:
+        """The chunk of a prompt's progress, as llama.cpp names it."""
+        progress = {"total": now.prompt_tokens, "cache": now.cached_tokens, "processed": now.done_tokens}
+        chunk = self._chunk(index, self._piece(index, "", []))
+        return {**chunk, "prompt_progress": progress | {"time_ms": round(1000 * seconds)}}
+
+    def _costs(self, answers: Sequence[Answer]) -> Shape:
+        every = [counts(answer) for answer in answers]
+        return {
+            "usage": usage(self.prompts, answers),
+            "timings": timings(answers[0]),
+            "edgemoe": every[0] if len(every) == 1 else {"answers": every},
+        }
+
+    def _object(self, name: str) -> Shape:
+        return {**self._head, "object": name}
+
+    def _chunk(self, index: int, body: Shape, reason: str | None = None) -> Shape:
+        choice = {"index": index, **body, "finish_reason": reason}
+        return {**self._object(self.chunk_object), "choices": [choice]}
+
+    @abstractmethod
+    def _whole(self, index: int, answer: Answer) -> Shape:
+        """An answer's text and log probabilities."""
+
+    @abstractmethod
+    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
+        """A piece's text and log probabilities, if there are any."""
+
+
+class ChatReply(Reply):
+    """The shapes of /v1/chat/completions."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def first(self, index: int) -> Shape:
+        """The role, which comes before the prompt runs."""
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})
+
+    def _whole(self, index: int, answer: Answer) -> Shape:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        logprobs = of_chat(answer.logprobs, self._text_of) if answer.logprobs is not None else None
+        return {"message": message, "logprobs": logprobs}
+
+    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
+        delta = {"content": text} if text else {}
+        return {"delta": delta, "logprobs": of_chat(tokens, self._text_of) if tokens else None}
+
+
+class CompletionReply(Reply):
+    """The shapes of /v1/completions.
+
+    Args:
+        model, prompts, text_of: as in Reply.
+        echo: the text of each answer's prompt, which comes before the answer; None: it does not.
+        shown: tokens of an answer that are shown; None: all.
+    """
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self,
+        model: str,
+        prompts: Sequence[list[int]],
+        text_of: Decode,
+        *,
+        echo: Sequence[str] | None = None,
+        shown: int | None = None,
+    ) -> None:
+        super().__init__(model, prompts, text_of)
+        self._echo, self._shown = echo, shown
+        self._offsets = [0] * len(prompts)
+
+    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Shape | None:
+        """The prompt's text."""
+        if self._echo is None:
+            return None
+        logprobs = of_completion(self.prompts[index][0], tokens, self._text_of) if tokens else None
+        self._offsets[index] = len(self._echo[index])
+        return self._chunk(index, {"text": self._echo[index], "logprobs": logprobs})
+
+    def _whole(self, index: int, answer: Answer) -> Shape:
+        text = "" if self._shown == 0 else answer.text
+        tokens = [*(answer.prompt_logprobs or []), *(answer.logprobs or [])[: self._shown]]
+        first = self.prompts[index][0] if answer.prompt_logprobs is not None else None
+        echo = self._echo[index] if self._echo else ""
+        logprobs = of_completion(first, tokens, self._text_of) if answer.logprobs is not None else None
+        return {"text": echo + text, "logprobs": logprobs}
+
+    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
+        if self._shown == 0:
+            return {"text": "", "logprobs": None}
+        if not tokens:
+            return {"text": text, "logprobs": None}
+        logprobs = of_completion(None, tokens, self._text_of, self._offsets[index])
+        self._offsets[index] += sum(map(len, logprobs["tokens"]))
+        return {"text": text, "logprobs": logprobs}
+
+
+def _reason(answer: Answer) -> str:
+    return _REASONS.get(answer.finish_reason, answer.finish_reason)

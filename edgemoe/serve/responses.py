@@ -1,0 +1,170 @@
+"""The two ways a job goes out: one JSON object, or server-sent events; a client that leaves ends either."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from edgemoe.serve.job import Job
+from edgemoe.serve.replies import Reply, Shape
+
+PING_SECONDS = 5.0
+"""Time without a chunk after which a stream sends a comment, so that no proxy or client gives it up."""
+
+PROGRESS_SECONDS = 0.5
+"""Time between two chunks of a prompt's progress."""
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes chunks on as they come
+]
+
+
+class WholeResponse:
+    """Answers a job with one JSON object.
+
+    Args:
+        job: submitted.
+        reply: the object's shape.
+        limit: seconds; None: no limit.
+    """
+
+    def __init__(self, job: Job, reply: Reply, limit: float | None) -> None:
+        self._job, self._reply, self._limit = job, reply, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the job until its end, or until the client has left."""
+        async with self._job:
+            await _until_left(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._limit), aclosing(self._job.events(PING_SECONDS)) as events:
+                async for _ in events:
+                    pass
+            answers = [answer for answer in self._job.answers if answer]
+            response = JSONResponse(self._reply.whole(answers))
+        except Exception as error:
+            known = self._job.fail(error)
+            response = JSONResponse(known.body, known.status, known.headers)
+        await response(scope, receive, send)
+
+
+class StreamResponse:
+    """Answers a job with server-sent events. Headers go out at once, before the prompt runs.
+
+    Args:
+        job: submitted.
+        reply: the chunks' shape.
+        limit: seconds; None: no limit.
+        usage: a chunk of usage comes at the end.
+        progress: chunks of the prompt's progress come before the first token.
+    """
+
+    def __init__(
+        self, job: Job, reply: Reply, limit: float | None, *, usage: bool = False, progress: bool = False
+    ) -> None:
+        self._job, self._reply, self._limit = job, reply, limit
+        self._usage, self._progress = usage, progress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams until the end, or until the client has left."""
+        async with self._job:
+            await _until_left(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        try:
+            async with asyncio.timeout(self._limit), aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    await _send(send, b": ping" if chunk is None else b"data: " + json_bytes(chunk))
+            await _send(send, b"data: [DONE]")
+        except Exception as error:
+            await _send(send, b"data: " + json_bytes(self._job.fail(error).body))
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _chunks(self) -> AsyncGenerator[Shape | None, None]:
+        """Yields every chunk; None where it is time for a comment."""
+        job, reply, seen, begun = self._job, self._reply, Counter[int](), set[int]()
+        for index in range(len(job.prompts)):
+            if chunk := reply.first(index):
+                yield chunk
+        progress, sent = _Progress(job, reply), time.monotonic()
+        async for event in job.events(PROGRESS_SECONDS):
+            if event is None:
+                news = progress.chunks() if self._progress else []
+                for chunk in news:
+                    yield chunk
+                if news or time.monotonic() - sent >= PING_SECONDS:
+                    if not news:
+                        yield None
+                    sent = time.monotonic()
+                continue
+            sent, index, future = time.monotonic(), event.index, job.futures[event.index]
+            if index not in begun:
+                begun.add(index)
+                if chunk := reply.echo(index, future.prompt_logprobs):
+                    yield chunk
+            tokens = list(future.logprobs[seen[index] :])
+            seen[index] += len(tokens)
+            yield (
+                reply.last(index, event.answer, tokens)
+                if event.answer
+                else reply.piece(index, event.piece, tokens)
+            )
+        if self._usage:
+            yield reply.usage([answer for answer in job.answers if answer])
+
+
+class _Progress:
+    """Chunks of the progress of a job's prompts."""
+
+    def __init__(self, job: Job, reply: Reply) -> None:
+        self._job, self._reply = job, reply
+        self._last: dict[int, int] = {}
+
+    def chunks(self) -> list[Shape]:
+        """One for each prompt that has moved since the last call and is not answered yet."""
+        found = []
+        for index, future in enumerate(self._job.futures):
+            now = future.progress
+            if now.state == "prompt" and now.done_tokens != self._last.get(index):
+                self._last[index] = now.done_tokens
+                found.append(self._reply.progress(index, now, time.monotonic() - self._job.start))
+        return found
+
+
+def json_bytes(value: object) -> bytes:
+    """A JSON text in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def _send(send: Send, line: bytes) -> None:
+    await send({"type": "http.response.body", "body": line + b"\n\n", "more_body": True})
+
+
+async def _until_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, and cancels it once the client has disconnected."""
+    working, left = asyncio.create_task(work), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, left):
+            task.cancel()
+        await asyncio.gather(working, left, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,157 @@
+"""`edgemoe serve` as a process: its port, its signals, and its exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+
+import httpx
+import pytest
+from programs import Program, programs
+
+from edgemoe.commands import serve
+from storage.errors import UserError
+
+pytestmark = pytest.mark.e2e
+
+ENDLESS = {"prompt": "fox", "max_tokens": 400, "stream": True, "logit_bias": {"70": 1000}}
+
+
+def a_port() -> int:
+    """A free port."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def ready(port: int) -> set[int]:
+    """Waits until the server has loaded its model; returns the states of health before."""
+    seen, deadline = set(), time.monotonic() + 90
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5)
+        except httpx.TransportError:
+            time.sleep(0.02)
+            continue
+        if response.status_code == 200:
+            return seen
+        seen.add(response.status_code)
+        assert response.json()["error"] | {"param": None} == {
+            "message": "Loading model",
+            "type": "unavailable_error",
+            "code": 503,
+            "param": None,
+        }
+        models = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
+        assert [entry["id"] for entry in models] == ["tiny"]
+
+
+def streaming(port: int, then: Callable[[], None]) -> str:
+    """Streams an answer, calling `then` after its first piece; returns what came, also where the stream broke off."""
+    came = ""
+    try:
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{port}/v1/completions", json=ENDLESS, timeout=60
+        ) as response:
+            for line in response.iter_lines():
+                came += line
+                if then is not None and line:
+                    then()
+                    then = None
+    except httpx.TransportError:
+        came += "broken"
+    return came
+
+
+def ended(program: Program) -> tuple[int, str]:
+    _, err = program.communicate(timeout=60)
+    return program.returncode, err
+
+
+def test_the_life_of_a_server(tiny_store):
+    """Its port answers while it loads; another on it, and one that does not fit, end with 2 and 3; Ctrl-C drains."""
+    port, other = a_port(), a_port()
+    common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
+    with programs() as start:
+        first, small = start(*common, port), start(*common, other, "--vram-limit", "300KB")
+        states = ready(port)
+        second = start(*common, port)
+        assert ended(small)[0] == 3
+        assert states == {503}
+        code, err = ended(second)
+        assert (code, f"expected a free port at 127.0.0.1:{port}" in err) == (2, True)
+        came = streaming(port, lambda: first.send_signal(signal.SIGINT))
+        assert came.endswith("data: [DONE]")
+        code, err = ended(first)
+        assert code == 0, err
+        assert "ending after 1 request; Ctrl-C again ends at once" in err
+        assert re.search(r"edgemoe: completion: \d+ \+ 400 tokens in [\d.]+ s, answered", err)
+
+
+def test_a_second_signal_ends_at_once(tiny_store):
+    """Ctrl-C behind SIGTERM within an answer breaks it off, with 130."""
+    port = a_port()
+    common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
+    with programs() as start:
+        one = start(*common, port)
+        ready(port)
+
+        def twice() -> None:
+            one.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+            one.send_signal(signal.SIGINT)
+
+        came = streaming(port, twice)
+        assert not came.endswith("data: [DONE]")
+        code, err = ended(one)
+        assert code == 130, err
+        assert "Traceback" not in err
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch, run):
+    """Exit code 2 and the line that installs it."""
+    find = serve.find_spec
+
+    def without(name: str) -> ModuleSpec | None:
+        return None if name == "uvicorn" else find(name)
+
+    monkeypatch.setattr(serve, "find_spec", without)
+    code, _, err = run("serve")
+    assert (code, "no uvicorn: run pip install 'edgemoe[serve]'" in err) == (2, True)
+
+
+def test_keys_from_a_file(tmp_path):
+    """The first line of text, without its end; an empty or missing file, and two keys, are refused."""
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    assert serve._key(serve.AddressOptions(api_key_file=file)) == "secret"
+    assert serve._key(serve.AddressOptions(api_key="x")) == "x"
+    assert serve._key(serve.AddressOptions()) is None
+    with pytest.raises(UserError, match="either --api-key or"):
+        serve._key(serve.AddressOptions(api_key="x", api_key_file=file))
+    file.write_text("\n")
+    for wrong in (file, tmp_path / "none"):
+        with pytest.raises(UserError, match="a key in"):
+            serve._key(serve.AddressOptions(api_key_file=wrong))
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warns"),
+    [
+        ("127.0.0.1", None, False),
+        ("::1", None, False),
+        ("localhost", None, False),
+        ("0.0.0.0", None, True),
+        ("a.example", None, True),
+        ("0.0.0.0", "x", False),
+    ],
+)
+def test_an_open_server_warns(host, key, warns, capsys):
+    """Another address than this machine's own without a key."""
+    serve._warn_of_openness(serve.AddressOptions(host=host), key)
+    assert ("WARNING" in capsys.readouterr().err) == warns

@@ -1,0 +1,87 @@
+"""Servers of a test, on threads of this process, with a client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from edgemoe.api.model import Model
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.sampling import Sampling
+from edgemoe.models.tokenizer import load_tokenizer
+from edgemoe.policy.settings import RunSettings
+from edgemoe.serve.guard import Access
+from edgemoe.serve.server import Address, Server
+from edgemoe.serve.serving import Serving
+
+GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset({2}))
+
+
+def a_model(
+    store: Path, *, context: int = 128, parallel: int = 4, level: int = 8, keep: bool = False
+) -> Model:
+    """A model in memory, every expert at one level, greedy by default."""
+    settings = RunSettings(levels=(level,), exact=True, readers=4)
+    opened = StoreModel.open(store)
+    plan = opened.plan(vram_limit=None, settings=settings, context=context, parallel=parallel)
+    return Model(Engine(opened, plan, settings), load_tokenizer(store), GREEDY, keep=keep)
+
+
+class TestServer:
+    """A server that runs.
+
+    Attributes:
+        port: that it listens at.
+        serving: its state.
+        client: for its address.
+        lines: what it has said to people.
+    """
+
+    __test__ = False
+
+    def __init__(self, model: Model, access: Access, **options: object) -> None:
+        listening = Address(port=0).listen()
+        self.port, self.lines = listening.getsockname()[1], list[str]()
+        self.serving = Serving("tiny", **{"most": 8} | options)
+        self.server = Server(self.serving, access, self.lines.append)
+        self._thread = threading.Thread(target=self.server.serve_model, args=(lambda: model, listening))
+        self._thread.start()
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.wait(lambda: self.serving.model is not None)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self, until, seconds: float = 30) -> None:
+        """Waits until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < deadline, "the condition does not come to hold"
+            time.sleep(0.005)
+
+    def idle(self) -> None:
+        """Waits until no request is under way, here and in the model."""
+        self.wait(lambda: not self.serving.queue.jobs)
+        self.wait(lambda: not self.serving.model._scheduler.active)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def server_of(model: Model, access: Access | None = None, **options: object) -> Iterator[TestServer]:
+    """Serves a model inside the block, which ends it and closes the model."""
+    server = TestServer(model, access or Access(), **options)
+    try:
+        yield server
+    finally:
+        server.close()

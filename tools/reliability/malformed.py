@@ -1,0 +1,144 @@
+"""Malformed HTTP requests: wrong JSON for every field, and bytes that are no HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from random import Random
+from typing import Any
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "x",
+        "messages": [{"role": "user", "content": "fox"}],
+        "max_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 1,
+        "stream": False,
+        "stop": ["x"],
+        "logprobs": True,
+        "top_logprobs": 1,
+        "logit_bias": {"5": 1},
+        "seed": 1,
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"a": 1},
+    },
+    "/v1/completions": {
+        "prompt": "fox",
+        "max_tokens": 1,
+        "echo": True,
+        "logprobs": 1,
+        "min_p": 0.1,
+        "top_k": 3,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "return_progress": True,
+    },
+    "/tokenize": {"prompt": "fox", "add_special_tokens": True},
+    "/detokenize": {"tokens": [5, 6]},
+}
+"""Path -> a body that the endpoint takes."""
+
+_SCALARS: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**64), 10**30, 0.5, -0.5, 1e308, 1e-308),
+    *("", "x", "\x00", "é", "\U0001f642", "a" * 5000, "NaN", "-1", "%s%n", "../../etc/passwd", "<script>"),
+)
+
+
+def a_value(random: Random, depth: int = 0) -> Any:
+    """A random JSON value."""
+    kind = random.randrange(10)
+    if kind < 7 or depth > 3:
+        return random.choice(_SCALARS)
+    if kind < 9:
+        return [a_value(random, depth + 1) for _ in range(random.choice((0, 1, 2, 5, 70)))]
+    return {str(random.choice(_SCALARS)): a_value(random, depth + 1) for _ in range(random.randrange(4))}
+
+
+def a_body(random: Random) -> tuple[str, bytes]:
+    """A path, and a body with some fields replaced, left out or cut."""
+    path = random.choice(PATHS)
+    body: Any = dict(GOOD[path])
+    for _ in range(random.randint(1, 3)):
+        name = random.choice([*body, "extra"]) if body else "extra"
+        body.pop(name, None) if random.random() < 0.2 else body.update({name: a_value(random)})
+    if random.random() < 0.1:
+        body = a_value(random)
+    text = json.dumps(body, ensure_ascii=random.random() < 0.5)
+    raw = text.encode("utf-8", "surrogatepass")
+    kind = random.randrange(8)
+    if kind == 0:
+        raw = raw[: random.randrange(len(raw) + 1)]
+    elif kind == 1:
+        raw = bytes(b ^ (1 << random.randrange(8)) if random.random() < 0.05 else b for b in raw)
+    elif kind == 2:
+        raw = text.encode(random.choice(("utf-16", "utf-32", "utf-7")), "replace")
+    elif kind == 3:
+        raw = random.choice(
+            (b"[" * 20000, b'{"a":' * 5000, b'{"prompt": NaN}', b"\xef\xbb\xbf" + raw, b"1e999")
+        )
+    return path, raw
+
+
+def a_request(random: Random) -> bytes:
+    """The bytes of a request, most of them no HTTP, or not whole."""
+    path, body = a_body(random)
+    length = random.choice((len(body), len(body), 0, len(body) + 9, -1, "x", 10**20, ""))
+    head = [
+        f"{random.choice(('POST', 'GET', 'PUT', 'BREW', 'po st', 'OPTIONS', 'HEAD', 'CONNECT'))} "
+        f"{random.choice((path, path, '/', '/' + 'a' * 9000, '*', '//', '/%00', '/v1/../metrics', 'http:' + '//x/'))} "
+        f"{random.choice(('HTTP/1.1', 'HTTP/1.1', 'HTTP/1.0', 'HTTP/9.9', 'HTP', ''))}",
+        f"Host: {random.choice(('localhost', 'localhost', 'evil.example', '', 'a b', '[::1', '127.0.0.1:99999999'))}",
+        f"Content-Length: {length}",
+    ]
+    more = (
+        *("Transfer-Encoding: chunked", "Connection: close", "Connection: upgrade\r\nUpgrade: websocket"),
+        *(
+            "Origin: null",
+            "Authorization: Bearer",
+            "Content-Type: text/plain; charset=utf-16",
+            "Expect: 100-continue",
+        ),
+        *(
+            "Content-Length: 3",
+            "X: " + "y" * 70000,
+            "bad header",
+            ": empty",
+            "X: \x00",
+            "Content-Encoding: gzip",
+        ),
+    )
+    head += random.sample(more, random.randrange(3))
+    raw = "\r\n".join([*head, "", ""]).encode("utf-8", "surrogatepass") + body
+    if random.random() < 0.3:
+        raw = raw[: random.randrange(len(raw))]
+    if random.random() < 0.1:
+        raw = random.randbytes(random.randrange(2000))
+    return raw
+
+
+def exchange(port: int, raw: bytes, *, patience: float = 10.0) -> int | None:
+    """Sends bytes, ends the sending side, and reads to the end.
+
+    Returns:
+        the status of the first response; None: the server closed the connection without one.
+
+    Raises:
+        TimeoutError: neither a response nor an end came.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
+        found = b""
+        try:
+            connection.sendall(raw)
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(1 << 16):
+                found += part
+        except OSError as error:  # it was closed before all was sent
+            if isinstance(error, TimeoutError):
+                raise
+    words = found.split(b" ", 2)
+    return int(words[1]) if len(words) > 2 and words[0].startswith(b"HTTP/") else None
