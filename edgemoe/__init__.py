@@ -101,10 +101,11 @@ def load(
     device: str = "auto",
     context: int | None = None,
     parallel: int = 1,
-    levels: str = "auto",
+    levels: str | None = "auto",
     exact: int | None = None,
     chunk: int | None = None,
     every: int = 4,
+    threads: int | None = None,
     keep_source: bool = False,
     **settings: Any,
 ) -> Model:
@@ -122,6 +123,7 @@ def load(
             8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
+        threads: that compute; None: one a core.
         keep_source: keep the downloaded checkpoint of a Hub model.
         settings: options of `edgemoe chat --help`: retention=0.9, speculate="off", ...
 
@@ -130,28 +132,32 @@ def load(
         DoesNotFit: a limit is too small; `minimum` is the smallest that works.
         DamagedData: the store is damaged.
     """
-    from edgemoe.commands.options import DEMO
+    from edgemoe.commands.options import DEMO, demo_by_name
     from edgemoe.commands.options import run_settings as chosen
     from edgemoe.models.open import open_store
 
     given = settings | {"levels": None if exact is not None and levels == "auto" else levels, "exact": exact}
     store, plan, run = open_store(
-        Path(model) if model is not None else DEMO,
+        demo_by_name(Path(model)) if model is not None else DEMO,
         partial(chosen, **given),
         vram_limit=None if vram_limit is None else str(vram_limit),
         dram_limit=None if dram_limit is None else str(dram_limit),
         device=device,
         context=context,
         parallel=parallel,
+        threads=threads,
         keep_source=keep_source,
         shrink=True,
     )
-    from edgemoe.api.model import Model
-    from edgemoe.engine.engine import Engine
-    from edgemoe.engine.sampling import Sampling
-    from edgemoe.engine.scheduler import Pace
-    from edgemoe.models.runnable import generation_config
-    from edgemoe.models.tokenizer import load_tokenizer
+    from edgemoe.machine.model_code import without_compiler
+
+    with without_compiler():
+        from edgemoe.api.model import Model
+        from edgemoe.engine.engine import Engine
+        from edgemoe.engine.sampling import Sampling
+        from edgemoe.engine.scheduler import Pace
+        from edgemoe.models.runnable import generation_config
+        from edgemoe.models.tokenizer import load_tokenizer
 
     pace, tokenizer = Pace(chunk, every), load_tokenizer(store.directory)
     sampling = Sampling.of_model(
@@ -162,4 +168,4 @@ def load(
         seed=0,
         max_new_tokens=512,
     )
-    return Model(Engine(store, plan, run), tokenizer, sampling, pace)
+    return Model(Engine(store, plan, run), tokenizer, sampling, pace, keep=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.bench.rows import BenchRow
+    from edgemoe.models.store_model import StoreModel
 
 EXAMPLES = (
     "Examples: edgemoe bench --model DIR --vram-limit 3GB --levels 4/2 --retention 0.75 | "
@@ -119,7 +120,7 @@ def bench_command(
     from edgemoe.bench.plot import plot_batches, plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.rows import single_row
-    from edgemoe.bench.run import BenchRequest, require_valid, run_bench
+    from edgemoe.bench.run import BenchRequest, make_plans, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
     from edgemoe.bench.traced import trace_rows
     from edgemoe.engine.scheduler import Pace
@@ -129,18 +130,25 @@ def bench_command(
         pace = Pace(batches.chunk, batches.every or Pace.every)
         together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
     evaluated = load_quality(wanted.quality) if wanted.quality else None
-    store = open_model(model, limits.device, threads=threads)
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
-    rows, notes = (
-        (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
-        if wanted.ablation is None
-        else _ablation(wanted.ablation, store.manifest.max_level, chosen)
-    )
+
+    def request_for(store: StoreModel) -> BenchRequest:
+        rows, notes = (
+            (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+            if wanted.ablation is None
+            else _ablation(wanted.ablation, store.manifest.max_level, chosen)
+        )
+        return BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
+
+    def check(planned: StoreModel) -> None:
+        make_plans(planned, request_for(planned))
+
+    store = open_model(model, limits.device, threads=threads, check=check)
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
-    notes += left_out
-    request = BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
+    request = request_for(store)
+    request = replace(request, notes=request.notes + left_out)
     if together:
-        report = run_batches(store, together, request, rows[0].settings, _notify)
+        report = run_batches(store, together, request, request.rows[0].settings, _notify)
     else:
         report = run_bench(store, request, quality, _notify)
     print(FORMATS[form](report), flush=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.option_groups import grouped, one_of, option
+from edgemoe.console.answer_text import REASONING, Look
 from edgemoe.console.attachments import whole_prompt
 from storage.errors import UserError
 
@@ -43,6 +44,13 @@ class TurnOptions:
     stats: bool = option(
         "Print every figure after an answer, as /stats does, instead of one short line.", False
     )
+    markdown: bool = option("Render answers as Markdown, at a terminal.", False)
+    reasoning: str = option(
+        "What is shown of <think> blocks at a terminal: dim, fold (the number of words alone) or show (as it is).",
+        "dim",
+        autocompletion=one_of(*REASONING),
+    )
+    no_wrap: bool = option("Leave the breaks of long lines to the terminal, not between words.", False)
     as_json: bool = option("One JSON object a line on stdout.", False, name="--json")
     stream: bool = option(
         'With --json: a line {"delta": TEXT} for each piece of text, before the line of the answer.', False
@@ -53,9 +61,23 @@ class TurnOptions:
 class SamplingOptions:
     """Options of the sampling. None stands for the model's own setting."""
 
-    max_new_tokens: int = option("Maximum number of tokens of an answer.", 512, short="-n", min=1)
+    max_new_tokens: int = option(
+        "Maximum number of tokens of an answer; 0 or -1: until the context ends.", 512, short="-n", min=-1
+    )
     temperature: float | None = option("0 is greedy. Default: the model's own setting.", min=0)
     top_p: float | None = option("Default: the model's own setting.", min=0.01, max=1)
+    top_k: int | None = option(
+        "Keep the N likeliest tokens; 0 keeps all. Default: the model's own setting.", min=0
+    )
+    min_p: float | None = option(
+        "Keep tokens whose probability is this fraction of the likeliest one's or more. Default: 0.",
+        min=0,
+        max=1,
+    )
+    repeat_penalty: float | None = option(
+        "Above 1 the tokens so far become less likely. Default: the model's own setting.", min=0.01, max=100
+    )
+    stop: list[str] | None = option("End an answer before this text. Can be given several times.")
     seed: int = option("Seed of everything random.", 0)
 
 
@@ -75,9 +97,10 @@ def chat_command(
 ) -> None:
     """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
 
-    The turn /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are
-    read into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits
-    130. Ctrl-D exits.
+    A chat at a terminal begins with the model's name and, where its checkpoint has them, a note and examples. The turn
+    /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are read
+    into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130.
+    Ctrl-D exits.
     """
     from edgemoe.console.loading import loading, starting
     from edgemoe.models.open import open_store
@@ -91,13 +114,16 @@ def chat_command(
         threads=threads,
         keep_source=keep_source,
         shrink=True,
+        check_files=options.check_template,
         **vars(limits),
     )
     if not turns.as_json:
         print(
             *options.describe_levels(chosen, settings), *plan.lines(), sep="\n", file=sys.stderr, flush=True
         )
-    with starting("loading transformers"):
+    from edgemoe.machine.model_code import without_compiler
+
+    with starting("loading transformers"), without_compiler():
         from edgemoe.api.model import Model
         from edgemoe.api.template import renderer
         from edgemoe.chat.conversation import Conversation
@@ -106,6 +132,7 @@ def chat_command(
         from edgemoe.chat.transcript import keep_last, load_last
         from edgemoe.engine.engine import Engine
         from edgemoe.models.heat import keeping_heat
+        from edgemoe.models.introduction import introduction
         from edgemoe.models.tokenizer import load_tokenizer
 
     # Wrong options are refused before the model is loaded.
@@ -115,6 +142,7 @@ def chat_command(
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
     sampling = _sampling(store.directory, tokenizer.eos_token_id, wanted)
+    about = introduction(store.directory, str(model))
     kept = turns.resume or (prompt is None and sys.stdin.isatty())
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
@@ -134,8 +162,10 @@ def chat_command(
             conversation,
             whole,
             as_json=turns.as_json,
+            introduction=about,
             stream=turns.stream,
             stats=turns.stats,
+            look=Look(turns.markdown, not turns.no_wrap, turns.reasoning),
             answered=partial(keep_last, conversation, answered) if kept else answered,
         )
 
@@ -148,6 +178,9 @@ def _prompt(prompt: str | None, turns: TurnOptions) -> str | None:
     """
     if turns.stream and not turns.as_json:
         raise UserError("--json with --stream", "--stream alone", "add --json; text is printed as it comes")
+    if turns.reasoning not in REASONING:
+        wanted = f"one of {', '.join(REASONING)} for --reasoning"
+        raise UserError(wanted, repr(turns.reasoning), "choose one of them")
     if prompt is not None:
         return whole_prompt(prompt, turns.file)
     if turns.file is not None:
@@ -159,16 +192,30 @@ def _sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampl
     """The sampling of the model in a directory, changed by the options given.
 
     Raises:
-        UserError: --top-p at temperature 0.
+        UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop.
     """
-    from edgemoe.engine.sampling import Sampling
+    from edgemoe.engine.sampling import UNLIMITED, Sampling
     from edgemoe.models.runnable import generation_config
 
-    sampling = Sampling.of_model(generation_config(directory), eos, **vars(given))
-    if given.top_p is not None and sampling.temperature == 0:
-        raise UserError(
-            f"a temperature above 0 for --top-p {given.top_p}",
-            "temperature 0, where there is no choice",
-            "give --temperature 0.7 or another one with it",
-        )
-    return sampling
+    own = Sampling.of_model(
+        generation_config(directory),
+        eos,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        seed=given.seed,
+        max_new_tokens=given.max_new_tokens if given.max_new_tokens > 0 else UNLIMITED,
+    )
+    for name in ("top_p", "top_k", "min_p"):
+        if getattr(given, name) is not None and own.temperature == 0:
+            raise UserError(
+                f"a temperature above 0 for --{name.replace('_', '-')} {getattr(given, name)}",
+                "temperature 0, where there is no choice",
+                "give --temperature 0.7 or another one with it",
+            )
+    chosen: dict[str, Any] = {
+        "top_k": given.top_k,
+        "min_p": given.min_p,
+        "repetition_penalty": given.repeat_penalty,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return replace(own, stop_strings=tuple(given.stop or ()), **chosen)

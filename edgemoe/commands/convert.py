@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from edgemoe.commands.inspect import inspect_command
 from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.commands.options import JsonOption, KeepSourceOption
+from edgemoe.commands.verify import inspect_command
 
 EXAMPLES = "Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
 

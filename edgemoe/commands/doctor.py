@@ -11,6 +11,7 @@ import typer
 
 from edgemoe.commands.options import JsonOption
 from edgemoe.console.sizes import format_size
+from edgemoe.console.width import fitted
 
 if TYPE_CHECKING:
     from edgemoe.machine.device_speed import DeviceSpeed
@@ -45,7 +46,7 @@ def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = Fa
     if as_json:
         print(json.dumps(asdict(found)))
     else:
-        print(*found.lines(), sep="\n")
+        print(*(fitted(line, indent=16) for line in found.lines()), sep="\n")
 
 
 @dataclass(frozen=True)

@@ -102,16 +102,18 @@ def eval_command(
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     arms = _table(measure)
-    from edgemoe.evaluate.run import EvalRequest, run_eval
+    from edgemoe.evaluate.run import EvalRequest, plan_eval, run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
     for name in dict.fromkeys(study):
         arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
-    store = open_model(model, limits.device, threads=threads)
     tokens, window = measure.tokens or 4096, measure.window or 512
     request = EvalRequest(
         text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed
+    )
+    store = open_model(
+        model, limits.device, threads=threads, check=lambda planned: plan_eval(planned, request)
     )
     _show(run_eval(store, request), measure, as_json=as_json)
 

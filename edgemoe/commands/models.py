@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption, KeepSourceOption, complete_model
+from edgemoe.commands.options import JsonOption, KeepSourceOption, check_template, complete_model
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from storage.errors import UserError
@@ -63,7 +63,7 @@ def pull_command(
     from edgemoe.models.cache import cached_names
     from edgemoe.models.open import open_model
 
-    store = open_model(name, "auto", keep_source=keep_source).directory
+    store = open_model(name, "auto", keep_source=keep_source, check_files=check_template).directory
     short = next((each.short for each in cached_names() if store in each.paths), str(store))
     if as_json:
         print(json.dumps({"name": short, "store": str(store)}))

@@ -23,9 +23,26 @@ DEMO = Path(__file__).parents[1] / "demo"
 """The checkpoint that comes with edgemoe, trained by tools/training/train_demo.py."""
 
 
-def _demo_by_name(given: Path) -> Path:
+def demo_by_name(given: Path) -> Path:
     """The demo model for the name `demo`, unless there is such a path."""
     return DEMO if given == Path("demo") and not given.exists() else given
+
+
+def named_store(given: Path) -> Path:
+    """The directory of the store that an argument names; the demo model is converted, where it is not yet.
+
+    Raises:
+        UserError: from store_path.
+    """
+    from edgemoe.models.cache import cached_names, store_path
+
+    # Beside the store of an earlier version's demo the name alone says too little.
+    demo = demo_by_name(given) == DEMO
+    if demo and sum(name.directory.startswith("demo-") for name in cached_names()) != 1:
+        from edgemoe.models.resolve import resolve_store
+
+        return resolve_store(DEMO)
+    return store_path(given)
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -34,6 +51,14 @@ def complete_model(incomplete: str) -> list[str]:
 
     names = {"demo", *(name.short for name in cached_names())}
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def check_template(directory: Path) -> None:
+    """Refuses a chat template that cannot be rendered; imports what renders it."""
+    from edgemoe.api.template import check_template
+    from edgemoe.models.tokenizer import load_tokenizer
+
+    check_template(load_tokenizer(directory))
 
 
 ModelOption = Annotated[
@@ -45,7 +70,7 @@ ModelOption = Annotated[
         "GGUF file or a model of the Hugging Face Hub (org/name[@revision]), which is converted on first use; a "
         "conversion of it in another process is waited for. Default: demo, the model that comes with edgemoe.",
         show_default=False,
-        callback=_demo_by_name,
+        callback=demo_by_name,
         autocompletion=complete_model,
     ),
 ]
@@ -185,6 +210,11 @@ class SettingOptions(LevelOptions):
         "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
         "--exact. Default: auto.",
         autocompletion=one_of("off", "auto"),
+    )
+    in_place: str | None = option(
+        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
+        "link; off copies each of them into VRAM first. Default: on.",
+        autocompletion=one_of("on", "off"),
     )
 
 

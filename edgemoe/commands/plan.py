@@ -9,6 +9,7 @@ from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_least
+from edgemoe.console.width import fitted
 
 
 @grouped
@@ -21,17 +22,22 @@ def plan_command(
     parallel: options.ParallelOption = 1,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show how a limit would be divided, and the smallest that works. Loads nothing."""
+    """Show how a limit would be divided, and the smallest that works.
+
+    Loads nothing. Of a model that is not converted yet only the headers are read, and nothing is converted.
+    """
     from edgemoe.models.open import open_store
 
     choose = partial(options.run_settings, **vars(levels))
-    _, plan, settings = open_store(model, choose, context=context, parallel=parallel, **vars(limits))
+    _, plan, settings = open_store(
+        model, choose, context=context, parallel=parallel, convert=False, **vars(limits)
+    )
     if as_json:
         print(json.dumps(plan.as_json()))
     else:
         print(
             *options.describe_levels(levels, settings),
-            *map(printable, plan.lines()),
+            *(fitted(printable(line)) for line in plan.lines()),
             f"smallest limit that works: --vram-limit {format_least(plan.minimum_vram_bytes)}",
             sep="\n",
         )

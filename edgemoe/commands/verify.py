@@ -1,14 +1,29 @@
-"""`edgemoe verify`: checksums of a store, and whether its parts belong together."""
+"""`edgemoe inspect`: the contents of a store; `edgemoe verify`: whether they are whole and belong together."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
-from edgemoe.commands.options import JsonOption, StoreArgument
+from edgemoe.commands.options import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
+from edgemoe.console.width import fitted
+
+
+def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Show the contents of a store: experts, planes, bits per weight, layout."""
+    store = named_store(store)
+    from storage.verify import describe
+
+    description = describe(store)
+    if as_json:
+        print(json.dumps(description))
+    else:
+        print(*_lines(description), sep="\n")
 
 
 def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
@@ -16,14 +31,13 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     anything is damaged or contradicts the config."""
     from edgemoe.console.progress import ByteProgress
     from edgemoe.layers.build import check_dense, dense_specs
-    from edgemoe.models.cache import store_path
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from storage.errors import EdgemoeError
+    from storage.manifest import DENSE_NAME
     from storage.verify import verify
-    from storage.writer import DENSE_NAME
 
-    store = store_path(store)
+    store = named_store(store)
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
     damage: list[EdgemoeError] = [*report.damage]
@@ -46,3 +60,26 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
         print(*map(printable, damage), f"{format_size(report.bytes_read)} read, {found}", sep="\n")
     if damage:
         raise typer.Exit(damage[0].exit_code)
+
+
+def _lines(description: dict[str, Any]) -> Iterator[str]:
+    """Yields the description for people, with units; --json has the exact values."""
+    for name, value in description.items():
+        size = name.endswith("_bytes")
+        title = name.replace("_bytes", " on disk").replace("_", " ")
+        yield fitted(printable(f"{title:>18}  {_value(value, size=size)}"), indent=20)
+
+
+def _value(value: object, *, size: bool) -> str:
+    if isinstance(value, dict):
+        pairs = ((name, _value(each, size=size)) for name, each in value.items())
+        return ", ".join(
+            f"{each} at {name}" if name.isdecimal() else f"{name} {each}" for name, each in pairs
+        )
+    if isinstance(value, list):
+        return " × ".join(map(str, value))
+    if size and isinstance(value, int):
+        return format_size(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -9,27 +9,35 @@ from pathlib import Path
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.families.table import family_of
+from edgemoe.machine.disk_speed import measure_disk
 from storage.checkpoint import Checkpoint
-from storage.convert import store_bytes
+from storage.convert import cores, store_bytes
+from storage.errors import EdgemoeError
 
 BIG_BYTES = 1_000_000_000
 """Bytes of weights from which on a conversion is announced."""
 
-ASSUMED_RATE = 200_000_000
-"""Bytes of source converted a second by two cores and an SSD, for bf16 weights (tools/timing/convert.py)."""
+DENSE_BITS = 16
+"""Bits of the weights outside of experts, in the store that a first use makes."""
+
+CORE_RATE = 100_000_000
+"""Bytes of bf16 weights that a core converts a second (tools/timing/convert.py)."""
 
 DOWNLOAD_RATE = 50_000_000
-"""Bytes of source downloaded and converted a second, where the network limits."""
+"""Bytes of source downloaded a second: an assumption, as nothing is downloaded yet."""
+
+PROBE = 64 << 20
+"""Bytes written and read to measure the disk: a multiple of disk_speed.PIECE."""
 
 
-def announce(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> None:
+def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bool = False) -> None:
     """Prints two lines on stderr if the source has at least BIG_BYTES: sizes and free disk, then the duration.
 
     Args:
         checkpoint: the source; for a model of the Hub, its headers suffice.
         name: of the model, for people.
         directory: parent of the store; it may not exist yet.
-        rate: assumed bytes of source a second.
+        download: the source is downloaded too.
 
     Raises:
         ModelRefused, MissingTensor: from store_bytes.
@@ -37,15 +45,36 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, rate: int) -> N
     size = sum(checkpoint[tensor].nbytes for tensor in checkpoint.names())
     if size < BIG_BYTES:
         return
-    store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
+    store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=DENSE_BITS)
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     print(
         f"{printable(name)} is used for the first time: its {format_size(size)} of weights will be converted once, "
         f"into a store of {format_size(store)} in {printable(directory)} ({format_size(free)} free)",
-        f"this takes about {size / rate / 60:.0f} min (assumed: {format_size(rate)}/s); if interrupted, the next use "
-        "resumes it",
+        f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it",
         sep="\n",
         file=sys.stderr,
         flush=True,
     )
+
+
+def _estimate(size: int, store: int, directory: Path, download: bool) -> str:
+    """The duration of a conversion, and what it comes from: its slowest part, as all parts run side by side.
+
+    Args:
+        size, store: bytes of the source and of the store.
+        directory: on the store's disk, which is measured; a disk that cannot be is left out.
+        download: as in announce.
+    """
+    parts = {f"{cores()} cores, {format_size(cores() * CORE_RATE)}/s": size / (cores() * CORE_RATE)}
+    try:
+        disk = measure_disk(directory, PROBE)
+    except (OSError, EdgemoeError):
+        pass
+    else:
+        parts[f"the disk reads {format_size(disk.read)}/s"] = size / disk.read
+        parts[f"the disk writes {format_size(disk.write)}/s"] = store / disk.write
+    if download:
+        parts[f"a download at {format_size(DOWNLOAD_RATE)}/s, which is assumed"] = size / DOWNLOAD_RATE
+    slowest = max(parts, key=lambda part: parts[part])
+    return f"{parts[slowest] / 60:.0f} min ({slowest})"

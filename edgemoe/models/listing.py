@@ -9,12 +9,10 @@ from typing import Any
 
 from edgemoe.models.cache import CachedName, cached_names, disk_bytes
 from storage.base import LEVELS
-from storage.dense import SCALE_SUFFIX
 from storage.errors import EdgemoeError
 from storage.header import read_header
-from storage.manifest import MANIFEST_NAME, Manifest
+from storage.manifest import DENSE_NAME, MANIFEST_NAME, SCALE_SUFFIX, Manifest
 from storage.untrusted import read_json
-from storage.writer import DENSE_NAME
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.console.loading import starting
-from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.machine import devices, process
 
 if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
+    from storage.checkpoint import Checkpoint
 
 
 class ChooseSettings(Protocol):
@@ -37,7 +40,13 @@ def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | 
 
 
 def open_model(
-    model: Path, device: str, *, threads: int | None = None, keep_source: bool = False
+    model: Path,
+    device: str,
+    *,
+    threads: int | None = None,
+    keep_source: bool = False,
+    check: Callable[[StoreModel], object] = lambda planned: None,
+    check_files: Callable[[Path], object] = lambda directory: None,
 ) -> StoreModel:
     """Opens the store of a model for a device. Converts the model first if it has no store in that layout.
 
@@ -46,6 +55,8 @@ def open_model(
         device: auto, cpu or cuda.
         threads: of torch and, from their first product on, of edgemoe's own kernels; None: torch's choice.
         keep_source: keeps a checkpoint that is downloaded from the Hub.
+        check: may refuse the store that a conversion would make, before it begins.
+        check_files: may refuse its config, tokenizer and template, in a directory, before it begins.
 
     Raises:
         UserError: no such device (devices.chosen) or model (resolve.resolve_store).
@@ -61,7 +72,33 @@ def open_model(
     if threads is not None:
         torch.set_num_threads(threads)
     layout = compute(place.place if place else "cpu").layout.name
-    return StoreModel.open(resolve_store(model, layout, keep_source=keep_source), place)
+
+    def check_headers(checkpoint: Checkpoint) -> None:
+        check(StoreModel.planned(checkpoint, place))
+        check_files(checkpoint.companions()[0].parent)
+
+    directory = resolve_store(model, layout, keep_source=keep_source, check=check_headers)
+    return StoreModel.open(directory, place)
+
+
+def plan_model(model: Path, device: str) -> StoreModel:
+    """Opens the store of a model, or describes the one that its first use would make; converts nothing.
+
+    Args:
+        model, device: as for open_model.
+
+    Raises:
+        UserError, BadManifest, BadHeader, ModelRefused: as open_model.
+    """
+    place = devices.open_device(device)
+    from edgemoe.kernels.registry import compute
+    from edgemoe.models.resolve import store_or_headers
+    from edgemoe.models.store_model import StoreModel
+
+    with store_or_headers(model, compute(place.place if place else "cpu").layout.name) as found:
+        if isinstance(found, Path):
+            return StoreModel.open(found, place)
+        return StoreModel.planned(found, place)
 
 
 def open_store(
@@ -76,13 +113,16 @@ def open_store(
     threads: int | None = None,
     keep_source: bool = False,
     shrink: bool = False,
+    convert: bool = True,
+    check_files: Callable[[Path], object] = lambda directory: None,
 ) -> tuple[StoreModel, MemoryPlan, RunSettings]:
     """Checks the options that commands share, opens the store and divides the limits.
 
     Args:
-        model, device, threads, keep_source: for open_model.
+        model, device, threads, keep_source, check_files: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
         choose, context, parallel, shrink: for plan_levels.
+        convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
@@ -93,8 +133,17 @@ def open_store(
         import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
 
         devices.open_device(device)
-    store = open_model(model, device, threads=threads, keep_source=keep_source)
-    return store, *plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
+
+    def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
+        return plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
+
+    if convert:
+        store = open_model(
+            model, device, threads=threads, keep_source=keep_source, check=plan, check_files=check_files
+        )
+    else:
+        store = plan_model(model, device)
+    return store, *plan(store, shrink)
 
 
 def plan_levels(
@@ -120,22 +169,35 @@ def plan_levels(
     Raises:
         UserError, DoesNotFit: an option that cannot be met.
     """
-    _warn_of_context(store, context)
+    _warn_of_context(store.config.get("max_position_embeddings"), context)
     level = store.manifest.max_level
     highest, fewer = (choose(level, fits=fits) for fits in (True, False))
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
-    experts = sum(len(layer.records) for layer in store.manifest.layers.values())
-    if fewer == highest or plan.experts_resident[str(level)] >= experts:
-        return plan, highest
-    limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-    return store.plan(**limits, settings=fewer, context=plan.context, parallel=parallel), fewer
+    if fewer == highest or plan.experts_resident[str(level)] >= store.shape.experts:
+        settings = highest
+    else:
+        limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
+        plan, settings = store.plan(**limits, settings=fewer, context=plan.context, parallel=parallel), fewer
+    if plan.dram_blocks and not store.device:
+        _warn_of_two_tiers(plan.limit_bytes(None))
+    return plan, settings
 
 
-def _warn_of_context(store: StoreModel, context: int | None) -> None:
-    """Logs a warning for more tokens than the model has been trained on."""
-    trained = store.config.get("max_position_embeddings")
+@cache
+def _warn_of_two_tiers(together: int) -> None:
+    """Logs, once a process, that a second tier in the same RAM costs copies of experts from one to the other."""
+    logging.getLogger("edgemoe").warning(
+        "without a GPU --dram-limit is RAM as --vram-limit is, and experts are copied between the two: "
+        "--vram-limit %s alone takes the same memory and is faster",
+        format_least(together),
+    )
+
+
+@cache
+def _warn_of_context(trained: int | None, context: int | None) -> None:
+    """Logs a warning for more tokens than the model has been trained on, once a process."""
     if context and trained and context > trained:
         logging.getLogger("edgemoe").warning(
             "--context %d is more than the %d tokens that the model was trained on: expect worse answers beyond them",

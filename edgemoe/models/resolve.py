@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
@@ -23,7 +27,7 @@ from edgemoe.models.cache import (
     touch,
 )
 from edgemoe.models.calibration import adopt_calibration
-from edgemoe.models.first_use import ASSUMED_RATE, DOWNLOAD_RATE, announce
+from edgemoe.models.first_use import DENSE_BITS, announce
 from edgemoe.models.waiting import convert_once
 from storage.checkpoint import Checkpoint, find_gguf
 from storage.convert import convert
@@ -45,6 +49,10 @@ def choose_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
+Check = Callable[[Checkpoint], object]
+"""Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
+
+
 class Options(TypedDict):
     """The options of a conversion.
 
@@ -59,12 +67,19 @@ class Options(TypedDict):
     dense_bits: int
 
 
-def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Options]) -> Manifest:
+def convert_checkpoint(
+    source: Path,
+    destination: Path,
+    *,
+    check: Check = lambda checkpoint: None,
+    **options: Unpack[Options],
+) -> Manifest:
     """Converts a checkpoint on disk, with a progress bar on stderr.
 
     Args:
         source: the checkpoint's directory, or a GGUF file.
         destination: the store's directory.
+        check: may refuse the checkpoint by its headers.
         options: of the conversion.
 
     Raises:
@@ -74,10 +89,11 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
 
     checked = _checked(options)
     require_known(source)
+    checkpoint = Checkpoint.open(source)
+    check_runnable(checkpoint, options["dense_bits"])
+    check(checkpoint)
+    family = family_of(checkpoint.config)
     with ByteProgress(f"converting {source.name}") as bar:
-        checkpoint = Checkpoint.open(source)
-        check_runnable(checkpoint, options["dense_bits"])
-        family = family_of(checkpoint.config)
         manifest = convert(source, destination, family, **checked, progress=bar.update)
     adopt_calibration(source, destination)
     _print_error(manifest)
@@ -85,7 +101,12 @@ def convert_checkpoint(source: Path, destination: Path, **options: Unpack[Option
 
 
 def convert_from_hub(
-    model: HubModel, destination: Path, *, keep_source: bool = False, **options: Unpack[Options]
+    model: HubModel,
+    destination: Path,
+    *,
+    keep_source: bool = False,
+    check: Check = lambda checkpoint: None,
+    **options: Unpack[Options],
 ) -> Manifest:
     """Downloads a model shard by shard and converts each shard before the next, with a bar on stderr.
 
@@ -95,6 +116,7 @@ def convert_from_hub(
         model: on the Hub.
         destination: the store's directory.
         keep_source: keeps the whole checkpoint in downloads_directory().
+        check: may refuse the checkpoint by its headers, before weights are downloaded.
         options: of the conversion.
 
     Raises:
@@ -117,7 +139,8 @@ def convert_from_hub(
         checkpoint = Checkpoint.open(source)
         check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
-            announce(checkpoint, model.name, destination.parent, DOWNLOAD_RATE)
+            check(checkpoint)
+            announce(checkpoint, model.name, destination.parent, download=True)
         family = family_of(checkpoint.config)
         manifest = convert(
             source, destination, family, **checked, progress=progress.converted, arrivals=shards
@@ -146,7 +169,34 @@ def convert_named(
     return convert_checkpoint(source, destination, **options)
 
 
-def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = False) -> Path:
+@dataclass(frozen=True)
+class _Place:
+    """Where the store of a model lies or will lie.
+
+    Args:
+        store: its directory.
+        name: of the model, for people.
+        hub: the model on the Hub; None for a directory.
+        checkpoint: to be converted, with its headers read; None for a store that is used in place and on the Hub.
+    """
+
+    store: Path
+    name: str
+    hub: HubModel | None = None
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.store / MANIFEST_NAME).exists()
+
+
+def resolve_store(
+    model: Path,
+    layout: str = "auto",
+    *,
+    keep_source: bool = False,
+    check: Check = lambda checkpoint: None,
+) -> Path:
     """Returns the store of `model`: the model itself, or its cached conversion, made now if it is missing.
 
     A long conversion is announced on stderr. While another process converts the model this one waits for it.
@@ -155,47 +205,86 @@ def resolve_store(model: Path, layout: str = "auto", *, keep_source: bool = Fals
         model: a store, a checkpoint, the name of a model on the Hub, or a name that `edgemoe models` prints.
         layout: of a conversion.
         keep_source: keeps the downloaded checkpoint; downloads it even if the store exists.
+        check: may refuse a conversion by the checkpoint's headers, before it begins.
 
     Raises:
         UserError: no such model, several whose names begin so, or keep_source without a model of the Hub.
     """
+    place = _locate(model, layout, keep_source)
+    store, hub = place.store, place.hub
+    options = Options(max_level=None, layout=layout, dense_bits=DENSE_BITS)
+    if hub:
+        convert_once(
+            place.name,
+            store,
+            lambda: keep_source or not place.finished,
+            lambda: convert_from_hub(hub, store, keep_source=keep_source, check=check, **options),
+            download=_download(hub, layout),
+        )
+    elif place.checkpoint:
+
+        def accept(checkpoint: Checkpoint) -> None:
+            check(checkpoint)
+            announce(checkpoint, place.name, store.parent)
+
+        def convert() -> None:
+            convert_checkpoint(model, store, check=accept, **options)
+
+        convert_once(place.name, store, lambda: not place.finished, convert)
+        adopt_calibration(model, store)
+    touch(store)
+    return store
+
+
+@contextmanager
+def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
+    """Yields the store of a model, or, where it is still to be made, the checkpoint with its headers read and checked.
+
+    Nothing is converted, and of a model on the Hub only the headers are downloaded.
+
+    Args:
+        model, layout: as for resolve_store.
+
+    Raises:
+        UserError, DamagedData: as resolve_store, or from check_runnable.
+    """
+    place = _locate(model, layout, keep_source=False)
+    if place.finished:
+        touch(place.store)
+        yield place.store
+        return
+    from edgemoe.hub.checkpoint import open_streamed
+    from edgemoe.models.runnable import check_runnable
+
+    with TemporaryDirectory() as directory:
+        if place.hub:
+            open_streamed(place.hub, Path(directory), keep=False, progress=lambda size: None)
+        checkpoint = place.checkpoint or Checkpoint.open(Path(directory))
+        check_runnable(checkpoint, DENSE_BITS)
+        yield checkpoint
+
+
+def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
+    """Finds the place of a model's store; raises as resolve_store."""
     hub = _hub_model(model, keep_source)
     if not hub:
         model = _by_name(model)
         hub = _hub_model(model, keep_source)
-    options = Options(max_level=None, layout=layout, dense_bits=16)
     if (model / MANIFEST_NAME).exists():
-        touch(model)
-        return model
+        return _Place(model, str(model))
     if hub:
-        store = _cached(hub.slug, layout)
-        convert_once(
-            hub.name,
-            store,
-            lambda: keep_source or not (store / MANIFEST_NAME).exists(),
-            lambda: convert_from_hub(hub, store, keep_source=keep_source, **options),
-            download=_download(hub, layout),
-        )
-    elif (model / "config.json").exists() or find_gguf(model):
+        return _Place(_cached(hub.slug, layout), hub.name, hub)
+    if (model / "config.json").exists() or find_gguf(model):
         require_known(model)
         checkpoint, name = Checkpoint.open(model), model.resolve().name
         store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
-
-        def convert() -> None:
-            announce(checkpoint, name, store.parent, ASSUMED_RATE)
-            convert_checkpoint(model, store, **options)
-
-        convert_once(name, store, lambda: not (store / MANIFEST_NAME).exists(), convert)
-        adopt_calibration(model, store)
-    else:
-        raise UserError(
-            f"a model at {model}",
-            "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
-            "give a checkpoint directory, a GGUF file, a store made by `edgemoe convert`, or org/name for a model "
-            "of the Hub",
-        )
-    touch(store)
-    return store
+        return _Place(store, name, None, checkpoint)
+    raise UserError(
+        f"a model at {model}",
+        "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
+        "give a checkpoint directory, a GGUF file, a store made by `edgemoe convert`, or org/name for a model of the "
+        "Hub",
+    )
 
 
 def _by_name(model: Path) -> Path:

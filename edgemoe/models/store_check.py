@@ -13,9 +13,8 @@ from edgemoe.families.base import Family
 from storage.checkpoint import Config
 from storage.errors import BadManifest
 from storage.header import TensorEntry
-from storage.manifest import MANIFEST_NAME, Manifest
+from storage.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
 from storage.verify import check_file
-from storage.writer import DENSE_NAME
 
 _ACTION = "convert the model again"
 

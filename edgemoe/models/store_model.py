@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
+from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.settings import RunSettings
 from storage.base import ResidentForm
-from storage.checkpoint import bounded_config
+from storage.checkpoint import Checkpoint, Config, bounded_config
+from storage.dense import DenseWeights
 from storage.device import Device
 from storage.errors import ModelRefused, UserError
-from storage.header import read_header
+from storage.expert_weights import ExpertWeights
+from storage.header import Spec, read_header, tensor_bytes
 from storage.layout import LAYOUTS
-from storage.manifest import Manifest
+from storage.manifest import DENSE_NAME, Manifest
 from storage.untrusted import read_json, refuse_special_files
-from storage.writer import DENSE_NAME
 
 MOST_PARALLEL = 32
 """Most sequences that run at once."""
@@ -66,21 +70,8 @@ class StoreModel:
         check_store(directory, manifest, config, family)
         tensors = read_header(directory / DENSE_NAME).tensors
         check_vocabulary(directory, config, family, tensors)
-        dense = tensors.values()
-        vocab, matrices = config["vocab_size"], [t.shape for t in dense if len(t.shape) == 2]
-        shape = ModelShape(
-            layers=config["num_hidden_layers"],
-            experts=sum(len(layer.records) for layer in manifest.layers.values()),
-            experts_per_layer=family.experts(config),
-            top_k=config[family.top_k_key],
-            hidden=config["hidden_size"],
-            intermediate=config[family.intermediate_key],
-            heads=config["num_attention_heads"],
-            kv=family.kv(config),
-            widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
-            vocab=vocab,
-            dense_bytes=sum(tensor.range.length for tensor in dense),
-        )
+        experts = sum(len(layer.records) for layer in manifest.layers.values())
+        shape = _shape(config, family, experts, [tensor.spec for tensor in tensors.values()])
         kernel = compute(device.place if device else "cpu")
         if manifest.layout != kernel.layout.name:
             logging.getLogger("edgemoe").warning(
@@ -90,6 +81,27 @@ class StoreModel:
             )
         form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
         return cls(directory, manifest, config, shape, form, kernel, device)
+
+    @classmethod
+    def planned(cls, checkpoint: Checkpoint, device: Device | None = None) -> StoreModel:
+        """Describes the store that a first use would make of a checkpoint: its manifest has no layers and files yet.
+
+        Reads headers alone.
+
+        Raises:
+            ModelRefused, MissingTensor: the checkpoint cannot be converted.
+        """
+        config = checkpoint.config
+        family = family_of(config)
+        experts = ExpertWeights(checkpoint, family)
+        specs = DenseWeights(checkpoint, experts.names, family, DENSE_BITS).specs()
+        kernel, geometry = compute(device.place if device else "cpu"), experts.geometry(None)
+        manifest = Manifest(
+            checkpoint.fingerprint(), kernel.layout.name, "", geometry, DENSE_BITS, layers={}, files={}
+        )
+        shape = _shape(config, family, len(experts.layers) * experts.count, list(specs.values()))
+        form = kernel.form(geometry, kernel.layout, kernel.layout)
+        return cls(checkpoint.directory, manifest, config, shape, form, kernel, device)
 
     @property
     def dense_bytes_per_token(self) -> int:
@@ -161,3 +173,21 @@ class StoreModel:
                 f"{kind} rotary positions in config.json, and {parallel} sequences at once",
                 "run one sequence at a time",
             )
+
+
+def _shape(config: Config, family: Family, experts: int, dense: Sequence[Spec]) -> ModelShape:
+    """The sizes of a model with so many experts in all and these dense tensors."""
+    vocab, matrices = config["vocab_size"], [shape for _, shape in dense if len(shape) == 2]
+    return ModelShape(
+        layers=config["num_hidden_layers"],
+        experts=experts,
+        experts_per_layer=family.experts(config),
+        top_k=config[family.top_k_key],
+        hidden=config["hidden_size"],
+        intermediate=config[family.intermediate_key],
+        heads=config["num_attention_heads"],
+        kv=family.kv(config),
+        widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
+        vocab=vocab,
+        dense_bytes=sum(tensor_bytes(*spec) for spec in dense),
+    )

@@ -23,7 +23,19 @@ from storage.manifest import MANIFEST_NAME, Manifest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMANDS = ("chat", "convert", "inspect", "verify", "plan", "models", "rm", "doctor", "bench", "eval")
+COMMANDS = (
+    "chat",
+    "serve",
+    "convert",
+    "inspect",
+    "verify",
+    "plan",
+    "models",
+    "rm",
+    "doctor",
+    "bench",
+    "eval",
+)
 HEAVY = {
     "torch",
     "transformers",
@@ -70,6 +82,35 @@ def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.Comp
         text=True,
         timeout=120,
     )
+
+
+def test_samplers_of_an_answer(run, tiny_store):
+    """One token kept is greedy, a stop text ends an answer and is no part of it, and -n -1 goes on to the context."""
+    options = ("chat", "-m", tiny_store, "-p", "the fox", "-c", 64, "--json")
+    greedy = json.loads(run(*options, "-n", -1, "--temperature", 0)[1])
+    assert greedy["finish_reason"] == "context"
+    assert json.loads(run(*options, "-n", 0, "--temperature", 1, "--top-k", 1)[1])["text"] == greedy["text"]
+    assert json.loads(run(*options, "-n", -1, "--temperature", 1, "--min-p", 1)[1])["text"] == greedy["text"]
+    word = greedy["text"].split()[3]
+    stopped = json.loads(run(*options, "-n", -1, "--temperature", 0, "--stop", "\0never", "--stop", word)[1])
+    assert (stopped["text"], stopped["finish_reason"]) == (greedy["text"].partition(word)[0], "stop")
+    other = json.loads(run(*options, "-n", -1, "--temperature", 0, "--repeat-penalty", 100)[1])
+    assert len(set(other["tokens"])) > len(set(greedy["tokens"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--temperature", 0, "--top-k", 5), "a temperature above 0 for --top-k 5"),
+        (("--temperature", 0, "--min-p", 0.1), "a temperature above 0 for --min-p 0.1"),
+        (("--stop", ""), "stop strings of a character or more"),
+        (("--reasoning", "hide"), "one of dim, fold, show for --reasoning"),
+    ],
+)
+def test_wrong_choices_of_an_answer_are_refused(run, tiny_store, wrong, said):
+    """Before the model is loaded, with exit 2."""
+    code, _, err = run("chat", "-m", tiny_store, "-p", "the fox", *wrong)
+    assert (code, said in err, "loading" in err) == (2, True, False)
 
 
 def test_short_options_and_threads(tiny_store):
@@ -417,7 +458,10 @@ def test_convert_inspect_verify(run, checkpoint, tmp_path):
     assert (code, json.loads(out)) == (0, made)
     code, out, _ = run("inspect", store)
     assert code == 0
-    assert all(name in out for name in made)
+    for name in made:
+        assert f"{name.replace('_bytes', ' on disk').replace('_', ' ')}  " in out
+    assert f"expert on disk  {format_size(made['expert_bytes'])}\n" in out
+    assert "gate_up 64 × 64, down 64 × 32" in out
     code, out, _ = run("verify", store, "--json")
     assert code == 0
     report = json.loads(out)

@@ -19,7 +19,7 @@ from edgemoe.commands import doctor
 from edgemoe.machine.disk_speed import PIECE, measure_disk
 from edgemoe.models import cache as model_cache
 from edgemoe.models import resolve
-from edgemoe.models.cache import aliases, cached_names, find_cached, remove
+from edgemoe.models.cache import aliases, cached_names, find_cached, remove, stores_directory
 from edgemoe.models.listing import cached_models
 from edgemoe.models.resolve import resolve_store
 from storage.errors import DoesNotFit
@@ -79,6 +79,23 @@ def test_an_empty_cache_prints_a_hint(run):
     """Exit 0, with the hint on stderr and an empty stdout."""
     code, out, err = run("models")
     assert (code, out, "no models yet" in err) == (0, "", True)
+
+
+def test_the_demo_is_described_before_its_first_use(run):
+    """`inspect demo` and `verify demo` convert it where the cache is empty; then the conversion is used."""
+    code, out, err = run("inspect", "demo", "--json")
+    assert (code, json.loads(out)["experts"], "converting demo" in err) == (0, 192, True)
+    code, _, err = run("inspect", "demo")
+    assert (code, "converting" in err) == (0, False)
+
+
+def test_the_demo_beside_an_earlier_versions(run):
+    """With two stores that begin with demo- in the cache, `demo` is the one of this version."""
+    first = json.loads(run("inspect", "demo", "--json")[1])
+    (now,) = stores_directory().glob("demo-*")
+    shutil.copytree(now, now.with_name("demo-0123456789abcdef"))
+    code, out, err = run("inspect", "demo", "--json")
+    assert (code, json.loads(out), "converting" in err) == (0, first, False)
 
 
 def test_using_a_store_moves_it_to_the_front(run, store):

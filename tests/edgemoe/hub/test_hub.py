@@ -26,7 +26,8 @@ from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
-from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store
+from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store, store_or_headers
+from edgemoe.models.store_model import StoreModel
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
 from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
@@ -454,6 +455,31 @@ def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
     assert served.downloads(FIRST).count(None) == 0
 
 
+def test_what_cannot_work_is_refused_before_a_download(served, source, tmp_path, run):
+    """A limit, and a template, are checked by small files and headers; no shard is downloaded and no store is begun."""
+    assert run("chat", "-m", REPO, "-p", "x", "--vram-limit", "1KB")[0] == 3
+    assert run("bench", "-m", REPO, "--vram-limit", "1KB")[0] == 3
+    served.directory = Path(shutil.copytree(source, tmp_path / "wrong"))
+    (served.directory / "chat_template.jinja").write_text("{{ 1 // 0 }}")
+    shutil.rmtree(tmp_path / "cache" / "edgemoe" / "downloads")
+    code, _, err = run("pull", REPO)
+    assert (code, "chat template" in err) == (2, True)
+    assert [start for shard in (FIRST, SECOND) for start in served.downloads(shard) if start is None] == []
+    assert list((tmp_path / "cache").rglob("experts-*")) == []
+
+
+def test_a_plan_reads_headers_only(served, tmp_path):
+    """The shape that a plan needs is that of the later store; no weight is downloaded and no file is left."""
+    with store_or_headers(Path(REPO), "auto") as found:
+        planned = StoreModel.planned(found)
+    assert served.downloads(FIRST).count(None) == 0
+    assert downloads(tmp_path) == []
+    store = StoreModel.open(resolve_store(Path(REPO)))
+    assert (planned.shape, planned.manifest.geometry) == (store.shape, store.manifest.geometry)
+    with store_or_headers(Path(REPO), "auto") as found:
+        assert found == store.directory
+
+
 def test_a_model_option_may_be_a_hubs_name(served, tmp_path, monkeypatch, capsys):
     """`--model org/name` gives a cached store, which later runs use without the network; a directory goes first.
 
@@ -493,7 +519,7 @@ def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path
     gate = tmp_path / "gate"
     gate.touch()
     first = subprocess.Popen(
-        [sys.executable, "-c", HALTING, str(gate), "plan", "--model", REPO],
+        [sys.executable, "-c", HALTING, str(gate), "pull", REPO],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     deadline = time.monotonic() + 60

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.cli import main
 from edgemoe.console.sizes import parse_size
+from edgemoe.machine.disk_speed import DiskSpeed
 from edgemoe.models import first_use
 from edgemoe.models import resolve as stores
 from edgemoe.models.resolve import resolve_store
@@ -31,12 +34,15 @@ def test_the_first_use_is_announced_and_the_second_is_not(
     small_is_big, monkeypatch, capsys, checkpoint, tmp_path
 ):
     """Two lines precede the conversion: sizes, place and disk, then the duration."""
-    monkeypatch.setattr(sys, "argv", ["edgemoe", "plan", "--model", str(checkpoint)])
+    words = ["edgemoe", "chat", "--model", str(checkpoint), "-p", "x", "-n", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
     assert main() == 0
     first, second, *rest = capsys.readouterr().err.splitlines()
     assert "tiny is used for the first time: its 387 KB of weights" in first
     assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in first
-    assert "about 0 min (assumed: 200 MB/s)" in second
+    assert re.fullmatch(
+        r"this takes about 0 min \(.*[KMG]B/s\); if interrupted, the next use resumes it", second
+    )
     announced = re.search(r"into a store of (\S+ KB) in", first)
     made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     headers = 2 * 4096 + 8192
@@ -45,6 +51,47 @@ def test_the_first_use_is_announced_and_the_second_is_not(
     assert any("converting" in line for line in rest)
     assert main() == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, tiny_store, tmp_path):
+    """`plan` reads headers: its numbers are those of the converted store, and nothing is written or announced."""
+    limits = ("-c", 64, "--vram-limit", "900KB", "--levels", "4/2", "--json")
+    code, out, err = run("plan", "-m", checkpoint, *limits)
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(run("plan", "-m", tiny_store, *limits)[1])
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == []
+
+
+def test_a_limit_too_small_is_refused_before_a_conversion(small_is_big, run, checkpoint, tmp_path):
+    """chat reads headers, names the smallest limit, and converts nothing."""
+    code, _, err = run("chat", "-m", checkpoint, "-p", "x", "--vram-limit", "1KB")
+    assert (code, err.startswith("edgemoe: expected --vram-limit ")) == (3, True)
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "--vram-limit", "1KB", "--prompt-tokens", 4, "--new-tokens", 2),
+        ("bench", "--ablation", "ours", "--vram-limit", "1KB"),
+        ("eval", "--tasks", "--vram-limit", "1KB"),
+    ],
+)
+def test_a_measurement_is_refused_before_a_conversion(small_is_big, run, checkpoint, tmp_path, command):
+    """bench and eval divide their limits by headers too."""
+    code, out, err = run(*command, "--model", checkpoint)
+    assert (code, out, err.startswith("edgemoe: expected --vram-limit ")) == (3, "", True)
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("command", [("chat", "-p", "x", "-m"), ("pull",)])
+def test_a_wrong_template_is_refused_before_a_conversion(run, checkpoint, tmp_path, command):
+    """A template that cannot be rendered is found by a small conversation, and nothing is converted."""
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    (copy / "chat_template.jinja").write_text("{{ raise_exception('only odd numbers of turns') }}")
+    code, _, err = run(*command, copy)
+    assert (code, "only odd numbers of turns" in err, err.count("\n")) == (2, True, 1)
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == []
 
 
 def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
@@ -68,7 +115,7 @@ def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, cap
     def convert(*args: object, **options: object) -> None:
         raise Converts
 
-    monkeypatch.setattr(stores, "convert_checkpoint", convert)
+    monkeypatch.setattr(stores, "convert", convert)
     monkeypatch.setattr(sys, "argv", ["edgemoe", *command, "--model", str(checkpoint)])
     with pytest.raises(Converts):
         main()
@@ -95,17 +142,34 @@ def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
     assert "model.gguf is used for the first time" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("rate", "minutes"), [(200_000_000, "5 min"), (50_000_000, "19 min")])
-def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, rate, minutes):
-    """57 GB of weights: the free disk of a directory that does not exist yet, and the duration at a rate."""
+@pytest.mark.parametrize(
+    ("disk", "download", "estimate"),
+    [
+        ((200e6, 1e9), False, "5 min (2 cores, 200 MB/s)"),
+        ((1e9, 100e6), False, "10 min (the disk reads 100 MB/s)"),
+        ((50e6, 1e9), False, "10 min (the disk writes 50 MB/s)"),
+        ((200e6, 1e9), True, "19 min (a download at 50 MB/s, which is assumed)"),
+        (None, False, "5 min (2 cores, 200 MB/s)"),
+    ],
+)
+def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, disk, download, estimate):
+    """57 GB of weights: the free disk of a directory that does not exist yet, and the duration of the slowest part."""
+
+    def measured(directory: Path, size: int) -> DiskSpeed:
+        if disk is None:
+            raise PermissionError(13, "Permission denied")
+        return DiskSpeed(*disk, direct=True)
+
+    monkeypatch.setattr(first_use, "measure_disk", measured)
+    monkeypatch.setattr(first_use, "cores", lambda: 2)
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
     opened = Checkpoint.open(checkpoint)
     monkeypatch.setattr(opened, "_weights", {"all": SimpleNamespace(nbytes=57_000_000_000)})
     monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
-    first_use.announce(opened, "big", tmp_path / "a" / "b", rate)
+    first_use.announce(opened, "big", tmp_path / "a" / "b", download=download)
     first, second = capsys.readouterr().err.splitlines()
     assert "57 GB of weights" in first
     assert "a store of 31 GB in" in first
-    assert f"{minutes} " in second
+    assert f"about {estimate}; " in second
     assert "(123 GB free)" in first

@@ -1,0 +1,87 @@
+"""The wheel: installed into a clean environment and run from another directory, it has the demo and the kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.e2e
+
+
+def clean_copy(target: Path) -> Path:
+    """Copies the files that git does not ignore, so that a build leaves nothing in the working tree."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("the files of a wheel are known only in a git checkout")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A new environment with the wheel, and the dependencies of this one, which are too large to download again."""
+    source = clean_copy(tmp_path / "source")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheels, venv = tmp_path / "wheels", tmp_path / "venv"
+    built = subprocess.run(
+        [*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    if built.returncode:
+        reason = built.stderr.strip().splitlines()[-1:]
+        if "No matching distribution" in built.stderr or "No module named pip" in built.stderr:
+            pytest.skip(f"no build tools: {reason}")  # they come from a package index
+        pytest.fail(built.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (wheel,) = wheels.iterdir()
+    into = ["--python", venv / "bin" / "python", "install", "--no-deps", wheel]
+    subprocess.run([*pip, *into], check=True, timeout=100)
+    (site,) = (venv / "lib").glob("python*/site-packages")
+    # A directory that a .pth file names is searched, but the .pth files in it, such as this checkout's, are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return venv
+
+
+def test_the_wheel_answers_in_another_directory(installed: Path, tmp_path: Path) -> None:
+    """The command loads its own packages from the wheel, with the compiled kernel, and the demo answers."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    ask = ["chat", "-p", "What is the capital of France?", "--json"]
+    done = subprocess.run(
+        [installed / "bin" / "edgemoe", *ask],
+        cwd=elsewhere,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in json.loads(done.stdout)["text"]
+    code = (
+        "import edgemoe, storage, edgemoe.kernels.native.library as library\n"
+        "print(edgemoe.__file__, storage.__file__, library.available(), sep='\\n')"
+    )
+    python = [installed / "bin" / "python", "-c", code]
+    shown = subprocess.run(python, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True)
+    *places, compiled = shown.stdout.splitlines()
+    assert [place for place in places if not Path(place).is_relative_to(installed)] == []
+    assert compiled == str(shutil.which("cc") is not None)
