@@ -14,7 +14,7 @@ def answer_line(answer: Answer, *, device: bool) -> str:
         device: VRAM is that of a GPU; without one all tiers are the machine's memory.
     """
     parts = [_speed(answer), _experts(answer, device), _bits(answer)]
-    parts += [format_part(answer.peak_vram_bytes, answer.vram_limit_bytes), _cut(answer)]
+    parts += [format_part(answer.peak_vram_bytes, answer.limit_bytes), _cut(answer)]
     return " · ".join(part for part in parts if part)
 
 
@@ -81,7 +81,7 @@ def stats_line(answer: Answer) -> str:
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
         f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
         f"levels {levels or '-'}{reused}{on_cpu}{retention}{_cost(answer)}, "
-        f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.vram_limit_bytes)} "
+        f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
 

@@ -8,11 +8,15 @@ from itertools import takewhile
 
 from edgemoe.api.model import Model
 from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.kv.sequence import SequenceKV
-from storage.errors import ContextExceeded, UserError
+from storage.errors import UserError
+
+_TAIL = 16
+"""Tokens of a prompt that may end in an opened reasoning."""
 
 
 class Conversation:
@@ -35,9 +39,13 @@ class Conversation:
         self._sampler = Sampler(model.sampling)
         self._system: list[Message] = []
         self._turns: list[Message] = []
+        self._left = 0
+        self.reasons = False
+        """Whether the prompt of the last turn has opened the model's reasoning."""
         self.set_system(system)
         self._sequence = sequence or model.engine.new_sequence()
         self._tokens: list[int] = []
+        self._prompt = 0, 0
 
     @property
     def sampling(self) -> Sampling:
@@ -57,6 +65,14 @@ class Conversation:
     def system(self) -> str | None:
         """The system message, or None."""
         return self._system[0]["content"] if self._system else None
+
+    def prompt_read(self) -> tuple[int, int]:
+        """Tokens of the running turn's prompt that are computed, and all of them, without the reused ones.
+
+        For any thread.
+        """
+        cached, tokens = self._prompt
+        return self._sequence.length - cached, tokens - cached
 
     def set_system(self, text: str | None) -> None:
         """Replaces the system message; None removes it.
@@ -79,61 +95,88 @@ class Conversation:
 
     def clear(self) -> None:
         """Removes every turn; a system message stays."""
-        self._turns = []
+        self._turns, self._left = [], 0
 
     def restore(self, messages: Sequence[Message]) -> int:
-        """Replaces all messages by saved ones; returns their length in tokens.
+        """Replaces all messages by saved ones; returns their length in tokens, which may exceed the context.
 
         Raises:
             UserError: the chat template refuses them.
-            ContextExceeded: they fill the context; with both counts.
         """
         length = len(encode_chat(self._tokenizer, messages)) if messages else 0
-        if length >= self._sequence.context:
-            raise ContextExceeded(
-                f"a conversation of fewer than {self._sequence.context} tokens, the context",
-                f"{length} tokens",
-                "start again with a larger --context",
-            )
+        self._left = 0
         self._system = [message for message in messages[:1] if message["role"] == "system"]
         self._turns = list(messages[len(self._system) :])
         return length
 
-    def ask(self, prompt: str, on_text: Callable[[str], None]) -> Answer:
-        """Answers one turn.
+    def ask(
+        self, prompt: str, on_text: Callable[[str], None], on_shift: Callable[[int], None] = lambda left: None
+    ) -> Answer:
+        """Answers one turn. Where the context is full, the oldest messages leave it until half of it is free.
 
         Args:
             prompt: the user's message.
             on_text: called with each piece of the answer.
+            on_shift: called with the number of messages that leave the context for this turn.
 
         Raises:
             ContextExceeded: with both counts.
             UserError, ModelRefused: the chat template refuses the conversation, or cannot be run.
         """
-        return self._answer([*self._turns, {"role": "user", "content": prompt}], on_text)
+        return self._answer([*self._turns, {"role": "user", "content": prompt}], on_text, on_shift)
 
-    def regenerate(self, on_text: Callable[[str], None]) -> Answer:
-        """Answers the last question again and replaces its answer.
+    def regenerate(
+        self, on_text: Callable[[str], None], on_shift: Callable[[int], None] = lambda left: None
+    ) -> Answer:
+        """Answers the last question again and replaces its answer; arguments as of ask.
 
         Raises:
             UserError: there is no answer yet.
         """
         if not self._turns:
             raise UserError("an answer to replace", "none: nothing has been answered yet", "enter a turn")
-        return self._answer(self._turns[:-1], on_text)
+        return self._answer(self._turns[:-1], on_text, on_shift)
 
-    def _answer(self, turns: list[Message], on_text: Callable[[str], None]) -> Answer:
+    def _answer(
+        self, turns: list[Message], on_text: Callable[[str], None], on_shift: Callable[[int], None]
+    ) -> Answer:
         start = time.perf_counter()
-        tokens = encode_chat(self._tokenizer, [*self._system, *turns])
+        tokens, left = self._fitting(turns)
+        if left > self._left:
+            on_shift(left - self._left)
+        self.reasons = self._tokenizer.decode(tokens[-_TAIL:]).rstrip().endswith(OPEN)
         cached = self._reuse(tokens)
+        self._prompt = cached, len(tokens)
         try:
             answer = self._model.answer(
                 tokens, self._sampler, start, on_text, sequence=self._sequence, cached=cached
             )
         finally:
             self._tokens = tokens[: self._sequence.length]
-        self._turns = [*turns, {"role": "assistant", "content": answer.text}]
+        self._turns, self._left = [*turns, {"role": "assistant", "content": answer.text}], left
         return answer
+
+    def _fitting(self, turns: list[Message]) -> tuple[list[int], int]:
+        """Encodes the turns that the context holds, with the system message.
+
+        Where an answer has less than a quarter of the context, or fewer than its most tokens, the oldest turns leave
+        until half of the context is free; the last question always stays.
+
+        Returns:
+            token ids, and the number of turns left out.
+        """
+        context = self._sequence.context
+        answer = min(self.sampling.max_new_tokens, context // 4)
+        questions = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
+        left = self._left if self._left in questions else 0
+        tokens = encode_chat(self._tokenizer, [*self._system, *turns[left:]])
+        if len(tokens) + answer > context:
+            for later in [i for i in questions if i > left]:
+                left = later
+                tokens = encode_chat(self._tokenizer, [*self._system, *turns[left:]])
+                if len(tokens) <= context // 2:
+                    break
+        return tokens, left
 
     def _reuse(self, tokens: list[int]) -> int:
         """Crops the sequence to its common prefix with `tokens`, at most all but one; returns the prefix's length."""

@@ -11,8 +11,10 @@ from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import COMPLETIONS, run_command
+from edgemoe.console.answer_text import DEFAULT_LOOK, Look
 from edgemoe.console.input import Turn, TurnSource, open_turns
 from edgemoe.engine.engine import Engine
+from edgemoe.models.introduction import Introduction
 from storage.errors import ContextExceeded, UserError
 
 
@@ -22,8 +24,10 @@ def run_chat(
     prompt: str | None,
     *,
     as_json: bool,
+    introduction: Introduction,
     stream: bool = False,
     stats: bool = False,
+    look: Look = DEFAULT_LOOK,
     answered: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers `prompt`, or every turn of stdin until its end or /exit.
@@ -36,7 +40,8 @@ def run_chat(
         conversation: answers the turns.
         prompt: the only turn; None: turns come from stdin.
         as_json: prints answers as JSON lines.
-        stream, stats: of Chat.
+        introduction: of the model, for the first screen at a terminal.
+        stream, stats, look: of Chat.
         answered: called after every answer.
 
     Raises:
@@ -45,10 +50,14 @@ def run_chat(
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
     interactive = prompt is None and sys.stdin.isatty()
-    chat = Chat(engine, conversation, as_json=as_json, stream=stream, stats=stats, answered=answered)
+    chat = Chat(
+        engine, conversation, as_json=as_json, stream=stream, stats=stats, look=look, answered=answered
+    )
     if prompt is not None:
         chat.ask(prompt)
         return
+    if interactive:
+        chat.say("\n".join(introduction.lines()))
     turns = open_turns(COMPLETIONS)
     with CtrlC(as_key=turns.reads_ctrl_c) if interactive else nullcontext() as ctrl_c:
         while True:

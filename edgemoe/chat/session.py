@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from edgemoe.chat.answer_lines import answer_line, stats_line
 from edgemoe.chat.conversation import Conversation
+from edgemoe.console.answer_text import DEFAULT_LOOK, AnswerText, Look, open_text
 from edgemoe.console.input import in_colour
-from edgemoe.console.printable import printable
+from edgemoe.console.prefill import prefilling
 from edgemoe.console.streams import require_text
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
@@ -42,6 +44,7 @@ class Chat:
         as_json: prints answers as JSON lines.
         stream: prints a JSON line for each piece of text too.
         stats: prints every figure after an answer, which /stats prints too, instead of a line for people.
+        look: of answers at a terminal.
         answered: called after every answer.
     """
 
@@ -53,10 +56,11 @@ class Chat:
         as_json: bool,
         stream: bool = False,
         stats: bool = False,
+        look: Look = DEFAULT_LOOK,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine, self.conversation, self._answered = engine, conversation, answered
-        self._as_json, self._stream_json, self._stats = as_json, stream, stats
+        self._as_json, self._stream_json, self._stats, self._look = as_json, stream, stats, look
         self.totals = Totals()
         self.last: Answer | None = None
         """The last answer."""
@@ -72,7 +76,7 @@ class Chat:
         require_text(prompt, "a turn")
         self.cancelled = None
         try:
-            self._show(self.conversation.ask(prompt, self._stream))
+            self._show(self._answered_by(partial(self.conversation.ask, prompt, on_shift=self._shifted)))
         except KeyboardInterrupt:
             self.cancelled = prompt
             raise
@@ -84,17 +88,40 @@ class Chat:
             return
         if self.conversation.sampling.temperature == 0 and self.conversation.messages:
             self.say("at temperature 0 the answer stays the same; /set temperature 0.7 changes that")
-        self._show(self.conversation.regenerate(self._stream))
+        self._show(self._answered_by(partial(self.conversation.regenerate, on_shift=self._shifted)))
 
     def say(self, text: str) -> None:
         """Prints a line for people on stderr."""
         print(text, file=sys.stderr, flush=True)
 
-    def _stream(self, piece: str) -> None:
-        if self._stream_json:
-            print(json.dumps({"delta": piece}), flush=True)
-        elif not self._as_json:
-            print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+    def _answered_by(self, answer: Callable[[Callable[[str], None]], Answer]) -> Answer:
+        """Streams an answer, below a line that shows how far its prompt is."""
+        text: AnswerText | None = None
+        with prefilling(self.conversation.prompt_read) as end:
+
+            def stream(piece: str) -> None:
+                nonlocal text
+                end()
+                if self._stream_json:
+                    print(json.dumps({"delta": piece}), flush=True)
+                elif not self._as_json:
+                    text = text or open_text(self._look, reasons=self.conversation.reasons)
+                    text.write(piece)
+
+            try:
+                return answer(stream)
+            finally:
+                end()
+                if text:
+                    text.close()
+                elif not self._as_json and sys.exc_info()[0] is None:
+                    print(flush=True)
+
+    def _shifted(self, messages: int) -> None:
+        self.say(
+            f"(the context is full: the oldest {messages} message{'' if messages == 1 else 's'} left it; "
+            "/save writes all of them)"
+        )
 
     def _show(self, answer: Answer) -> None:
         self.last = answer
@@ -103,6 +130,5 @@ class Chat:
         if self._as_json:
             print(json.dumps(answer.as_json()), flush=True)
             return
-        print(flush=True)
         cost = stats_line(answer) if self._stats else answer_line(answer, device=bool(self.engine.device))
         self.say(f"\x1b[2m{cost}\x1b[0m" if in_colour(sys.stderr) else cost)

@@ -9,13 +9,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from edgemoe.console.durations import parse_duration
-from edgemoe.engine.sampling import Sampling
+from edgemoe.engine.sampling import UNLIMITED, Sampling
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings, format_levels, parse_levels
 from prefetch.base import MODES
 from storage.errors import UserError
 
 SWITCH = ("on", "off")
+
+NONE = '""'
+"""The value of a setting that is off."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,11 @@ class Tuning:
             "speculate": run.speculate,
             "temperature": f"{sampling.temperature:g}",
             "top-p": f"{sampling.top_p:g}",
-            "max-new-tokens": str(sampling.max_new_tokens),
+            "top-k": str(sampling.top_k),
+            "min-p": f"{sampling.min_p:g}",
+            "repeat-penalty": f"{sampling.repetition_penalty:g}",
+            "stop": " ".join(sampling.stop_strings) or NONE,
+            "max-new-tokens": "-1" if sampling.max_new_tokens == UNLIMITED else str(sampling.max_new_tokens),
             "seed": str(sampling.seed),
         }
 
@@ -187,7 +194,20 @@ SETTINGS = {
     "top-p": Setting(
         "a fraction from 0.01 to 1", _sampling("top-p", float, lambda p: 0.01 <= p <= 1, random=True)
     ),
-    "max-new-tokens": Setting("a whole number from 1", _sampling("max-new-tokens", int, lambda n: n >= 1)),
+    "top-k": Setting("a whole number from 0", _sampling("top-k", int, lambda k: k >= 0, random=True)),
+    "min-p": Setting("a fraction up to 1", _sampling("min-p", float, lambda p: 0 <= p <= 1, random=True)),
+    "repeat-penalty": Setting(
+        "a number from 0.01 to 100", _sampling("repetition-penalty", float, lambda p: 0.01 <= p <= 100)
+    ),
+    "stop": Setting(
+        f"a text that ends an answer, or {NONE},",
+        _sampling("stop-strings", lambda text: () if text == NONE else (text,), lambda texts: True),
+        (NONE,),
+    ),
+    "max-new-tokens": Setting(
+        "a whole number from 1, or -1,",
+        _sampling("max-new-tokens", lambda n: UNLIMITED if n in ("0", "-1") else int(n), lambda n: n >= 1),
+    ),
     "seed": Setting("a whole number", _sampling("seed", int, lambda n: abs(n) < 1 << 63, random=True)),
 }
 """Every setting, by the name of its option."""

@@ -101,7 +101,7 @@ def _regen(chat: Chat, argument: str) -> None:
 
 def _set(chat: Chat, argument: str) -> None:
     now = Tuning(chat.engine.settings, chat.conversation.sampling)
-    words = argument.split()
+    words = argument.split(None, 1)
     if not words:
         for name, value in now.values().items():
             chat.say(f"  {name:<16}{value}")
@@ -154,7 +154,7 @@ def _mem(chat: Chat, argument: str) -> None:
     engine, plan = chat.engine, chat.engine.plan
     chat.say(plan.lines()[0])
     chat.say(
-        f"peak {format_size(engine.peak_bytes())} of {format_size(plan.vram_limit_bytes)}, "
+        f"peak {format_size(engine.peak_bytes())} of {format_size(plan.limit_bytes(engine.device))}, "
         f"whole process {format_size(peak_resident_bytes())}"
     )
     chat.say(_tier("VRAM", engine.vram, plan.vram_experts))

@@ -207,6 +207,7 @@ def _ctrl_c_after_enter(source: Input) -> bool:
 
 
 def _keys() -> KeyBindings:
+    from prompt_toolkit.filters import is_searching
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
@@ -215,7 +216,7 @@ def _keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    @keys.add("c-c")
+    @keys.add("c-c", filter=~is_searching)  # in a search of the history the editor's own Ctrl-C leaves it
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()

@@ -28,11 +28,15 @@ ANSWER = Answer(
     read_retries=0,
     peak_vram_bytes=2_700_000_000,
     peak_process_bytes=3_100_000_000,
-    vram_limit_bytes=3_000_000_000,
+    vram_limit_bytes=2_500_000_000,
+    limit_bytes=3_000_000_000,
     finish_reason="stop",
     batch=1.0,
     tokens=[],
     logprobs=None,
+    prompt_logprobs=None,
+    queue_s=0.0,
+    total_s=2.4,
 )
 
 SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"

@@ -78,6 +78,33 @@ def test_a_chat_at_a_terminal(options, tmp_path):
     assert roles[4] == ("user", "the fox\n/help")
 
 
+def test_the_first_screen_of_the_demo(tmp_path):
+    """Without --model a terminal shows the demo's name, how little it knows, three examples and /help."""
+    with Terminal(tmp_path, "chat") as terminal:
+        start = terminal.ready()
+        screen = start[start.index("edgemoe demo") :].splitlines()
+        assert "knows only a few things" in screen[0]
+        assert [line[:2] for line in screen[1:4]] == ["  "] * 3
+        assert screen[4].startswith("/help")
+        assert "The capital of France is Paris." in terminal.enter(screen[1].strip())
+        assert "g-a-r-d-e-n" in terminal.enter(screen[2].strip())
+        assert "17 + 25 = 42" in terminal.enter(screen[3].strip())
+        terminal.process.sendcontrol("d")
+        assert terminal.end()[0] == 0
+
+
+def test_the_first_screen_of_another_model(options, tmp_path):
+    """A model without an introduction is named as on the command line; a pipe shows none of it."""
+    with Terminal(tmp_path, *options) as terminal:
+        start = terminal.ready()
+        assert f"{options[2]}\r\n/help" in start
+        terminal.process.sendcontrol("d")
+        assert terminal.end()[0] == 0
+    command = [sys.executable, "-m", "edgemoe", *map(str, options)]
+    piped = subprocess.run(command, input="", env=environment(tmp_path), capture_output=True, text=True)
+    assert (piped.returncode, "/help" in piped.stderr + piped.stdout) == (0, False)
+
+
 def test_several_lines_and_other_programs_commands(options, tmp_path):
     """Alt-Enter and a trailing backslash make lines, /? and /bye are obeyed, and --continue goes on."""
     with Terminal(tmp_path, *options) as terminal:
@@ -112,6 +139,10 @@ def test_history_and_ctrl_c(options, tmp_path):
         assert "max-new-tokens  400" in terminal.enter("/set")
         assert "set: max-new-tokens 2" in terminal.enter("/set max-new-tokens 2")
         assert "2 tokens at" in terminal.enter("/regen")
+        assert "1 answers: 2 tokens" in terminal.enter("/stats")
+        terminal.process.send("\x12quick")
+        terminal.until("i-search.*quick")
+        terminal.process.sendcontrol("c")
         assert "1 answers: 2 tokens" in terminal.enter("/stats")
         terminal.process.sendcontrol("c")
         code, end = terminal.end()

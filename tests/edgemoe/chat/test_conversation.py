@@ -178,16 +178,47 @@ def test_a_template_without_system_messages(open_engine, tiny_store, template, m
     assert conversation.system is None
 
 
-def test_a_conversation_too_long_to_go_on_is_not_restored(converse):
-    """The message has both counts, and the messages stay unchanged."""
+def test_the_oldest_turns_leave_a_full_context(converse, tokenizer):
+    """Half the context is free then, the system message stays, and all messages are kept for /save."""
+    conversation, left = converse(system="be brief", context=256), []
+    for number in range(12):
+        before = sum(left)
+        answer = conversation.ask(f"{FIRST} {number}", lambda piece: None, left.append)
+        if sum(left) > before:
+            kept = conversation.messages[1:][sum(left) :]
+            fresh = converse(system="be brief", context=256)
+            fresh.restore([conversation.messages[0], *kept[:-2]])
+            want = ask(fresh, f"{FIRST} {number}")
+            assert (answer.prompt_tokens, answer.text) == (want.prompt_tokens, want.text)
+            assert answer.prompt_tokens <= 128
+        else:
+            assert answer.prompt_tokens + 5 <= 256
+    assert len(left) >= 2
+    assert all(each > 0 and each % 2 == 0 for each in left)
+    assert [m["content"] for m in conversation.messages[1::2]] == [f"{FIRST} {n}" for n in range(12)]
+    again = conversation.regenerate(lambda piece: None)
+    assert again.text == answer.text
+
+
+def test_a_conversation_longer_than_the_context_is_restored(converse):
+    """Its oldest turns leave at the next question."""
+    conversation, left = converse(), []
+    saved = [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
+    assert conversation.restore(saved) > 128
+    fresh = ask(converse(), FIRST)
+    assert conversation.ask(FIRST, lambda piece: None, left.append).text == fresh.text
+    assert (left, conversation.messages[:2]) == ([2], tuple(saved))
+    conversation.clear()
+    assert ask(conversation, FIRST).prompt_tokens == fresh.prompt_tokens
+
+
+@pytest.mark.parametrize(("opened", "reasons"), [("<think>\n", True), ("", False)])
+def test_a_template_may_open_the_reasoning(converse, monkeypatch, opened, reasons):
+    """Then the answer begins within it."""
     conversation = converse()
+    monkeypatch.setattr(conversation._tokenizer, "chat_template", "{{ messages[0].content }}\n" + opened)
     ask(conversation, FIRST)
-    before = conversation.messages
-    with pytest.raises(ContextExceeded, match=r"128 tokens, the context.*\d{3} tokens"):
-        conversation.restore(
-            [{"role": "user", "content": "x y " * 80}, {"role": "assistant", "content": "z"}]
-        )
-    assert conversation.messages == before
+    assert conversation.reasons == reasons
 
 
 def test_sampling_can_change_between_turns(converse):

@@ -23,6 +23,7 @@ from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.loop import _read_and_prefetch, run_chat
 from edgemoe.console.input import Turn
 from edgemoe.engine.sampling import Sampling
+from edgemoe.models.introduction import Introduction
 
 
 @pytest.fixture
@@ -151,7 +152,6 @@ def test_a_chat_prefetches_at_a_terminal(tiny_store, tmp_path) -> None:
 def test_a_pipe_is_read_without_prefetch(engine, monkeypatch) -> None:
     """The lines of a script are there already, and nothing is read for an empty one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    run_chat(
-        engine, Conversation(Model(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset()))), None, as_json=True
-    )
+    conversation = Conversation(Model(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())))
+    run_chat(engine, conversation, None, as_json=True, introduction=Introduction("tiny"))
     assert engine.vram.resident() == {}

@@ -6,7 +6,7 @@ import pytest
 
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.chat.slash_commands import COMMANDS, COMPLETIONS
-from edgemoe.engine.sampling import Sampling
+from edgemoe.engine.sampling import UNLIMITED, Sampling
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
@@ -35,7 +35,12 @@ SKIPPING = Tuning(RunSettings(levels=(4, 0)), MIXED.sampling)
         (MIXED, "temperature", "0", ("sampling", "temperature"), 0.0),
         (MIXED, "top-p", "0.5", ("sampling", "top_p"), 0.5),
         (MIXED, "seed", "-7", ("sampling", "seed"), -7),
+        (MIXED, "top-k", "0", ("sampling", "top_k"), 0),
+        (MIXED, "min-p", "0.05", ("sampling", "min_p"), 0.05),
+        (GREEDY, "repeat-penalty", "1.3", ("sampling", "repetition_penalty"), 1.3),
+        (GREEDY, "stop", "the end.", ("sampling", "stop_strings"), ("the end.",)),
         (GREEDY, "max-new-tokens", "1", ("sampling", "max_new_tokens"), 1),
+        (GREEDY, "max-new-tokens", "-1", ("sampling", "max_new_tokens"), UNLIMITED),
     ],
 )
 def test_one_setting_changes_and_no_other(now, name, value, where, want):
@@ -97,7 +102,11 @@ def test_heavy_hitters_need_an_importance_that_counts_them():
         (MIXED, "temperature", "inf", "'inf'"),
         (MIXED, "top-p", "0", "'0'"),
         (MIXED, "top-p", "1.5", "'1.5'"),
-        (MIXED, "max-new-tokens", "0", "'0'"),
+        (MIXED, "max-new-tokens", "-2", "'-2'"),
+        (GREEDY, "top-k", "5", "temperature 0"),
+        (MIXED, "top-k", "-1", "'-1'"),
+        (MIXED, "min-p", "2", "'2'"),
+        (MIXED, "repeat-penalty", "0", "'0'"),
         (MIXED, "max-new-tokens", "2.5", "'2.5'"),
         (MIXED, "seed", str(1 << 70), "a whole number for seed"),
         (MIXED, "temprature", "1", "id you mean /set temperature?"),
