@@ -27,6 +27,7 @@ from edgemoe.bench.quality import EvaluationRow, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Sample, take_sample
 from edgemoe.bench.summary import row_report
+from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.memory.plan import MemoryPlan
 from storage.errors import ContextExceeded, DoesNotFit
@@ -56,6 +57,7 @@ class BenchRequest:
         seed: of prompts.
         context: tokens; None: the prompt and the new tokens.
         warm_up: whether a run of the first row that is not counted comes first; False: the process has had one.
+        fill: before warm runs free memory is filled with experts, as chat does while its user types.
         notes: sentences for the report, such as the rows that are left out.
     """
 
@@ -70,6 +72,7 @@ class BenchRequest:
     seed: int = 0
     context: int | None = None
     warm_up: bool = True
+    fill: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -125,10 +128,10 @@ def require_valid(report: dict[str, Any]) -> None:
     """
     row = max(report["rows"], key=lambda row: (not row["valid"], row["peak_vram_bytes"]))
     if not row["valid"]:
-        limit, peak = row["vram_limit_bytes"], row["peak_vram_bytes"]
+        limit, peak = row["limit_bytes"], row["peak_vram_bytes"]
         raise DoesNotFit(
-            f"a peak of at most {limit} bytes in row {row['name']!r}, its limit",
-            f"{peak}: the row is not valid",
+            f"a peak of at most {format_size(limit)} in row {row['name']!r}, its limit",
+            f"{format_size(peak)}, {format_least(peak - limit)} more: the row is not valid",
             "report this as a bug of edgemoe, with the output above",
             minimum=peak,
         )
@@ -178,7 +181,9 @@ def _measure(
         for row, plan in planned[first:] + planned[:first]:
             notify(f"run {run + 1} of {request.runs}: {row.name}")
             for prompts in sets:
-                both = _cold_and_warm(store, row, plan, prompts.prompts[run], request.new_tokens)
+                both = _cold_and_warm(
+                    store, row, plan, prompts.prompts[run], request.new_tokens, fill=request.fill
+                )
                 for arm, sample in zip(ARMS, both, strict=True):
                     samples[row.name, prompts.source, arm].append(sample)
     probes.append(bandwidth.measure(store, levels))
@@ -186,9 +191,9 @@ def _measure(
 
 
 def _cold_and_warm(
-    store: StoreModel, row: BenchRow, plan: MemoryPlan, encode: Encode, new_tokens: int
+    store: StoreModel, row: BenchRow, plan: MemoryPlan, encode: Encode, new_tokens: int, *, fill: bool = False
 ) -> list[Sample]:
-    """Runs a prompt for every arm on one engine, which is opened for it and freed.
+    """Runs a prompt for every arm on one engine, which is opened for it and freed; `fill` as in BenchRequest.
 
     Prompt sets do not share an engine: eviction and look-ahead keep statistics even of evicted experts.
     """
@@ -196,7 +201,11 @@ def _cold_and_warm(
     with Engine(store, plan, row.settings) as engine:
         load_s = time.perf_counter() - started
         sequence = engine.new_sequence()
-        samples = [take_sample(engine, sequence, encode, new_tokens, load_s=load_s) for _ in ARMS]
+        samples = []
+        for arm in ARMS:
+            if fill and arm == "warm":
+                engine.fill()
+            samples.append(take_sample(engine, sequence, encode, new_tokens, load_s=load_s))
     # The engine's memory is freed now: the next engine or probe could not allocate beside it.
     del engine, sequence
     gc.collect()
@@ -226,7 +235,8 @@ def _conditions(
         "warm_up": "one run of the first row, not counted"
         if request.warm_up
         else "none: an earlier report had one",
-        "warm": "the same prompt again, right after the cold run",
+        "warm": "the same prompt again, "
+        + ("once free memory was filled from the disk" if request.fill else "right after the cold run"),
         "load_s": max(row["load_s"]["mean"] for row in rows),
         "peak_process_bytes": max(row["peak_process_bytes"] for row in rows),
         "bandwidth_probes": [dataclasses.asdict(probe) for probe in probes],

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from edgemoe.bench.prompts import Encode
+from edgemoe.console.prefill import prefilling
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Request, Scheduler
@@ -78,7 +79,9 @@ def take_sample(
     start = time.perf_counter()
     tokens = encode()
     encoded, request = time.perf_counter(), Request(tokens, greedy, start, sequence=sequence)
-    Scheduler(engine).run(request)
+    total = len(tokens)
+    with prefilling(lambda: (sequence.length, total)):
+        Scheduler(engine).run(request)
     trace = request.trace
     assert trace.tpot is not None
     return Sample(

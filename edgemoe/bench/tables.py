@@ -13,6 +13,7 @@ from typing import Any
 from edgemoe.bench.prompts import RANDOM
 from edgemoe.bench.summary import TIERS
 from edgemoe.console.sizes import format_size
+from edgemoe.console.width import fitted, markdown_tables
 
 Report = dict[str, Any]
 Row = dict[str, Any]
@@ -51,20 +52,29 @@ def times_and_bytes(rows: list[Row]) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """Returns a table each of times, memory and bytes, quality and look-ahead, then notes and conditions.
+    """Returns tables of times, memory and bytes, settings, quality and look-ahead, then notes and conditions.
 
     The milliseconds after "reached" are the bound's parts: dense weights, and the bytes of each tier.
     """
     rows, facts = report["rows"], report["environment"]
     batches = "batch" in rows[0]
-    parts = [_table(_BATCH, rows)] if batches else [times_and_bytes(rows), _table(_QUALITY, rows)]
+    parts = [_table(_BATCH, rows)] if batches else [times_and_bytes(rows), _table(_SETTING, rows)]
+    if any(row.get("quality") for row in rows):
+        parts.append(_table(_QUALITY, rows))
     if not batches and any(row["prefetch"] != "off" for row in rows):
         layers = [row | layer for row in rows for layer in row["lookahead"]["decode"]["layers"]]
         parts += [_table(_LOOKAHEAD, rows), _table(_LAYERS, layers)]
-    parts += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
+    parts += ["\n".join(fitted(f"- {note}") for note in facts["notes"])] if facts["notes"] else []
     shown = {name: value for name, value in facts.items() if name not in ("notes", "bandwidth_probes")}
-    parts.append("\n".join(f"- {name}: {json.dumps(value)}" for name, value in shown.items()))
+    parts.append("\n".join(fitted(f"- {name}: {_fact(name, value)}") for name, value in shown.items()))
     return "\n\n".join(parts)
+
+
+def _fact(name: str, value: object) -> str:
+    """A condition for people: sizes with their unit, seconds rounded, other values as JSON."""
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_size(value)
+    return f"{value:.3g} s" if name.endswith("_s") and isinstance(value, float) else json.dumps(value)
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {
@@ -113,11 +123,11 @@ _TIMES: list[Column] = [
     *_NAME,
     ("TTFT s", _number("ttft_s.mean", 3)),
     ("TPOT ms", _number("tpot_s.mean", 1, 1000)),
-    ("± std", _number("tpot_s.std", 1, 1000)),
-    ("n", _text("tpot_s.n")),
-    *[(f"ITL {p}", _number(f"itl_s.{p}", 1, 1000)) for p in ("p50", "p90", "p95", "p99")],
-    ("prefill tok/s", _number("prefill_tok_s", 1)),
     ("decode tok/s", _number("decode_tok_s", 2)),
+    ("± std ms", _number("tpot_s.std", 1, 1000)),
+    ("n", _text("tpot_s.n")),
+    *[(f"ITL {p} ms", _number(f"itl_s.{p}", 1, 1000)) for p in ("p50", "p90", "p95", "p99")],
+    ("prefill tok/s", _number("prefill_tok_s", 1)),
     ("bound ms", _number("bound_s", 1, 1000)),
     ("reached %", _number("fraction_of_bound", 0, 100)),
     *[(f"{part} ms", _number(f"bound_per_tier_s.{part}", 1, 1000)) for part in ("dense", *TIERS)],
@@ -132,18 +142,22 @@ _BYTES: list[Column] = [
     ("experts at 8/4/2/0", lambda row: "/".join(str(row["levels_used"][level]) for level in "8420")),
     ("reused", _text("experts_reused")),
     ("on the CPU", _text("experts_on_cpu")),
-    ("limit", _size("vram_limit_bytes")),
+    ("limit", _size("limit_bytes")),
     ("peak", _size("peak_vram_bytes")),
     ("process peak", _size("peak_process_bytes")),
 ]
 
-_QUALITY: list[Column] = [
+_SETTING: list[Column] = [
     *_NAME,
     ("setting", _text("setting")),
     ("prefetch", _text("prefetch")),
     ("eviction", _text("eviction")),
     ("bits a weight", _number("bits_per_weight_read", 2)),
     ("effective r", _number("effective_retention", 3)),
+]
+
+_QUALITY: list[Column] = [
+    *_NAME,
     ("quality of", lambda row: row["quality"]["setting"] if row["quality"] else "-"),
     ("perplexity", _quality("decode", "perplexity")),
     ("KL decode", _quality("decode", "kl")),
@@ -181,9 +195,9 @@ _BATCH: list[Column] = [
         for p in ("mean", "p99")
     ],
     ("TPOT ms", _number("tpot_s.mean", 1, 1000)),
-    *[(f"ITL {p}", _number(f"itl_s.{p}", 1, 1000)) for p in ("mean", "p99")],
-    ("tokens/s", _number("tokens_s", 2)),
     ("decode tok/s", _number("decode_tok_s", 2)),
+    *[(f"ITL {p} ms", _number(f"itl_s.{p}", 1, 1000)) for p in ("mean", "p99")],
+    ("tokens/s", _number("tokens_s", 2)),
     ("full steps tok/s", _number("full_tok_s", 2)),
     ("bound tok/s", _number("bound_tok_s", 2)),
     ("reached %", _number("fraction_of_bound", 0, 100)),
@@ -195,11 +209,12 @@ _BATCH: list[Column] = [
         for key, of in (("active", ""), ("active_paper", ", DynaExq"))
     ],
     ("peak", _size("peak_vram_bytes")),
-    ("limit", _size("vram_limit_bytes")),
+    ("limit", _size("limit_bytes")),
 ]
 
 
 def _table(columns: list[Column], rows: list[Row]) -> str:
-    lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows]
-    return "\n".join(lines)
+    keys = len(_NAME) if columns[: len(_NAME)] == _NAME else 1
+    return markdown_tables(
+        [title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], keys
+    )

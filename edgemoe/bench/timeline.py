@@ -212,12 +212,21 @@ class NothingPinned(PinnedExperts):
     def observe(self, observer: Observer) -> None:
         """Never calls `observer`."""
 
+    def observe_slower(self, observer: Observer) -> None:
+        """Never calls `observer`."""
+
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
         """No events: no expert is pinned."""
         return []
 
     def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
         """Counts nothing: without pins no layer runs without a request."""
+
+    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
+        """Counts nothing, as count_hits."""
+
+    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
+        """Marks nothing, as count_hits."""
 
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """Counts nothing: requests compare the predictions."""
@@ -279,6 +288,10 @@ class TimedSource(ExpertSource):
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Fills the source's free blocks."""
         self._source.fill(keys, levels, go_on)
+
+    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
+        """Passes experts to move to the source."""
+        self._source.promote(wanted)
 
     def release_pins(self) -> None:
         """Releases the source's pins."""

@@ -28,11 +28,11 @@ import xxhash
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.kernels.registry import compute
-from storage.dense import SCALE_SUFFIX, quantize_rows
+from storage.dense import quantize_rows
 from storage.errors import EdgemoeError, UserError
 from storage.header import tensor_bytes
 from storage.layout import LAYOUTS, Layout
-from storage.manifest import MANIFEST_NAME
+from storage.manifest import MANIFEST_NAME, SCALE_SUFFIX
 from storage.planes import Bytes
 from storage.writer import StoreWriter
 from tools.command_line import failed, make_parser

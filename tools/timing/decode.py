@@ -1,9 +1,10 @@
 """Times decode tokens under memory limits beside the same model with everything resident, in turn.
 
-    python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2] [--tokens 300]
+    python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2 4/2/0:3.3] [--tokens 300]
 
-Every engine decodes the same tokens of the text. The tokens before the last third warm the caches up; of the last
-third, blocks of tokens alternate between the engines, so that a change of the machine's speed meets all of them.
+Levels may have mean bits a weight behind a colon. Every engine decodes the same tokens of the text. The tokens before
+the last third warm the caches up; of the last third, blocks of tokens alternate between the engines, so that a change
+of the machine's speed meets all of them.
 """
 
 from __future__ import annotations
@@ -55,20 +56,29 @@ class Arm:
     def row(self, resident: Arm) -> str:
         """The row of the table; `resident` is the arm to compare with."""
         hits = self.counts.vram_hits / self.counts.requests
+        read = self.counts.ssd_bytes / len(self.seconds) / 1e6
         ratio = mean(self.seconds) / mean(resident.seconds)
         middle = median(self.seconds) / median(resident.seconds)
         times = f"{1000 * mean(self.seconds):.1f} | {1000 * median(self.seconds):.1f}"
-        return f"| {self.name} | {times} | {100 * hits:.2f} % | {ratio:.3f} | {middle:.3f} |"
+        return f"| {self.name} | {times} | {100 * hits:.2f} % | {read:.1f} | {ratio:.3f} | {middle:.3f} |"
+
+
+def settings_of(text: str) -> RunSettings:
+    """Settings for levels as on the command line: "4", "4/2", "4/2/0:3.3"."""
+    levels, _, bits = text.partition(":")
+    parsed = parse_levels(levels)
+    return RunSettings(
+        levels=parsed, bits=float(bits) if bits else None, exact=len(parsed) == 1, speculate="auto"
+    )
 
 
 def measure(
-    store: StoreModel, tokens: Sequence[int], levels: Sequence[int], limits: Sequence[int]
+    store: StoreModel, tokens: Sequence[int], rows: Sequence[RunSettings], limits: Sequence[int]
 ) -> list[Arm]:
-    """Decodes with everything resident and under each limit."""
-    exact = len(levels) == 1
-    settings = RunSettings(levels=tuple(levels), exact=exact, speculate="auto")
+    """Decodes with everything resident at the first settings, and with all settings under each limit."""
     arms = []
-    for limit in (None, *limits):
+    cases = [(rows[0], None), *((settings, limit) for limit in limits for settings in rows)]
+    for settings, limit in cases:
         plan = store.plan(vram_limit=limit, settings=settings, context=len(tokens) + 8)
         engine = Engine(store, plan, settings)
         engine.fill()
@@ -98,12 +108,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = StoreModel.open(given.store)
     text = given.text.read_text(encoding="utf-8")
     tokens = AutoTokenizer.from_pretrained(store.directory).encode(text)[: given.tokens]
+    rows = [settings_of(levels) for levels in given.levels]
+    arms = measure(store, tokens, rows, [parse_size(limit) for limit in given.limits])
     print(
-        "| | ms a token, mean | median | hits | mean × resident | median × resident |\n|---|---|---|---|---|---|"
+        "| | ms a token, mean | median | hits | MB from disk | mean × resident | median × resident |\n"
+        "|---|---|---|---|---|---|---|",
+        *(arm.row(arms[0]) for arm in arms),
+        sep="\n",
     )
-    for levels in given.levels:
-        arms = measure(store, tokens, parse_levels(levels), [parse_size(limit) for limit in given.limits])
-        print(*(arm.row(arms[0]) for arm in arms), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

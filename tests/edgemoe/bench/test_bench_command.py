@@ -25,6 +25,8 @@ def bench(tiny_store, capsys, monkeypatch):
     """Returns a function that runs the command on the tiny store: stdout."""
     monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+    # The process's own noise exceeds a limit below 1 MB.
+    monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command(epilog=EXAMPLES)(bench_command)
 
@@ -120,7 +122,7 @@ def test_wrong_options_are_refused_first(bench, monkeypatch, options, said):
 def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
     """Such a row is marked in the table, and the command ends with DoesNotFit after it has printed the report."""
     monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes + 1)
-    with pytest.raises(DoesNotFit, match="the row is not valid") as caught:
+    with pytest.raises(DoesNotFit, match="1B more: the row is not valid") as caught:
         bench(*SHORT)
     assert "INVALID: over its limit" in capsys.readouterr().out
     assert caught.value.exit_code == 3
