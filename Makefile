@@ -2,20 +2,20 @@
 #
 #   make help                                          print this list; so does make alone
 #   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]    talk to the demo model, a checkpoint or a store
+#   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, in OpenAI's interface
 #   make test [ARGS="-k planes"]                       run all tests
 #   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
 #   make check                                         format, lint, types, imports and all tests
-#   make install                                       make only .venv with the edgemoe command
+#   make install [TORCH_BUILD=cpu|cuda]                make only .venv with the edgemoe command
 
 VENV := .venv
 PYTHON = $(VENV)/bin/python
 # --quiet twice: pip prints errors only.
 PIP = $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 
-# The version that the CPU kernels are tested with, installed on machines without an NVIDIA driver. With a driver, torch
-# comes with edgemoe's dependencies, which bring the CUDA libraries.
-TORCH := torch==2.13.0
+# torch's build: cpu, cuda, or auto, which is cuda where there is an NVIDIA driver.
+TORCH_BUILD ?= auto
 
 # Two processes: tests are mostly Python, and what they compute takes two cores at once. ARGS="-n 0" runs one process.
 TESTS = $(PYTHON) -m pytest -n 2
@@ -24,7 +24,7 @@ CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: help chat test test-fast test-lowest check install
+.PHONY: help chat serve test test-fast test-lowest check install
 
 # The first target, for make alone. The list is the comment at the top of this file.
 help:
@@ -32,6 +32,9 @@ help:
 
 chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+serve: $(VENV)/.installed-serve
+	@$(PYTHON) -m edgemoe serve $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(TESTS) $(ARGS)
@@ -54,11 +57,17 @@ $(VENV)/.installed: pyproject.toml Makefile $(KERNELS)
 	$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.installed-serve: pyproject.toml Makefile $(KERNELS)
+	$(create-venv)
+	$(install-torch)
+	$(PIP) install --editable '.[serve]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-serve $@
 
 # pip always takes the newest versions; uv has a resolution to the lowest ones. torch is a build for CUDA here, as
 # the registry has no other of its lowest version: 7 GB on disk with its libraries.
@@ -89,10 +98,5 @@ exit 2
 endef
 
 define install-torch
-@echo "Installing into $(VENV); the first time this downloads several hundred megabytes"; \
-if [ -e /proc/driver/nvidia/version ] || nvidia-smi >/dev/null 2>&1; then \
-    echo "Found an NVIDIA driver: torch with CUDA comes with edgemoe's dependencies"; \
-else \
-    $(PIP) install $(TORCH); \
-fi
+@torch=$$($(PYTHON) tools/torch_build.py $(TORCH_BUILD)) && if [ -n "$$torch" ]; then $(PIP) install $$torch; fi
 endef
