@@ -86,11 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     random = Random(0)
     prompt = [random.randrange(3, vocabulary) for _ in range(given.prompt_tokens)]
-    request = {"prompt": prompt, "warm_up": [], "new_tokens": given.new_tokens, "threads": given.threads}
+    request = {"prompts": [prompt], "warm_up": [], "new_tokens": given.new_tokens, "threads": given.threads}
     context = open_context(model, request, None)
     load_s = time.perf_counter() - start
-    generate(context, vocabulary, prompt, 4)
-    times, _ = generate(context, vocabulary, prompt, given.new_tokens)
+    generate(context, vocabulary, [prompt], 4)
+    times, _ = generate(context, vocabulary, [prompt], given.new_tokens)
     gaps = sorted(after - before for before, after in itertools.pairwise(times))
     answer = {
         "cpu_layers": given.cpu_layers,

@@ -67,17 +67,18 @@ def counting(model: Any) -> list[list[int]]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serves one request."""
     torch.set_num_threads(request["threads"])
+    (prompt,) = request["prompts"]
     with tempfile.TemporaryDirectory(dir=Path(request["model"]).parent) as folder:
         started = time.perf_counter()
         model = load(request, folder)
         load_s = time.perf_counter() - started
         if request["popularity"]:
             counts = counting(model)
-            _, tokens = generate(model, request["prompt"], request["new_tokens"])
+            _, tokens = generate(model, prompt, request["new_tokens"])
             return {"counts": counts, "tokens": tokens}
         for warm_up in warm_ups(request):
             generate(model, warm_up, 2)
-        times, tokens = generate(model, request["prompt"], request["new_tokens"])
+        times, tokens = generate(model, prompt, request["new_tokens"])
     return {
         "load_s": load_s,
         "token_times": times,

@@ -7,7 +7,8 @@
 Every answer runs in its own process and its own memory cgroup, on --threads threads; the page cache counts against the
 limit and is dropped first (tools/peers/limited.py). The programs alternate. Both sides get the same token ids, another
 prompt each round: conversations of the demo's tasks, or a text, tokenized by the demo model's tokenizer, so that ids
-repeat as they do in text. Decoding is greedy and no token ends it.
+repeat as they do in text. Decoding is greedy and no token ends it. With --batch 8 eight prompts decode together; the
+times are of the steps that all of them share.
 
 Under a limit the runs are cold: the clock starts when the model is open. llama.cpp then has in memory whatever mapping
 the file left there, edgemoe whatever loading filled its free blocks with (a row such as 4-empty fills none). `load s`
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product, starmap
 from pathlib import Path
 
 import torch
@@ -42,6 +44,7 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed
+from tools.peers.edgemoe_child import most_tokens
 from tools.peers.limited import Controller, LimitError, find_controller
 from tools.peers.options import parse
 from tools.peers.popularity import as_table as popularity_table
@@ -65,8 +68,8 @@ class Comparison:
     Args:
         controller: where memory cgroups are made.
         programs: the peer first, then edgemoe's rows.
-        cases: limits and prompt lengths.
-        prompts: prompt length -> token ids for each round.
+        cases: limits, prompt lengths and batches.
+        prompts: prompt length -> token ids, of the largest batch for each round.
         experts: of an MoE layer.
         vocabulary: tokens that the model knows.
         options: the parsed command line.
@@ -94,15 +97,15 @@ class Comparison:
 
     def request(self, program: Program, case: Case, number: int, *, popularity: bool = False) -> Json:
         """The request for a child. Under a limit edgemoe and accelerate may use the limit less --beside."""
-        limit, length = case
-        prompt = self.prompts[length][number]
+        limit, most = case.limit, max(self.options.batch)
+        prompts = self.prompts[case.tokens][number * most :][: case.batch]
         random = torch.Generator().manual_seed(self.options.seed)
         warm_up = torch.randint(self.vocabulary, (WARM_UP_TOKENS,), generator=random).tolist()
         request: Json = {
             "model": str(program.model),
-            "prompt": prompt,
+            "prompts": prompts,
             "new_tokens": self.options.new_tokens,
-            "warm_up": [] if limit is not None or popularity else [warm_up, prompt],
+            "warm_up": [] if limit is not None or popularity else [warm_up, prompts[0]],
             "warm_up_s": WARM_UP_SECONDS,
             "threads": self.options.threads,
             "capped": limit is not None,
@@ -121,7 +124,7 @@ class Comparison:
 
     def count(self) -> None:
         """Counts the experts that the peer and edgemoe's first row choose, in an untimed, unlimited run of each."""
-        case = (None, max(self.prompts))
+        case = Case(None, max(self.prompts))
         for program in self.programs[:2]:
             outcome = self._child(program, case, self.request(program, case, 0, popularity=True))
             if "counts" in outcome.answer:
@@ -129,7 +132,7 @@ class Comparison:
 
     def _child(self, program: Program, case: Case, request: Json) -> Outcome:
         return run_child(
-            self.controller, case[0], program.command, request, keep_cache=self.options.keep_cache
+            self.controller, case.limit, program.command, request, keep_cache=self.options.keep_cache
         )
 
     def report(self, facts: Json) -> Json:
@@ -147,8 +150,7 @@ def measure(comparison: Comparison, facts: Json) -> None:
         left = (
             f", {(time.monotonic() - started) * (len(order) - done) / done / 60:.0f} min left" if done else ""
         )
-        where = f"limit {show_limit(case[0])}, {case[1]} tokens, round {number + 1}"
-        say(f"run {done + 1} of {len(order)}: {program.name}, {where}{left}")
+        say(f"run {done + 1} of {len(order)}: {program.name}, limit {case}, round {number + 1}{left}")
         comparison.run(program, case, number)
         last = comparison.runs[-1]
         say(
@@ -199,7 +201,9 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
         "peer": peer.name,
         "peer_model_bytes": sum(file.stat().st_size for file in files),
         "store_bytes": sum(file.stat().st_size for file in store.directory.iterdir()),
-        "limits_bytes": sorted({limit for limit, _ in comparison.cases if limit is not None}, reverse=True),
+        "limits_bytes": sorted(
+            {case.limit for case in comparison.cases if case.limit is not None}, reverse=True
+        ),
         "beside_bytes": options.beside,
         "prompts": f"{source}, by the demo model's tokenizer",
         "new_tokens": options.new_tokens,
@@ -216,12 +220,13 @@ def require_fit(
     Raises:
         DoesNotFit: a row cannot run in its --vram-limit.
     """
-    for limit, length in cases:
+    for limit, length, batch in cases:
         for program in programs:
             if limit is not None:
-                own, context = limit - options.beside, length + options.new_tokens
+                own, prompts = limit - options.beside, [[0] * length] * batch
+                context = length + most_tokens(prompts, options.new_tokens)
                 settings = run_settings(store.manifest.max_level, **(program.settings or {}))
-                store.plan(vram_limit=own, settings=settings, context=context)
+                store.plan(vram_limit=own, settings=settings, context=context, parallel=batch)
                 say(f"{program.name} inside {show_limit(limit)}: --vram-limit {format_size(own)}")
 
 
@@ -242,7 +247,9 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
     ]
     tokenizer = load_tokenizer(DEMO)
     sets = {
-        length: text_prompts(tokenizer, options.prompt_file, length, options.rounds, options.seed)
+        length: text_prompts(
+            tokenizer, options.prompt_file, length, options.rounds * max(options.batch), options.seed
+        )
         for length in options.prompt_tokens
     }
     prompts = {length: [encode() for encode in of.prompts] for length, of in sets.items()}
@@ -253,7 +260,7 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
             f"a vocabulary of {store.shape.vocab}",
             "use a model with a larger vocabulary",
         )
-    cases = [(limit, length) for limit in options.limits for length in options.prompt_tokens]
+    cases = list(starmap(Case, product(options.limits, options.prompt_tokens, options.batch)))
     require_fit(store, programs[1:], cases, options)
     controller = find_controller(Path("/proc/mounts").read_text())
     quality, left_out = load_quality(options.quality).of(store.manifest) if options.quality else ([], ())

@@ -2,8 +2,8 @@
 
 The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
 edgemoe.commands.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
-resident model; `fill` says whether loading ends with Engine.fill. The answer's `row` is a row of `edgemoe bench`'s
-report, with bandwidths probed after the engine is closed.
+resident model; `fill` says whether loading ends with Engine.fill. The answer's `row` has hit rates, bytes and the
+bound of the timed decode steps, as `edgemoe bench` computes them, with bandwidths probed after the engine is closed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ import transformers
 
 from edgemoe import __version__
 from edgemoe.bench import bandwidth
-from edgemoe.bench.rows import BenchRow
-from edgemoe.bench.sample import Sample, take_sample
-from edgemoe.bench.summary import row_report
+from edgemoe.bench.sample import Phase
+from edgemoe.bench.summary import decode_bound
 from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, Pace, Request, Scheduler
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
@@ -49,23 +50,31 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
     store = StoreModel.open(Path(request["model"]))
     settings = run_settings(store.manifest.max_level, **request["settings"])
-    longest = max(map(len, [request["prompt"], *request["warm_up"]]))
+    prompts = request["prompts"]
+    longest = max(map(len, [*prompts, *request["warm_up"]]))
     plan = store.plan(
-        vram_limit=request["vram_limit"], settings=settings, context=longest + request["new_tokens"]
+        vram_limit=request["vram_limit"],
+        settings=settings,
+        context=longest + most_tokens(prompts, request["new_tokens"]),
+        parallel=len(prompts),
     )
     counts, count = counting(store.shape.layers, store.shape.experts_per_layer)
-    sample = _run(store, plan, settings, request, count if request["popularity"] else None)
+    load_s, last = _run(store, plan, settings, request, count if request["popularity"] else None)
+    tokens = last.tokens[last.prompt :]
     gc.collect()
     if request["popularity"]:
-        return {"counts": counts, "tokens": sample.tokens, "setting": settings.name}
+        return {"counts": counts, "tokens": tokens, "setting": settings.name}
     measured = bandwidth.measure(store, set(settings.levels))
-    row = row_report(BenchRow(settings.name, settings), "cold", "given", [sample], store, plan, measured)
-    start = sample.ttft_s
+    trace = last.trace
+    assert trace.tpot is not None
+    decode = Phase(trace.decode, trace.decode_use)
+    bound = decode_bound(decode, trace.decode_steps, trace.tpot, store, measured.of_levels(settings.levels))
+    hits = {"vram": decode.counts.vram_hits / decode.counts.requests}
     return {
-        "load_s": sample.load_s,
-        "token_times": [start + sum(sample.itl_s[:i]) for i in range(len(sample.itl_s) + 1)],
-        "tokens": sample.tokens,
-        "row": {name: value for name, value in row.items() if name != "samples"},
+        "load_s": load_s,
+        "token_times": [each - trace.start for each in trace.token_times],
+        "tokens": tokens,
+        "row": {"hit_rate": hits, "vram_limit_bytes": plan.vram_limit_bytes, **bound},
         "bandwidth": dataclasses.asdict(measured),
         "plan": plan.as_json(),
         "versions": {
@@ -78,14 +87,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def most_tokens(prompts: list[list[int]], new_tokens: int) -> int:
+    """Most tokens of an answer when the last prompt's has `new_tokens`: a step more for each chunk between."""
+    return new_tokens + sum(math.ceil(len(prompt) / CHUNK_BESIDE_OTHERS) for prompt in prompts[1:])
+
+
 def _run(
     store: StoreModel,
     plan: MemoryPlan,
     settings: RunSettings,
     request: dict[str, Any],
     count: Callable[[int, torch.Tensor], None] | None,
-) -> Sample:
-    """Answers the warm-up prompts, two tokens each, then the request's prompt; returns the latter's sample."""
+) -> tuple[float, Request]:
+    """Answers the warm-up prompts, two tokens each, then the prompts; returns seconds to load, and the last request."""
     started = time.perf_counter()
     with Engine(store, plan, settings) as engine:
         if request["fill"]:
@@ -93,12 +107,27 @@ def _run(
         load_s = time.perf_counter() - started
         if count:
             engine.watch(count)
-        sequence = engine.new_sequence()
         for warm_up in warm_ups(request):
-            take_sample(engine, sequence, partial(list, warm_up), 2)
-        return take_sample(
-            engine, sequence, partial(list, request["prompt"]), request["new_tokens"], load_s=load_s
-        )
+            decode_together(engine, [warm_up], 2)
+        return load_s, decode_together(engine, request["prompts"], request["new_tokens"])
+
+
+def decode_together(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Request:
+    """Decodes greedily until the last prompt's answer has `new_tokens`, a token of every prompt in each of its steps.
+
+    Returns:
+        the last prompt's request, whose times and counts are those of the steps that all prompts share.
+    """
+    greedy = Sampling(0, 1, 0, 1, 0, most_tokens(prompts, new_tokens), frozenset())
+    scheduler = Scheduler(engine, Pace(every=1))
+    start = time.perf_counter()
+    requests = [Request(list(prompt), Sampler(greedy), start) for prompt in prompts]
+    for request in requests:
+        scheduler.submit(request)
+    last = requests[-1]
+    scheduler.wait(last, lambda: len(last.trace.token_times) == new_tokens)
+    scheduler.close()
+    return last
 
 
 if __name__ == "__main__":

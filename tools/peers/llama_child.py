@@ -98,10 +98,11 @@ def load_model(request: dict[str, Any]) -> Any:
 
 
 def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> Any:
-    """Opens a context for the longest prompt and the new tokens; returns its handle."""
+    """Opens a context of a sequence for each prompt, the longest and the new tokens each; returns its handle."""
     parameters = llama_cpp.llama_context_default_params()
-    longest = max(map(len, [request["prompt"], *request["warm_up"]]))
-    parameters.n_ctx = longest + request["new_tokens"]
+    longest = max(map(len, [*request["prompts"], *request["warm_up"]]))
+    parameters.n_seq_max = len(request["prompts"])
+    parameters.n_ctx = (longest + request["new_tokens"]) * parameters.n_seq_max
     parameters.n_batch = parameters.n_ubatch = BATCH
     parameters.n_threads = parameters.n_threads_batch = request["threads"]
     if counts:
@@ -113,26 +114,41 @@ def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> 
 
 
 def generate(
-    context: Any, vocabulary: int, prompt: list[int], new_tokens: int
+    context: Any, vocabulary: int, prompts: list[list[int]], new_tokens: int
 ) -> tuple[list[float], list[int]]:
-    """Decodes greedily: seconds from the start to each token, and the tokens' ids."""
+    """Runs one prompt after another, then decodes greedily, a token of each in a step.
+
+    Returns:
+        seconds from the start to the last prompt's first token and to the end of every step, and that prompt's tokens.
+    """
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    times: list[float] = []
-    tokens: list[int] = []
-    start = time.perf_counter()
-    rest = list(prompt)
-    while len(tokens) < new_tokens:
-        batch, rest = rest[:BATCH], rest[BATCH:]
-        array = (llama_cpp.llama_token * len(batch))(*batch)
-        if code := llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(batch))):
+    batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+
+    def step(rows: list[tuple[int, int, int]]) -> list[int]:
+        """Runs rows of (token, position, sequence); returns the likeliest next token of each sequence's last row."""
+        last = {sequence: i for i, (_, _, sequence) in enumerate(rows)}
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.seq_id[i][0] = token, position, sequence
+            batch.n_seq_id[i], batch.logits[i] = 1, last[sequence] == i
+        if code := llama_cpp.llama_decode(context, batch):
             raise SystemExit(f"expected 0 from llama_decode, got {code}: see llama.cpp's output")
-        if rest:
-            continue
-        logits = llama_cpp.llama_get_logits_ith(context, -1)
-        token = int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())
+        logits = (llama_cpp.llama_get_logits_ith(context, i) for i in last.values())
+        return [int(np.ctypeslib.as_array(each, (vocabulary,)).argmax()) for each in logits]
+
+    start = time.perf_counter()
+    following = []
+    for sequence, prompt in enumerate(prompts):
+        rows = [(token, position, sequence) for position, token in enumerate(prompt)]
+        chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        following.append([step(chunk) for chunk in chunks][-1][0])
+    times, tokens = [time.perf_counter() - start], [following[-1]]
+    while len(tokens) < new_tokens:
+        done = len(tokens) - 1
+        following = step([(token, len(prompts[i]) + done, i) for i, token in enumerate(following)])
         times.append(time.perf_counter() - start)
-        tokens.append(token)
-        rest = [token]
+        tokens.append(following[-1])
+    llama_cpp.llama_batch_free(batch)
     return times, tokens
 
 
@@ -146,8 +162,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     load_s = time.perf_counter() - started
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     for warm_up in warm_ups(request):
-        generate(context, vocabulary, warm_up, 2)
-    times, tokens = generate(context, vocabulary, request["prompt"], request["new_tokens"])
+        generate(context, vocabulary, [warm_up], 2)
+    times, tokens = generate(context, vocabulary, request["prompts"], request["new_tokens"])
     if counts:
         return {"counts": counts.as_rows(request["experts"]), "tokens": tokens}
     return {

@@ -56,6 +56,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     )
     add("--beside", type=parse_size, default=BESIDE_BYTES, help=BESIDE_HELP)
     add("--prompt-tokens", type=_list_of(positive), default=[64, 512], help="default: 64,512")
+    add("--batch", type=_list_of(positive), default=[1], help="prompts that decode together; default: 1")
     add("--prompt-file", type=Path, help="text to cut prompts from; default: conversations")
     add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--seed", type=int, default=0, help="of prompts")

@@ -57,7 +57,7 @@ def peer_program(options: argparse.Namespace) -> Program:
     """The program of --peer.
 
     Raises:
-        UserError: the peer is not installed, or its model is missing.
+        UserError: the peer is not installed, its model is missing, or it decodes one prompt at a time.
     """
     llama = options.peer == "llama.cpp"
     model, kind = (options.gguf, "--gguf") if llama else (options.checkpoint, "--checkpoint")
@@ -65,6 +65,8 @@ def peer_program(options: argparse.Namespace) -> Program:
         raise UserError(f"a model for {options.peer}", f"{kind} {model}", f"name one with {kind}")
     if not llama:
         require_module("accelerate")
+        if max(options.batch) > 1:
+            raise UserError("--batch 1 beside accelerate", f"{max(options.batch)}", "leave --batch out")
         return Program("accelerate", (sys.executable, "-m", "tools.peers.accelerate_child"), model)
     if options.llama_python is None:
         require_module("llama_cpp")

@@ -1,6 +1,7 @@
-"""Summarizes runs of several programs: a row for each program, limit and prompt length, with ratios of means.
+"""Summarizes runs of several programs: a row for each program, limit, prompt length and batch, with ratios of means.
 
-A ratio is the peer's mean time over the row's, so more than 1 is in edgemoe's favour. The bound is the bound of
+Where several prompts decode together TPOT is the time of a step, which decodes a token of each, and tok/s counts all of
+them. A ratio is the peer's mean time over the row's, so more than 1 is in edgemoe's favour. The bound is the bound of
 `edgemoe bench`, at the best bandwidths that any run probed: one slow probe does not lower it.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,30 @@ from edgemoe.policy.settings import RunSettings
 from tools.peers.run import Outcome
 
 Json = dict[str, Any]
-Case = tuple[int | None, int]
-"""(limit in bytes, prompt tokens)."""
+
+
+class Case(NamedTuple):
+    """Conditions of a run.
+
+    Args:
+        limit: bytes; None: unlimited.
+        tokens: of each prompt.
+        batch: prompts that decode together.
+    """
+
+    limit: int | None
+    tokens: int
+    batch: int = 1
+
+    def __str__(self) -> str:
+        """The case as text: "3 GB, 64 tokens", and the batch where it is more than one."""
+        batch = f", batch {self.batch}" if self.batch > 1 else ""
+        return f"{show_limit(self.limit)}, {self.tokens} tokens{batch}"
+
+    @classmethod
+    def of(cls, run: Json) -> Case:
+        """The case of a run, or of a row of runs."""
+        return cls(run["limit_bytes"], run["prompt_tokens"], run["batch"])
 
 
 def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
@@ -30,8 +53,9 @@ def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return {
         "name": name,
-        "limit_bytes": case[0],
-        "prompt_tokens": case[1],
+        "limit_bytes": case.limit,
+        "prompt_tokens": case.tokens,
+        "batch": case.batch,
         "round": round_number,
         "failure": outcome.failure,
         "ttft_s": times[0] if times else None,
@@ -57,7 +81,7 @@ def summarize(
     rates = best_rates(runs)
     groups: dict[tuple[str, Case], list[Json]] = {}
     for run in runs:
-        groups.setdefault((run["name"], (run["limit_bytes"], run["prompt_tokens"])), []).append(run)
+        groups.setdefault((run["name"], Case.of(run)), []).append(run)
     rows = {key: _row(key[0], key[1], group, rates) for key, group in groups.items()}
     for (name, case), row in rows.items():
         against = rows.get((peer, case))
@@ -78,13 +102,16 @@ def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]
     measured = [run["row"] for run in good if "row" in run]
     fractions = [reached(run, rates) for run in good if "row" in run]
     itl = summary([gap for run in good for gap in run["itl_s"]])
+    tpot = summary([run["tpot_s"] for run in good])
     return {
         "name": name,
-        "limit_bytes": case[0],
-        "prompt_tokens": case[1],
+        "limit_bytes": case.limit,
+        "prompt_tokens": case.tokens,
+        "batch": case.batch,
         "failed": len(runs) - len(good),
         "ttft_s": summary([run["ttft_s"] for run in good]),
-        "tpot_s": summary([run["tpot_s"] for run in good]),
+        "tpot_s": tpot,
+        "tok_s": case.batch / tpot["mean"] if tpot["mean"] else None,
         "itl_s": itl,
         "p99_over_median": itl["p99"] / itl["p50"] if itl["p99"] and itl["p50"] else None,
         "load_s": summary([run["load_s"] for run in good]),
@@ -137,12 +164,14 @@ def _kl(row: Json) -> str:
 COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
     ("limit", lambda row: show_limit(row["limit_bytes"])),
     ("prompt", lambda row: str(row["prompt_tokens"])),
+    ("batch", lambda row: str(row["batch"])),
     ("program", lambda row: str(row["name"])),
     ("runs", lambda row: f"{row['tpot_s']['n']}" + (f", {row['failed']} failed" if row["failed"] else "")),
     ("TTFT mean s", _number("ttft_s.mean", 2)),
     ("median", _number("ttft_s.p50", 2)),
     ("TPOT mean ms", _number("tpot_s.mean", 1, 1000)),
     ("median", _number("tpot_s.p50", 1, 1000)),
+    ("tok/s", _number("tok_s", 1)),
     ("ITL p50", _number("itl_s.p50", 1, 1000)),
     ("p99", _number("itl_s.p99", 1, 1000)),
     ("p99/p50", _number("p99_over_median", 2)),
@@ -162,9 +191,7 @@ def as_table(rows: Sequence[Json]) -> str:
     lines = ["| " + " | ".join(title for title, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += ["| " + " | ".join(cell(row) for _, cell in COLUMNS) + " |" for row in rows]
     failures = [
-        f"- {row['name']} at {show_limit(row['limit_bytes'])}, {row['prompt_tokens']} tokens: {failure}"
-        for row in rows
-        for failure in row["failures"]
+        f"- {row['name']} at {Case.of(row)}: {failure}" for row in rows for failure in row["failures"]
     ]
     return "\n".join(lines + (["", *failures] if failures else []))
 
@@ -174,7 +201,7 @@ def plot(rows: Sequence[Json], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 2 + 0.35 * len(rows)), layout="constrained")
-    names = [f"{show_limit(r['limit_bytes'])}, {r['prompt_tokens']}: {r['name']}" for r in rows]
+    names = [f"{Case.of(row)}: {row['name']}" for row in rows]
     panels = (
         ("TTFT, s", "ttft_s", "mean", 1),
         ("TPOT, ms", "tpot_s", "mean", 1000),

@@ -3,10 +3,12 @@
 The program is a child process with a small protocol: it reads one JSON object, the request, from stdin and prints one,
 the answer, as the last line of stdout.
 
-    request: model, prompt (token ids), new_tokens, warm_up (prompts to answer first, untimed, for warm_up_s seconds),
-             threads, capped, popularity (count instead of measuring), and fields of a single program
-    answer:  load_s, token_times (seconds from the prompt to each token), tokens (ids), versions, and fields of a
-             single program; with popularity: counts, [layer][expert] -> times chosen
+    request: model, prompts (token ids of each; all decode together), new_tokens, warm_up (prompts to answer first,
+             untimed, for warm_up_s seconds), threads, capped, popularity (count instead of measuring), and fields of
+             a single program
+    answer:  load_s, token_times (seconds from the start to the last prompt's first token, and to the end of each step
+             that decodes a token of every prompt), tokens (the last prompt's, ids), versions, and fields of a single
+             program; with popularity: counts, [layer][expert] -> times chosen
 
 The child starts to run once it is inside the cgroup and the kernel reports the limit as set. Page cache counts against
 the limit, so a program that maps its model has no more memory than one that reads it.

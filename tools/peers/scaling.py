@@ -33,7 +33,7 @@ from tools.command_line import failed, make_parser, positive, two_or_more
 from tools.peers.limited import Controller, LimitError, find_controller
 from tools.peers.options import BESIDE_BYTES, BESIDE_HELP
 from tools.peers.programs import edgemoe_program
-from tools.peers.report import Json, run_of
+from tools.peers.report import Case, Json, run_of
 from tools.peers.run import interrupt_on_signals, prove_enforced, run_child
 
 LEVEL = 4
@@ -98,7 +98,7 @@ def measure(controller: Controller, stores: Sequence[StoreModel], options: argpa
             limit, program = own + options.beside, edgemoe_program(str(LEVEL), store.directory)
             request: dict[str, Any] = {
                 "model": str(store.directory),
-                "prompt": encode(),
+                "prompts": [encode()],
                 "new_tokens": options.new_tokens,
                 "warm_up": [],
                 "threads": options.threads,
@@ -108,7 +108,7 @@ def measure(controller: Controller, stores: Sequence[StoreModel], options: argpa
                 "vram_limit": own,
             }
             outcome = run_child(controller, limit, program.command, request, keep_cache=options.keep_cache)
-            run = run_of(store.directory.name, (limit, options.prompt_tokens), number, outcome)
+            run = run_of(store.directory.name, Case(limit, options.prompt_tokens), number, outcome)
             if outcome.failure:
                 raise UserError(
                     f"{store.directory} to run inside {format_size(limit)}",

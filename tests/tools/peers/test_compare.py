@@ -18,12 +18,13 @@ import torch
 from cgroups import CGROUPS, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.step import Step
 from storage.errors import UserError
 from tools.checkout import ROOT, child_environment
 from tools.peers import compare, edgemoe_child, popularity, run
 from tools.peers.limited import Controller, LimitError, Usage, find_controller
 from tools.peers.programs import Program, edgemoe_program
-from tools.peers.report import as_table, reached, run_of, summarize
+from tools.peers.report import Case, as_table, reached, run_of, summarize
 from tools.peers.run import Outcome, prove_enforced, require_in_force, run_child
 from tools.synthetic import store as synthetic_store
 
@@ -100,13 +101,13 @@ def test_both_programs_run_under_the_limit(
     assert ours["row"]["vram_limit_bytes"] == 300_000_000
     assert 0 < ours["peak_bytes"] <= 900_000_000
     (measured,) = requests(tmp_path)
-    assert (measured["capped"], measured["omp"], len(measured["prompt"])) == (True, "1", 8)
+    assert (measured["capped"], measured["omp"], len(measured["prompts"][0])) == (True, "1", 8)
     assert any(path.startswith("/limited-") for path in measured["inside"])
     by_name = {row["name"]: row for row in report["rows"]}
     assert by_name["llama.cpp"]["ratio_tpot"] == 1
     assert by_name["exact 4"]["ratio_tpot"] == pytest.approx(2.0 / ours["tpot_s"])
     printed = capsys.readouterr()
-    assert "| 900 MB | 8 | exact 4 | 1 |" in printed.out
+    assert "| 900 MB | 8 | 1 | exact 4 | 1 |" in printed.out
     assert "--vram-limit 300 MB" in printed.err
     assert (tmp_path / "rows.png").stat().st_size > 0
 
@@ -128,7 +129,7 @@ def test_failed_run_gives_an_outcome_with_its_reason(
     assert failed.failure is not None
     assert message in failed.failure
     assert requests(tmp_path)[0]["omp"] == "1"
-    runs = [run_of("peer", (100, 8), 0, failed), run_of("ours", (100, 8), 0, outcome(1.0, 2.0))]
+    runs = [run_of("peer", Case(100, 8), 0, failed), run_of("ours", Case(100, 8), 0, outcome(1.0, 2.0))]
     peer, ours = summarize(runs, "peer", [], {})
     assert (peer["failed"], peer["tpot_s"]["n"], ours["ratio_tpot"]) == (1, 0, None)
     assert message in as_table([peer, ours])
@@ -197,7 +198,7 @@ def test_llama_child_starts_in_any_directory(tmp_path: Path, monkeypatch: pytest
     """The child imports its modules outside the repository, too, and reports a model that it cannot load."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"no GGUF")
-    request = {"model": str(tmp_path / "model.gguf"), "prompt": [1], "warm_up": [], "new_tokens": 2}
+    request = {"model": str(tmp_path / "model.gguf"), "prompts": [[1]], "warm_up": [], "new_tokens": 2}
     request |= {"threads": 1, "capped": False, "popularity": False, "experts": 8}
     done = start_child("tools.peers.llama_child", request)
     assert "model.gguf" in done.stderr
@@ -226,7 +227,7 @@ def test_child_finds_the_packages_in_any_directory(
         "vram_limit": None,
         "threads": 1,
     }
-    request |= {"new_tokens": 3, "prompt": list(range(8)), "warm_up": [], "popularity": True}
+    request |= {"new_tokens": 3, "prompts": [list(range(8))], "warm_up": [], "popularity": True}
     done = start_child(program.command[-1], request)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["tokens"]) == 3
@@ -272,7 +273,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     requested = []
 
     def child(controller: None, limit: int | None, command: object, request: Any, **_: Any) -> Outcome:
-        requested.append((limit, request["popularity"], request["warm_up"], len(request["prompt"])))
+        requested.append((limit, request["popularity"], request["warm_up"], len(request["prompts"][0])))
         answer = edgemoe_child.answer(request) if "settings" in request else {"counts": [[20]]}
         return outcome(**answer)
 
@@ -280,9 +281,9 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
-    options: Any = SimpleNamespace(seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
+    options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
     none: Any = None
-    comparison = compare.Comparison(none, programs, [(10**9, 8)], prompts, 8, 4096, options)
+    comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
     assert requested == [(None, True, [], 8)] * 2
     assert sorted(comparison.popularity) == ["exact 4", "peer"]
@@ -310,7 +311,7 @@ def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pyt
             "vram_limit": None,
             "threads": 1,
             "new_tokens": 3,
-            "prompt": list(range(8)),
+            "prompts": [list(range(8))],
             "warm_up": [],
         }
         assert len(edgemoe_child.answer(request | {"popularity": False})["tokens"]) == 3
@@ -323,11 +324,11 @@ def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pyt
 def test_ratios_are_of_means() -> None:
     """A ratio divides the means of two runs each, 6 s by 3 s, and is no mean of ratios; each case has its own peer."""
     runs = [
-        run_of("peer", (100, 8), 0, outcome(2.0, 5.0)),
-        run_of("peer", (100, 8), 1, outcome(4.0, 9.0)),
-        run_of("ours", (100, 8), 0, outcome(1.0, 2.0)),
-        run_of("ours", (100, 8), 1, outcome(1.0, 4.0)),
-        run_of("ours", (None, 8), 0, outcome(1.0, 4.0)),
+        run_of("peer", Case(100, 8), 0, outcome(2.0, 5.0)),
+        run_of("peer", Case(100, 8), 1, outcome(4.0, 9.0)),
+        run_of("ours", Case(100, 8), 0, outcome(1.0, 2.0)),
+        run_of("ours", Case(100, 8), 1, outcome(1.0, 4.0)),
+        run_of("ours", Case(None, 8), 0, outcome(1.0, 4.0)),
     ]
     _, ours, alone = summarize(runs, "peer", [], {})
     assert ours["ratio_tpot"] == pytest.approx(4.0 / 2.0)
@@ -335,8 +336,43 @@ def test_ratios_are_of_means() -> None:
     assert ours["tpot_s"]["p50"] == 2.0
     assert alone["ratio_tpot"] is None
     table = as_table([ours, alone]).splitlines()
-    assert table[2].startswith("| 100 B | 8 | ours | 2 | 1.00 | 1.00 | 2000.0 |")
-    assert table[3].startswith("| none | 8 | ours | 1 |")
+    assert table[2].startswith("| 100 B | 8 | 1 | ours | 2 | 1.00 | 1.00 | 2000.0 |")
+    assert table[3].startswith("| none | 8 | 1 | ours | 1 |")
+
+
+def test_a_step_of_several_prompts_counts_each_ones_token() -> None:
+    """A step of 4 prompts that takes 2 s is 2 tokens a second; batches are compared with the same batch alone."""
+    runs = [
+        run_of("peer", Case(None, 8), 0, outcome(1.0, 2.0)),
+        run_of("peer", Case(None, 8, 4), 0, outcome(1.0, 5.0)),
+        run_of("ours", Case(None, 8, 4), 0, outcome(1.0, 3.0)),
+    ]
+    _, peer, ours = summarize(runs, "peer", [], {})
+    assert (peer["tok_s"], ours["tok_s"], ours["ratio_tpot"]) == (1.0, 2.0, 2.0)
+    assert str(Case.of(ours)) == "none, 8 tokens, batch 4"
+
+
+@pytest.mark.e2e
+def test_prompts_decode_together(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every timed step decodes a token of each prompt; the last prompt's tokens are those that it has alone."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    program, steps = edgemoe_program("4", store), list[tuple[bool, int]]()
+    step = Engine.step
+
+    def counted(engine: Engine, of: Step, **options: Any) -> torch.Tensor:
+        steps.append((of.decodes, of.rows))
+        return step(engine, of, **options)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    prompts = [[1, 2, 3], list(range(200)), [7, 8, 9, 10]]
+    request = {"model": str(store), "settings": program.settings, "fill": True, "vram_limit": None}
+    request |= {"threads": 1, "new_tokens": 4, "warm_up": [], "popularity": False}
+    together = edgemoe_child.answer(request | {"prompts": prompts})
+    assert [rows for decodes, rows in steps if decodes][-3:] == [3, 3, 3]
+    assert together["row"]["bytes_per_token"]["vram"] > 0
+    alone = edgemoe_child.answer(request | {"prompts": prompts[-1:]})
+    assert together["tokens"] == alone["tokens"]
+    assert len(together["token_times"]) == len(alone["token_times"]) == 4
 
 
 def test_fraction_of_the_bound_uses_the_best_rates() -> None:
@@ -364,6 +400,7 @@ def test_popularity_of_two_programs() -> None:
     [
         (["--gguf", "nowhere.gguf"], "--gguf", 2),
         (["--peer", "accelerate"], "--checkpoint", 2),
+        (["--limits", "610MB", "--batch", "1,32"], "32 sequences", 3),
         (["--limits", "much"], "'much'", 2),
         (["--limits", "601MB"], "--vram-limit", 3),
         (["--json", "no/where.json"], "no/where.json", 2),

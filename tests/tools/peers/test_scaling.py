@@ -96,7 +96,7 @@ def test_two_stores_are_measured(
     requested = []
 
     def child(controller: None, limit: int, command: object, request: Any, *, keep_cache: bool) -> Outcome:
-        requested.append((Path(request["model"]).name, limit - request["vram_limit"], request["prompt"]))
+        requested.append((Path(request["model"]).name, limit - request["vram_limit"], *request["prompts"]))
         assert keep_cache
         return Outcome(edgemoe_child.answer(request), None, Usage(limit, limit, 0, 0))
 
