@@ -22,9 +22,6 @@ MODES = ("off", "base", "full", "auto", "critical")
 """What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate); the
 predicted level of the critical experts alone, which the caller chooses."""
 
-Split = Callable[[Sequence[int]], int]
-"""Levels of experts that DRAM has whole, the most important first -> how many of the last are left in DRAM."""
-
 SCAN_FRACTION = 0.5
 """Fraction of a layer's experts above which a prompt's request is part of a scan (docs/decisions/0016)."""
 
@@ -107,8 +104,8 @@ class ExpertSource(ABC):
     """
 
     @abstractmethod
-    def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Sets what the requests that follow read ahead (one of MODES) and leave in DRAM (None: nothing).
+    def configure(self, look_ahead: str) -> None:
+        """Sets what the requests that follow read ahead (one of MODES).
 
         Raises:
             ValueError: no such mode.
@@ -120,9 +117,8 @@ class ExpertSource(ABC):
     ) -> AbstractContextManager[Request]:
         """Brings the experts of `wanted` (key -> level, above 0).
 
-        Hits come first. An expert left in DRAM (Split) comes in a list of its own; its lease names its memory. A tier
-        of any size works as long as one expert fits: an expert without free blocks waits until leases end. Leaving the
-        context early (an error, Ctrl-C) waits for reads under way and leaves the tiers whole.
+        Hits come first. A tier of any size works as long as one expert fits: an expert without free blocks waits until
+        leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves the tiers whole.
 
         What was read ahead and is wanted is used, complete or not; what is not wanted and has not begun is cancelled.
 

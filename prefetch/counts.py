@@ -68,9 +68,7 @@ class TransferCounts:
     vram_hits: int = 0
     """Experts found in the VRAM tier at the requested level or above, experts read ahead in time included."""
     dram_hits: int = 0
-    """Experts that needed no disk read, but came from the DRAM tier, or were left there."""
-    left_below: int = 0
-    """Of these, experts left in DRAM, to be computed by the CPU."""
+    """Experts that needed no disk read, but came from the DRAM tier, or were read there."""
     requests: int = 0
     """Experts requested; level 0 is never requested."""
     levels: dict[int, int] = field(default_factory=dict)

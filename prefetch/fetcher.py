@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.base import Observer
 from cache.plane_tier import PlaneTier
-from prefetch.base import MODES, ExpertSource, PinnedExperts, Split
+from prefetch.base import MODES, ExpertSource, PinnedExperts
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
 from prefetch.lookahead_gate import LookaheadGate
@@ -77,14 +77,13 @@ class Fetcher(ExpertSource, PinnedExperts):
             vram, dram, path, form, reader, workers=workers, scan_workers=scan_workers, clock=clock
         )
         self._request: LayerRequest | None = None
-        self._split: Split | None = None
         self._speculation = Speculation(self._transfers, gate or LookaheadGate())
 
-    def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Sets what the requests that follow read ahead, at first nothing, and leave in DRAM."""
+    def configure(self, look_ahead: str) -> None:
+        """Sets what the requests that follow read ahead, at first nothing."""
         if look_ahead not in MODES:
             raise ValueError(f"expected a look-ahead mode of {', '.join(MODES)}, got {look_ahead!r}")
-        self._speculation.mode, self._split = look_ahead, split
+        self._speculation.mode = look_ahead
 
     @property
     def looks_ahead(self) -> bool:
@@ -110,7 +109,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         """
         if self._transfers.workers.closed:
             raise ValueError("expected an open fetcher, got a closed one")
-        self._request = LayerRequest(self._transfers, self._speculation, wanted, self._split, scan=scan)
+        self._request = LayerRequest(self._transfers, self._speculation, wanted, scan=scan)
         return self._request
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
@@ -173,13 +172,13 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._transfers.counts.of_layer(layer).compare(predicted, wanted)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
-        """Reads experts into free blocks, without predictions and without leaving any in DRAM.
+        """Reads experts into free blocks, without predictions.
 
         A prompt that follows evicts the experts that it does not want, of the last layers first. What is read when only
         `dram` has free blocks passes through the same few blocks of `vram`.
         """
         self.release_pins()
-        look_ahead, split = self._speculation.mode, self._split
+        look_ahead = self._speculation.mode
         self.configure("off")
         tried: list[ExpertKey] = []
         try:
@@ -192,7 +191,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         finally:
             self._vram.mark_evict_first(sorted(tried, reverse=True))
             self.take_counts()
-            self.configure(look_ahead, split)
+            self.configure(look_ahead)
 
     def _fill(
         self,
@@ -214,7 +213,7 @@ class Fetcher(ExpertSource, PinnedExperts):
                             break
 
     def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
-        """Copies experts from `dram` into `vram`, without predictions and without leaving any in DRAM."""
+        """Copies experts from `dram` into `vram`, without predictions."""
         self.release_pins()
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from cache.base import Lease
-from prefetch.base import Request, Split
+from prefetch.base import Request
 from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfers import Transfer, Transfers
@@ -27,7 +27,6 @@ class LayerRequest(Request):
         transfers: run the demands.
         speculation: the prediction that this request confirms or refutes.
         wanted: as ExpertSource.request.
-        split: which experts are left in DRAM; None: none.
         scan: as ExpertSource.request.
     """
 
@@ -36,20 +35,17 @@ class LayerRequest(Request):
         transfers: Transfers,
         speculation: Speculation,
         wanted: Mapping[ExpertKey, int],
-        split: Split | None = None,
         *,
         scan: bool = False,
     ) -> None:
         self._transfers, self._speculation, self._vram = transfers, speculation, transfers.vram
-        self._wanted, self._split, self._scan = wanted, split, scan
+        self._wanted, self._scan = wanted, scan
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
         self._arrived: list[Lease] = []
         self._missing: deque[ExpertKey] = deque()
         self._awaited: dict[ExpertKey, Transfer] = {}
         self._current: list[Lease] = []
-        self._in_dram: deque[Lease] = deque()
-        self._current_in_dram: Lease | None = None
         self._stopped = False
         self._brought: list[ExpertKey] = []
         """Of a scan, the experts that were not resident before they were predicted or requested."""
@@ -95,13 +91,11 @@ class LayerRequest(Request):
                 self._missing.append(key)
         if self._scan:
             self._brought = came + missing
-        if self._split:
-            self._leave_in_dram(self._split)
         self.advance()
 
     def __next__(self) -> list[Lease]:
-        """Hits, then arrivals; an expert left in DRAM comes as soon as nothing else is ready."""
-        if self._current or self._current_in_dram:
+        """Hits, then arrivals."""
+        if self._current:
             self._release_current()
             self.advance()
         while not self._stopped:
@@ -110,9 +104,6 @@ class LayerRequest(Request):
                 self._collect()
             if self._hits or self._arrived:
                 return self._ready()
-            if self._in_dram:
-                self._current_in_dram = self._in_dram.popleft()
-                return [self._current_in_dram]
             if not self._awaited and not self._missing:
                 break
             self.advance()
@@ -137,8 +128,6 @@ class LayerRequest(Request):
         self._release_current()
         self._vram.release(*self._hits, *self._arrived)
         self._hits, self._arrived = [], []
-        while self._in_dram:
-            self._release_dram(self._in_dram.popleft())
         if begun:
             self._end_begun(begun)
         if self._brought:
@@ -152,30 +141,6 @@ class LayerRequest(Request):
                 lease = self._end(transfer)
                 if lease:
                     self._vram.release(lease)
-
-    def _leave_in_dram(self, split: Split) -> None:
-        """Takes from the missing experts those that stay in DRAM: some of those that DRAM has whole.
-
-        They are not copied after their computation either: that copy would delay the demanded ones, now and in the next
-        layer. Requested again such an expert is missing again, and is copied unless it is left again.
-        """
-        dram, wanted = self._transfers.dram, self._wanted
-        if dram is None:
-            return
-        missing = set(self._missing)
-        movable = [
-            key
-            for key, level in wanted.items()
-            if key in missing and not self._vram.level_of(key) and dram.level_of(key) >= level
-        ]
-        left = split([wanted[key] for key in movable])
-        for key in movable[len(movable) - left :]:
-            lease = dram.acquire(key, wanted[key])
-            assert lease
-            self._in_dram.append(lease)
-            self._missing.remove(key)
-        self._transfers.counts.dram_hits += left
-        self._transfers.counts.left_below += left
 
     def _take_over(self, key: ExpertKey) -> bool:
         """Waits for a transfer ahead instead of reading its expert again. Returns False where it is read now.
@@ -244,13 +209,6 @@ class LayerRequest(Request):
                 self._transfers.path.computed()
             self._vram.release(*self._current)
             self._current = []
-        if self._current_in_dram:
-            self._release_dram(self._current_in_dram)
-            self._current_in_dram = None
-
-    def _release_dram(self, lease: Lease) -> None:
-        assert self._transfers.dram
-        self._transfers.dram.release(lease)
 
     def _start_alone(self) -> None:
         """Starts the first transfer where nothing is leased or under way, and still no block was free.

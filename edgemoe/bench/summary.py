@@ -101,7 +101,6 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},
         "cache": settings.cache,
         "prefetch": settings.speculate,
-        "cpu_experts": settings.cpu_experts,
         "in_place": settings.in_place,
         "eviction": settings.eviction if settings.cache else "none",
         "promotion": settings.promotion,
@@ -133,7 +132,6 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
         "hit_rate": {tier: n / counts.requests if counts.requests else None for tier, n in hits.items()},
         "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
         "experts_reused": use.reused,
-        "experts_on_cpu": counts.left_below,
         "bits_per_weight_read": mean_bits(use.scheduled),
         "effective_retention": fraction_at(use.scheduled, high),
     }

@@ -141,7 +141,6 @@ _BYTES: list[Column] = [
     *[(f"{tier.upper()} a second", _size(f"bandwidth.{tier}")) for tier in TIERS],
     ("experts at 8/4/2/0", lambda row: "/".join(str(row["levels_used"][level]) for level in "8420")),
     ("reused", _text("experts_reused")),
-    ("on the CPU", _text("experts_on_cpu")),
     ("limit", _size("limit_bytes")),
     ("peak", _size("peak_vram_bytes")),
     ("process peak", _size("peak_process_bytes")),

@@ -28,7 +28,7 @@ import torch
 from cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
-from prefetch.base import ExpertSource, PinnedExperts, Request, Split
+from prefetch.base import ExpertSource, PinnedExperts, Request
 from prefetch.counts import TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 from storage.device import Event
@@ -277,9 +277,9 @@ class TimedSource(ExpertSource):
         """Whether the source has a prediction that waits."""
         return self._source.predicting
 
-    def configure(self, look_ahead: str, split: Split | None = None) -> None:
-        """Sets the source's look-ahead and split."""
-        self._source.configure(look_ahead, split)
+    def configure(self, look_ahead: str) -> None:
+        """Sets the source's look-ahead."""
+        self._source.configure(look_ahead)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
         """Passes predicted experts to the source."""

@@ -70,7 +70,6 @@ def stats_line(answer: Answer) -> str:
     per_token = "-" if answer.ssd_bytes_per_token is None else f"{answer.ssd_bytes_per_token / 1e6:.1f}"
     levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
     reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
-    on_cpu = f", {answer.cpu_experts} experts on the CPU" if answer.cpu_experts else ""
     retried = f", {answer.read_retries} read retries" if answer.read_retries else ""
     retention = ""
     if answer.effective_retention is not None and answer.effective_retention < 1:
@@ -80,7 +79,7 @@ def stats_line(answer: Answer) -> str:
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
         f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{on_cpu}{retention}{_cost(answer)}, "
+        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )

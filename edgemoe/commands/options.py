@@ -205,12 +205,6 @@ class SettingOptions(LevelOptions):
         "the critical ones), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
-    cpu_experts: str | None = option(
-        "With --device cuda and --dram-limit: off moves every expert that VRAM lacks; auto computes some of them "
-        "in DRAM on the CPU, for each new token, if a measurement at the start finds that faster; never with "
-        "--exact. Default: auto.",
-        autocompletion=one_of("off", "auto"),
-    )
     in_place: str | None = option(
         "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
         "link; off copies each of them into VRAM first. Default: on.",
@@ -238,19 +232,12 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     if levels is None:
         levels, more = _automatic(max_level, rivals, fits=fits)
         chosen |= more
-    if exact and given.cpu_experts == "auto":
-        raise UserError(
-            f"results that do not depend on the contents of VRAM, for --exact {given.exact}",
-            "--cpu-experts auto",
-            "leave one of the two out",
-        )
     if len(levels) == 1:
         require_no_ranking(chosen, f"one level for all, {levels[0]}")
     if given.tpot_target is not None:
         chosen["tpot_target"] = parse_duration(given.tpot_target)
-    # The library's own default, in RunSettings, is off for both.
-    defaults = {"speculate": "auto", "cpu_experts": "off" if exact else "auto"}
-    settings = RunSettings(**defaults | chosen | {"levels": levels, "exact": exact})
+    # The library's own default, in RunSettings, is off.
+    settings = RunSettings(**{"speculate": "auto"} | chosen | {"levels": levels, "exact": exact})
     require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)

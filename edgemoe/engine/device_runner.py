@@ -1,4 +1,4 @@
-"""Runs one step through a model on a device, with some of its experts on the CPU where that pays."""
+"""Runs one step through a model on a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from edgemoe.engine.cpu_offload import CpuOffload
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.kv.step import Step, StepKV
@@ -22,23 +21,11 @@ class DeviceModelRunner(ModelRunner):
         model: of layers.build.
         runtime: of its experts.
         plan: whose limits an error names.
-        offload: computes experts of single tokens on the CPU; None: none are.
     """
 
-    def __init__(
-        self, model: Any, runtime: ExpertRuntime, plan: MemoryPlan, offload: CpuOffload | None
-    ) -> None:
+    def __init__(self, model: Any, runtime: ExpertRuntime, plan: MemoryPlan) -> None:
         super().__init__(model, runtime)
-        self._plan, self._offload = plan, offload
-
-    def run(self, step: Step, *, all_rows: bool) -> torch.Tensor:
-        """Runs a step, as ModelRunner.run; only a new token's step that is not exact computes experts on the CPU."""
-        settings = self._runtime.policy.settings
-        alone = step.decodes and step.rows == 1
-        offload = self._offload if alone and not settings.exact and settings.cpu_experts != "off" else None
-        self._runtime.dram_kernel = offload.kernel if offload else None
-        self._runtime.source.configure(settings.speculate, offload.split if offload else None)
-        return super().run(step, all_rows=all_rows)
+        self._plan = plan
 
     def _logits(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
         device = self._runtime.device

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 import torch
 
 from cache.budget import Budget
-from edgemoe.engine.cpu_offload import measure_offload
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
@@ -59,7 +58,7 @@ __all__ = ["Engine", "StoreModel"]
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
 
-FIXED = ("eviction", "promotion", "cache", "readers", "cpu_experts")
+FIXED = ("eviction", "promotion", "cache", "readers")
 """Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
@@ -116,7 +115,6 @@ class Engine:
             tiers = open_tiers(form, plan, settings, self.device)
             opened.callback(tiers.close)
             self.vram, self.dram = tiers.vram, tiers.dram
-            offload = measure_offload(store, model, plan, settings, tiers, wrap_kernel)
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
             fetcher = Fetcher(
@@ -139,7 +137,7 @@ class Engine:
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
                 self._runner = (
-                    DeviceModelRunner(self._model, self._runtime, plan, offload)
+                    DeviceModelRunner(self._model, self._runtime, plan)
                     if self.device
                     else ModelRunner(self._model, self._runtime, plan.parallel)
                 )
@@ -195,8 +193,8 @@ class Engine:
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or
-                cpu_experts differ: those need another engine.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
+                those need another engine.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})

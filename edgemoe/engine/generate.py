@@ -41,8 +41,6 @@ class Answer:
     """Experts computed at each level; at 0 the skipped ones."""
     reused: int
     """Of these, experts computed at more bits than scheduled, because their planes were resident."""
-    cpu_experts: int
-    """Of these, experts that the CPU computed from DRAM beside a device; 0 without a device."""
     effective_retention: float | None
     """Fraction of (token, expert) pairs scheduled at the highest level.
 
@@ -173,7 +171,6 @@ class Generation:
             ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
             levels={str(level): use.experts.get(level, 0) for level in LEVELS},
             reused=use.reused,
-            cpu_experts=both.left_below,
             effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
             bits=mean_bits(trace.decode_use.scheduled),
             predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,

@@ -79,7 +79,6 @@ class ExpertRuntime:
         use: counts the experts that were computed.
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
-        dram_kernel: computes experts that the source leaves in DRAM, on the CPU; None: in this step it leaves none.
         step: the state of the step that runs; set by the model runner.
     """
 
@@ -90,7 +89,6 @@ class ExpertRuntime:
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
-    dram_kernel: ExpertKernel | None = None
     step: StepKV = field(init=False)
 
 

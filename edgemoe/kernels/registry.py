@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.native import cuda_layout
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
@@ -74,16 +73,6 @@ def _device_kernels() -> list[Compute]:
     from edgemoe.kernels.triton.experts import TritonExpertKernel
 
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
-
-
-def beside_device(layout: Layout) -> KernelClass:
-    """The fastest CPU kernel for planes in a device's layout, which are not re-laid on their way to the device.
-
-    The compiled kernels read cpu-avx2-paired and cuda; for any other layout torch's operators dequantize in every call.
-    """
-    if native.available() and layout == cuda_layout.LAYOUT:
-        return cuda_layout.SlabExpertKernel
-    return NativeExpertKernel if native.available() and layout == native.LAYOUT else PlaneExpertKernel
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kernels.base import BATCH_ROWS
-from edgemoe.kernels.registry import beside_device, compute
+from edgemoe.kernels.registry import compute
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.machine.process import available_memory
@@ -75,8 +75,7 @@ class MemoryPlan:
     kv_bytes: int
     workspace_bytes: int
     staging_bytes: int
-    """RAM outside both limits: pinned buffers between disk and a device, and the scratch memory of the CPU kernel that
-    computes experts in DRAM."""
+    """RAM outside both limits: pinned buffers between disk and a device."""
     plane_bytes: int
     experts_resident: dict[str, int]
     """level -> experts that fit into plane_bytes, all of them at that level."""
@@ -155,7 +154,7 @@ def make_plan(
         form: of experts in this device's memory.
         vram_limit: bytes; None: as many as all experts at the highest level take, at most the free memory.
         dram_limit: bytes of the DRAM tier; 0: no DRAM tier.
-        settings: their levels, eviction, readers, cache and cpu_experts determine the plan.
+        settings: their levels, eviction, readers and cache determine the plan.
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
@@ -186,7 +185,7 @@ def make_plan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
         **fixed,
-        staging_bytes=_staging_bytes(settings, geometry, each, dram_limit, device) if device else 0,
+        staging_bytes=staging_buffers(settings) * each if device else 0,
         plane_bytes=planes,
         experts_resident={
             str(bits): min(planes // form.bytes_at(bits), shape.experts)
@@ -250,14 +249,6 @@ def _blocks(
     vram = count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)
     return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
-
-
-def _staging_bytes(
-    settings: RunSettings, geometry: RecordGeometry, each: int, dram_limit: int, device: Device
-) -> int:
-    computes = bool(dram_limit) and settings.cpu_experts != "off"
-    kernel = beside_device(compute(device.place).layout)
-    return staging_buffers(settings) * each + (kernel.scratch_bytes(geometry) if computes else 0)
 
 
 def staging_buffers(settings: RunSettings) -> int:

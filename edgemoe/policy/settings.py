@@ -21,9 +21,6 @@ CRITICAL = ("carry", "ceil")
 SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", "gate", "mix", "random")
 """What makes an expert important in prefill (importance.expert_importance)."""
 
-CPU_EXPERTS = ("off", "auto")
-"""What the CPU computes beside a device: nothing, or as many of the experts that are only in DRAM as pay."""
-
 IN_PLACE = ("on", "off")
 """Whether a device's kernels read experts that only DRAM has where they lie; if not, each is copied first."""
 
@@ -56,7 +53,6 @@ _CHOICES = {
     "promotion": PROMOTIONS,
     "scan": SCANS,
     "speculate": MODES,
-    "cpu_experts": CPU_EXPERTS,
     "in_place": IN_PLACE,
 }
 """Field of RunSettings -> its values."""
@@ -83,8 +79,6 @@ class RunSettings:
         promotion: one of PROMOTIONS.
         scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
-        cpu_experts: one of CPU_EXPERTS. With `exact`, "auto" equals "off": which experts the CPU computes depends on
-            limits.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
@@ -107,7 +101,6 @@ class RunSettings:
     promotion: str = "planes"
     scan: str = "on"
     speculate: str = "off"
-    cpu_experts: str = "off"
     in_place: str = "on"
     cache: bool = True
     readers: int = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -206,29 +206,6 @@ def test_a_prediction_ends_before_it(rig: type[Rig]) -> None:
     assert not r.fetcher.predicting
     assert len(r.vram.resident()) == 6
     r.whole()
-
-
-@pytest.fixture
-def device_rig() -> Iterator[DeviceRig]:
-    """A rig with all KEYS in DRAM and nothing in VRAM."""
-    r = DeviceRig(DoubleDevice(), 6, 6)
-    r.fetch(dict.fromkeys(KEYS, 4))
-    for key in KEYS:
-        r.vram.drop(key)
-    yield r
-    r.close()
-
-
-def test_no_expert_is_left_in_dram(device_rig: DeviceRig) -> None:
-    """The split is off during the fill, and in force again afterwards."""
-    r = device_rig
-    r.fetcher.configure("full", len)
-    fill(r, KEYS)
-    assert r.vram.resident() == dict.fromkeys(KEYS, 4)
-    for key in KEYS:
-        r.vram.drop(key)
-    r.fetch(dict.fromkeys(KEYS[:3], 4))
-    assert r.fetcher.take_counts().left_below == 3
 
 
 @pytest.mark.parametrize("on_device", [False, True])

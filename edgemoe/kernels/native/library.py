@@ -44,7 +44,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
-    "edgemoe_slab_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""
 

@@ -116,16 +116,6 @@ class OuterLayers(ctypes.Structure):
     ]
 
 
-class SlabMatrix(ctypes.Structure):
-    """`slab_matrix` of csrc/experts/gemv_cuda_layout.c: a quantized matrix of one expert in layout cuda."""
-
-    _fields_ = [
-        *_fields(_INT, "rows cols group"),
-        *_fields(_POINTER, "parameters base d4 even odd"),
-        ("level", _INT),
-    ]
-
-
 SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers),
@@ -140,10 +130,9 @@ def check_sizes(library: ctypes.CDLL) -> None:
         AssertionError: they differ; the library was not built from these sources.
     """
     compiled = [*(ctypes.c_int64 * len(SIZES)).in_dll(library, "edgemoe_sizes")]
-    compiled.append(ctypes.c_int64.in_dll(library, "edgemoe_slab_size").value)
     differing = [
         f"{kind.__name__}: expected {size} bytes, got {ctypes.sizeof(kind)}"
-        for kind, size in zip((*SIZES, SlabMatrix), compiled, strict=True)
+        for kind, size in zip(SIZES, compiled, strict=True)
         if ctypes.sizeof(kind) != size
     ]
     assert not differing, differing

@@ -173,14 +173,8 @@ class GraphDecode:
             if self._looks_ahead(layer):
                 experts.read_ahead([following])
             for leases in request:
-                if leases[0].device == self._device.name:
-                    self._launch([(x.key, wanted[x.key], self._items(x)) for x in leases], places)
-                    launched = True
-                else:
-                    (lease,) = leases
-                    (hidden,) = self._device.to_host([self._memory.normed[None]])
-                    row = experts.in_dram(lease, wanted[lease.key], hidden)[0]
-                    self._memory.rows[places[lease.key]].copy_(row, non_blocking=True)
+                self._launch([(x.key, wanted[x.key], self._items(x)) for x in leases], places)
+                launched = True
         if not launched:
             self._launch([], places)
 

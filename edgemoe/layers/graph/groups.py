@@ -95,9 +95,8 @@ class GraphGroups:
 
     def takes(self, layer: int) -> bool:
         """Whether the group of a layer is tried in this step."""
-        runtime = self._runtime
-        settings = runtime.policy.settings
-        usable = settings.in_place == "on" and settings.cache and runtime.dram_kernel is None
+        settings = self._runtime.policy.settings
+        usable = settings.in_place == "on" and settings.cache
         return usable and not self._rest[layer // GROUP] and bool(self.places.levels[1].any())
 
     def of(self, layer: int) -> range:

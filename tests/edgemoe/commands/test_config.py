@@ -18,7 +18,7 @@ from edgemoe.cli import app
 from edgemoe.commands.config_file import options_of, variable
 from edgemoe.evaluate.studies import STUDIES
 from edgemoe.machine.devices import DEVICES
-from edgemoe.policy.settings import CPU_EXPERTS, CRITICAL, DEPTHS, IN_PLACE, SIGNALS
+from edgemoe.policy.settings import CRITICAL, DEPTHS, IN_PLACE, SIGNALS
 from prefetch.base import MODES
 from storage.layout import LAYOUTS
 
@@ -193,7 +193,6 @@ def test_completed_values_are_those_of_the_program():
         "importance": SIGNALS,
         "speculate": MODES,
         "eviction": POLICIES,
-        "cpu-experts": CPU_EXPERTS,
         "in-place": IN_PLACE,
         "device": DEVICES,
         "layout": ("auto", *LAYOUTS),

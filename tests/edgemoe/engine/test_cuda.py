@@ -210,30 +210,6 @@ def test_captured_launches_answer_as_modules_do(open_on, experts_only, monkeypat
     assert (got - want).norm() < ROUNDING * want.norm()
 
 
-@pytest.mark.parametrize("level", [8, 4])
-def test_the_cpu_computes_beside_the_gpu(open_on, monkeypatch, level):
-    """With every DRAM hit computed on the CPU, logits are the same but for rounding."""
-    from edgemoe.engine import cpu_offload
-    from edgemoe.engine.cpu_offload import Pace
-
-    want = logits(open_on(levels=(level,), exact=False))
-    monkeypatch.setattr(cpu_offload, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
-    engine = open_on(3, 16, levels=(level,), exact=False, cpu_experts="auto")
-    got = logits(engine)
-    assert engine.take_counts().left_below > 0
-    assert (got - want).norm() < ROUNDING * want.norm()
-
-
-def test_both_speeds_are_measured_on_a_gpu(open_on):
-    """Every measured time is above 0, and computing on the CPU is chosen only where it pays."""
-    engine = open_on(3, 16, exact=False, cpu_experts="auto")
-    offload = engine._runner._offload
-    if offload is not None:
-        paces = offload.paces.values()
-        assert all(min(pace.computed, pace.moved, pace.moved_alone) > 0 for pace in paces)
-        assert offload.pays_for(engine.shape.top_k)
-
-
 def test_the_drivers_count_stays_within_the_limit(open_on):
     """After prompts and many steps, all of the process's memory on the GPU is within --vram-limit."""
     engine = open_on(4, 8)

@@ -83,14 +83,3 @@ def test_a_size_that_differs_is_named(monkeypatch, at):
     monkeypatch.setattr(structures, "SIZES", tuple(sizes))
     with pytest.raises(AssertionError, match=rf"Longer: expected {ctypes.sizeof(kind)} bytes, got \d+"):
         check_sizes(native.library())
-
-
-def test_a_slab_of_another_size_is_named(monkeypatch):
-    """The structure of layout cuda is checked too."""
-
-    class Shorter(ctypes.Structure):
-        _fields_ = structures.SlabMatrix._fields_[:-1]
-
-    monkeypatch.setattr(structures, "SlabMatrix", Shorter)
-    with pytest.raises(AssertionError, match="Shorter"):
-        check_sizes(native.library())

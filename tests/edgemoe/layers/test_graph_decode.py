@@ -17,8 +17,6 @@ from engine_rig import limited
 from family_models import random_model, save
 from interpreter import round_like_a_gpu
 
-from edgemoe.engine import cpu_offload
-from edgemoe.engine.cpu_offload import Pace
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.triton import attention, dense
@@ -147,20 +145,6 @@ def test_a_new_token_is_computed_as_by_modules(open_on, modules, name):
 def test_other_families_are_computed_as_by_modules(open_on, modules, store):
     """Norms over all heads, windows, biases and 8-bit dense weights, with misses of every kind."""
     require_equal_answers(open_on, modules, experts=5, dram_experts=4)
-
-
-def test_the_cpu_computes_what_dram_has(open_on, modules, monkeypatch):
-    """With every DRAM hit computed on the CPU, logits and counts are those of modules beside a CPU."""
-    monkeypatch.setattr(cpu_offload, "measure_pace", lambda *_: Pace(1e-9, 1.0, 1.0))
-    how = {"levels": (4,), "exact": False, "cpu_experts": "auto"}
-    found = []
-    for _ in range(2):
-        engine = open_on(3, 16, **how)
-        found.append(logits(engine))
-        assert engine.take_counts().left_below > 0
-        modules()
-    got, want = found
-    assert (got - want).norm() < 0.03 * want.norm()
 
 
 def test_limits_do_not_change_a_bit(open_on):

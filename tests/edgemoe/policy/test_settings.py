@@ -36,7 +36,6 @@ def test_wrong_levels_are_refused(text):
         ({"critical": "floor"}, "'floor'"),
         ({"eviction": "fifo"}, "'fifo'"),
         ({"speculate": "always"}, "'always'"),
-        ({"cpu_experts": "on"}, "'on'"),
         ({"levels": (2, 4)}, "'2/4'"),
     ],
 )
@@ -48,16 +47,13 @@ def test_settings_out_of_range_are_refused(change, found):
 
 
 def test_options_that_exclude_each_other_are_refused():
-    """--exact with --levels, with experts on the CPU or with a retention; a level that does not exist."""
+    """--exact with --levels or with a retention; a level that does not exist."""
     with pytest.raises(UserError, match="--exact"):
         run_settings(8, exact=4, levels="4/2")
     with pytest.raises(UserError, match="--levels 4/2"):
         run_settings(8, exact=4, retention=0.75)
     with pytest.raises(UserError, match="level"):
         run_settings(8, exact=3)
-    with pytest.raises(UserError, match="--exact 4"):
-        run_settings(8, exact=4, cpu_experts="auto")
-    assert run_settings(8, exact=4, cpu_experts="off").cpu_experts == "off"
     with pytest.raises(UserError, match="''"):
         run_settings(8, levels="")
 
@@ -112,7 +108,7 @@ def test_levels_alone_are_a_schedule():
 
 def test_defaults_are_the_stores_highest_level():
     """Without options: one level, better planes are used, and look-ahead runs as far as it pays."""
-    assert run_settings(4) == RunSettings(levels=(4,), speculate="auto", cpu_experts="auto")
+    assert run_settings(4) == RunSettings(levels=(4,), speculate="auto")
     assert run_settings(8, exact=4, speculate="off") == RunSettings(levels=(4,), exact=True)
     assert run_settings(8, levels="4/2", retention=0.9).name == "4/2 r 0.9"
     assert RunSettings.uniform(4).name == "exact 4"
