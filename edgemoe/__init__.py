@@ -132,7 +132,7 @@ def load(
         DoesNotFit: a limit is too small; `minimum` is the smallest that works.
         DamagedData: the store is damaged.
     """
-    from edgemoe.commands.options import DEMO, demo_by_name
+    from edgemoe.commands.options import DEMO, demo_by_name, require_several
     from edgemoe.commands.options import run_settings as chosen
     from edgemoe.models.open import open_store
 
@@ -149,6 +149,7 @@ def load(
         keep_source=keep_source,
         shrink=True,
     )
+    require_several(run, parallel, "parallel=8")
     from edgemoe.machine.model_code import without_compiler
 
     with without_compiler():

@@ -285,6 +285,7 @@ def _row(
             ]
             for name in ("prefill", "decode")
         },
+        "lynx": run.decode.use.agreement if settings.remapping else None,
         "active_paper": {
             name: of[PAPER_BATCHES.index(batch)] if batch in PAPER_BATCHES else None
             for name, of in PAPER_ACTIVE.items()

@@ -112,7 +112,8 @@ def bench_command(
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     # Settings that exclude each other are refused before a long conversion.
     if wanted.ablation is None:
-        options.run_settings(8, **vars(chosen))
+        run = options.run_settings(8, **vars(chosen))
+        options.require_several(run, 2 if batches.batch else 1, "--batch 8")
     else:
         _ablation(wanted.ablation, 8, chosen)
     choose = partial(options.run_settings, **vars(chosen))
@@ -206,6 +207,8 @@ def _ablation(
             ", ".join(own),
             "leave that out, or measure one setting without --ablation",
         )
+    if options.take_remapping(given):
+        raise UserError("one sequence at a time, for --ablation", "--lynx", "leave one of the two out")
     options.require_one_mean(given)
     rows, notes = ablation_rows(ablation, max_level, given)
     skipping = next(row.settings for row in rows if 0 in row.settings.levels)

@@ -65,10 +65,13 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows beside the table: signals, depth, critical or skipping; layers (of --reference, one at 2 bits, the rest "
+        "Rows beside the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
+        "agree on experts); layers (of --reference, one at 2 bits, the rest "
         "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
         "inputs). Repeat for more.",
-        autocompletion=one_of("signals", "depth", "critical", "skipping", "layers", "routing", "similarity"),
+        autocompletion=one_of(
+            "signals", "depth", "critical", "skipping", "lynx", "layers", "routing", "similarity"
+        ),
     )
     reuse: bool = option(
         "Mixed settings once more, with higher planes used where they are resident; "

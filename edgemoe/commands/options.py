@@ -17,6 +17,7 @@ from storage.base import LEVELS
 from storage.errors import UserError
 
 if TYPE_CHECKING:
+    from edgemoe.policy.remapping import Remapping
     from edgemoe.policy.settings import RunSettings
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -205,6 +206,17 @@ class SettingOptions(LevelOptions):
         "the critical ones), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
+    lynx: bool = option(
+        "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
+        "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
+        False,
+    )
+    lynx_alpha: float | None = option(
+        "With --lynx: how finely scores count as different; a bin is 1/alpha of a logit wide. Default: 2."
+    )
+    lynx_beta: int | None = option(
+        "With --lynx: bins below the best expert's, 1 to 8; the last has all lower scores. Default: 4."
+    )
     in_place: str | None = option(
         "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
         "link; off copies each of them into VRAM first. Default: on.",
@@ -228,6 +240,7 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     given = SettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
+    remapping = take_remapping(chosen)
     rivals = require_one_mean(chosen)
     if levels is None:
         levels, more = _automatic(max_level, rivals, fits=fits)
@@ -237,11 +250,42 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     if given.tpot_target is not None:
         chosen["tpot_target"] = parse_duration(given.tpot_target)
     # The library's own default, in RunSettings, is off.
-    settings = RunSettings(**{"speculate": "auto"} | chosen | {"levels": levels, "exact": exact})
+    own = {"levels": levels, "exact": exact, "remapping": remapping}
+    settings = RunSettings(**{"speculate": "auto"} | chosen | own)
     require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)
     return settings
+
+
+def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
+    """Takes the options of --lynx out of `chosen`, option's name -> value, and makes the setting of them.
+
+    Raises:
+        UserError: one of them without --lynx, or out of its range.
+    """
+    from edgemoe.policy.remapping import Remapping
+
+    names = {"lynx_alpha": "alpha", "lynx_beta": "bins"}
+    given = {names[name]: chosen.pop(name) for name in names if chosen.get(name) is not None}
+    if chosen.pop("lynx", False):
+        return Remapping(**given)
+    if given:
+        option = "--lynx-alpha" if "alpha" in given else "--lynx-beta"
+        raise UserError(f"--lynx for {option}", "none", "give --lynx too, or leave it out")
+    return None
+
+
+def require_several(settings: RunSettings, sequences: int, option: str) -> None:
+    """Refuses --lynx where only one sequence runs at a time.
+
+    Args:
+        settings: of the command.
+        sequences: at once.
+        option: of the command, that makes them more.
+    """
+    if settings.remapping and sequences == 1:
+        raise UserError("several sequences at once, for --lynx", "one", f"give {option}, or leave --lynx out")
 
 
 def require_one_mean(chosen: Mapping[str, Any]) -> list[str]:

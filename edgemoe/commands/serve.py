@@ -83,7 +83,8 @@ def serve_command(
     require_extra()
     key = _key(address)
     limit = None if request_timeout is None else parse_duration(request_timeout)
-    options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
+    run = options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
+    options.require_several(run, parallel, "--parallel 8")
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):

@@ -20,6 +20,7 @@ from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
+from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -194,7 +195,7 @@ class Engine:
 
         Raises:
             UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine.
+                those need another engine; or the family's routers cannot be remapped.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -255,6 +256,13 @@ class Engine:
             self.damage = Damage.of(calibration_of(self._store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
+        family = self._store.config["model_type"]
+        if settings.remapping and known_family(family).gate is None:
+            raise UserError(
+                "a model whose routers choose by one score for each expert, for --lynx",
+                f"model_type {family}",
+                "leave --lynx out",
+            )
         return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
 
     def _measured(self) -> Calibration:

@@ -41,6 +41,9 @@ class Answer:
     """Experts computed at each level; at 0 the skipped ones."""
     reused: int
     """Of these, experts computed at more bits than scheduled, because their planes were resident."""
+    lynx: dict[str, int] | None
+    """Of decode steps whose sequences agreed on experts: distinct experts of a layer before and after, summed over
+    layers and steps, as active_before and active; and (token, expert) pairs that changed, as remapped. None without."""
     effective_retention: float | None
     """Fraction of (token, expert) pairs scheduled at the highest level.
 
@@ -171,6 +174,7 @@ class Generation:
             ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
             levels={str(level): use.experts.get(level, 0) for level in LEVELS},
             reused=use.reused,
+            lynx=trace.decode_use.agreement if engine.settings.remapping else None,
             effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
             bits=mean_bits(trace.decode_use.scheduled),
             predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,

@@ -56,6 +56,12 @@ class EvalRow:
     renormalise: bool | None = None
     layer: int | None = None
     """The only layer that is lowered, in the study of layers."""
+    batch: int = 1
+    """Windows that were decoded together."""
+    active: float | None = None
+    """With --lynx, distinct experts that steps used, as a fraction of those that their tokens chose by themselves."""
+    remapped: int | None = None
+    """With --lynx, (token, expert) pairs that the token did not choose by itself."""
     exact: bool = True
     """False where resident planes above the scheduled level are used (conservative reuse)."""
     study: str = TABLE
@@ -107,6 +113,9 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),
+        batch=arm.batch,
+        active=use.active / use.active_before if use.active_before else None,
+        remapped=use.remapped if use.active_before else None,
         exact=settings.exact,
         study=arm.study,
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},

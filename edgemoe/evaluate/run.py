@@ -23,6 +23,7 @@ from edgemoe.evaluate.accuracy import (
     task_accuracy,
 )
 from edgemoe.evaluate.claims import Claim, claims_of, routing_claims, similarity_claims
+from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.observations import Observations, RoutingRow, SimilarityRow, observe
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.rows import BF16, EvalRow, lowered_row, reference_row, setting_row, with_accuracy
@@ -32,8 +33,9 @@ from edgemoe.evaluate.score import (
     reference_quality,
     setting_quality,
     text_windows,
+    together_quality,
 )
-from edgemoe.evaluate.studies import LOWERED, TABLE, Arm
+from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
@@ -138,6 +140,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         dram_limit=request.dram_limit,
         settings=RunSettings.uniform(max(arm.settings.levels[0] for arm in arms)),
         context=context,
+        parallel=max(arm.batch for arm in arms),
     )
 
 
@@ -211,11 +214,28 @@ class _Evaluation:
         rows = []
         with CountProgress(f"{label}: text", len(arm.phases) * len(self.windows)) as progress:
             for phase in arm.phases:
-                measured = setting_quality(
-                    engine, sequence, arm.settings, phase, self.windows, logits, progress.advance
-                )
+                measured = self._quality(engine, sequence, arm, phase, logits, progress.advance)
                 rows.append(with_accuracy(setting_row(arm, phase, *measured), by_kind))
         return rows
+
+    def _quality(
+        self,
+        engine: Engine,
+        sequence: SequenceKV,
+        arm: Arm,
+        phase: Phase,
+        logits: LogitFile | None,
+        done: Callable[[], None],
+    ) -> tuple[Quality, ExpertUse]:
+        """Measures an arm on the text, its windows one after another or as many together as it says."""
+        if arm.batch == 1:
+            return setting_quality(engine, sequence, arm.settings, phase, self.windows, logits, done)
+        more = [engine.new_sequence() for _ in range(min(arm.batch, len(self.windows)) - 1)]
+        try:
+            return together_quality(engine, [sequence, *more], arm.settings, self.windows, logits, done)
+        finally:
+            for each in more:
+                engine.end_sequence(each)
 
     def _accuracy(self, label: str, start: Callable[[], Answer]) -> dict[str, float]:
         with CountProgress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as progress:

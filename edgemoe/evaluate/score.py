@@ -14,6 +14,7 @@ from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.studies import LOWERED, Phase
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
@@ -87,6 +88,45 @@ def lowered_quality(
             meter.add(reference.logits(window), window, whole.read(number))
             done()
     return meter.quality()
+
+
+def together_quality(
+    engine: Engine,
+    sequences: Sequence[SequenceKV],
+    settings: RunSettings,
+    windows: Windows,
+    reference: LogitFile | None,
+    done: Callable[[], None],
+) -> tuple[Quality, ExpertUse]:
+    """Measures one setting in steps of one token of each of several windows, starting from empty tiers.
+
+    Args:
+        engine, settings, windows, reference, done: as in setting_quality.
+        sequences: one for each window of a step, all different, with free blocks for a window.
+
+    Returns:
+        as setting_quality.
+    """
+    engine.configure(settings)
+    engine.forget_experts()
+    engine.take_use()
+    meter = QualityMeter()
+    for first in range(0, len(windows), len(sequences)):
+        some = windows[first : first + len(sequences)]
+        logits: list[list[torch.Tensor]] = [[] for _ in some]
+        for sequence in sequences:
+            sequence.crop(0)
+        for position in range(max(map(len, some))):
+            going = [i for i, window in enumerate(some) if position < len(window)]
+            step = Step(tuple(Segment(sequences[i], (some[i][position],)) for i in going))
+            for i, row in zip(going, engine.step(step), strict=True):
+                logits[i].append(row)
+        for number, (window, rows) in enumerate(zip(some, logits, strict=True), first):
+            meter.add(torch.stack(rows), window, reference.read(number) if reference else None)
+            done()
+    for sequence in sequences:
+        sequence.crop(0)
+    return meter.quality(), engine.take_use()
 
 
 def setting_quality(

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Literal
 
 from edgemoe.policy.importance import needs_attention
+from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
@@ -18,7 +19,7 @@ TABLE = "table"
 OBSERVED = ("layers", "routing", "similarity")
 """Studies of the bf16 model with one layer lowered, and of what routers choose and see (DyMoE figures 5, 4 and 6)."""
 
-STUDIES = ("signals", "depth", "critical", "skipping", *OBSERVED)
+STUDIES = ("signals", "depth", "critical", "skipping", "lynx", *OBSERVED)
 
 FOUR_LEVELS = (8, 4, 2, 0)
 
@@ -35,6 +36,10 @@ STUDIED_LEVELS = ((4, 2), (4, 0))
 SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
 SIGNAL_SHARES = (0.05, 0.1, 0.2, 0.5)
 """Fractions of heavy hitters, for signals that count them."""
+
+LYNX_BATCHES = (8, 16, 32)
+LYNX_BINS = ((1, 1), (1, 2), (2, 4), (4, 8), (2, 6))
+"""(alpha, bins) of the study of remapped experts; beta / alpha of 2 is the paper's reading, as far as it says."""
 
 DEPTH_RETENTION = 0.75
 CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
@@ -56,11 +61,13 @@ class Arm:
         settings: of the engine.
         phases: a row each.
         study: TABLE or one of STUDIES.
+        batch: windows that are decoded together, a token of each in a step.
     """
 
     settings: RunSettings
     phases: tuple[Phase, ...]
     study: str
+    batch: int = 1
 
     @property
     def name(self) -> str:
@@ -74,6 +81,7 @@ class Arm:
             "depth": f" {settings.depth}",
             "critical": f" {settings.critical}",
             "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
+            "lynx": f", batch {self.batch}",
         }
         return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")
 
@@ -114,7 +122,8 @@ def study_arms(study: str) -> list[Arm]:
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
-    - skipping: with and without scaling the other gate weights up where experts are skipped.
+    - skipping: with and without scaling the other gate weights up where experts are skipped;
+    - lynx: experts that the tokens of a batch agree on (Lynx's figures 11 and 14), at 4 bits.
 
     A study of OBSERVED has none: it does not run settings.
 
@@ -123,6 +132,13 @@ def study_arms(study: str) -> list[Arm]:
     """
     phases = PHASES
     varied: list[tuple[tuple[int, ...], dict[str, Any]]]
+    if study == "lynx":
+        base = RunSettings.uniform(4)
+        bins = [None, *(Remapping(*each) for each in LYNX_BINS)]
+        return [
+            Arm(base.with_(remapping=each), ("decode",), study, batch)
+            for batch, each in product(LYNX_BATCHES, bins)
+        ]
     if study == "signals":
         phases = ("prefill",)
         ranked: list[dict[str, Any]] = [

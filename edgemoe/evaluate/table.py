@@ -37,6 +37,12 @@ _COLUMNS: dict[str, list[_Column]] = {
     "depth": [("depth", lambda row: row.depth or "-"), *_QUALITY],
     "critical": [("critical", lambda row: row.critical or "-"), *_QUALITY],
     "layers": [("layer", lambda row: _number(row.layer, "d")), *_QUALITY],
+    "lynx": [
+        ("batch", lambda row: f"{row.batch}"),
+        ("active %", lambda row: _number(row.active and 100 * row.active, ".1f")),
+        ("pairs changed", lambda row: _number(row.remapped, "d")),
+        *_QUALITY,
+    ],
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
 }
 

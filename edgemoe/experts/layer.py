@@ -23,6 +23,7 @@ from edgemoe.kv.step import StepKV
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.lookahead import predict
+from edgemoe.policy.remapping import Remapping
 from prefetch.base import ExpertSource, is_scan
 from storage.base import ExpertKey
 from storage.device import Device
@@ -90,6 +91,11 @@ class ExpertRuntime:
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
     step: StepKV = field(init=False)
+
+    @property
+    def remapping(self) -> Remapping | None:
+        """How the tokens of the step agree on experts; None: it has one token, or a prompt's, or each token chooses."""
+        return self.policy.settings.remapping if self.step.decode and len(self.step.spans) > 1 else None
 
 
 Predicted = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]
@@ -206,8 +212,9 @@ class ExpertLayer:
         if not self.looks_ahead:
             return
         if predicted is None:
+            logits, runtime = self._next_logits(hidden), self.runtime
             predicted = (
-                predict(self._next_logits(hidden), slots, decode=self.runtime.step.decode),
+                predict(logits, slots, decode=runtime.step.decode, remapping=runtime.remapping),
                 None,
             )
         self.read_ahead(*predicted)

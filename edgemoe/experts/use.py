@@ -29,6 +29,12 @@ class ExpertUse:
     """Level scheduled -> (token, slot) pairs."""
     damage: float = 0.0
     """Estimated KL of new tokens at their scheduled levels, in nats, summed; 0 where levels do not go by damage."""
+    active_before: int = 0
+    """Experts that the tokens of remapped steps chose by themselves, each once a layer and step."""
+    active: int = 0
+    """Experts that they agreed on."""
+    remapped: int = 0
+    """(token, slot) pairs whose expert the token did not choose by itself."""
 
     def add(self, experts: Iterable[tuple[int, int, int]]) -> None:
         """Counts experts, each as (level scheduled, level computed, rows)."""
@@ -38,6 +44,17 @@ class ExpertUse:
             scheduled[wanted] = scheduled.get(wanted, 0) + rows
             self.reused += computed > wanted
 
+    def add_remapped(self, before: int, after: int, pairs: int) -> None:
+        """Counts a layer whose tokens have agreed: active_before, active and remapped."""
+        self.active_before += before
+        self.active += after
+        self.remapped += pairs
+
+    @property
+    def agreement(self) -> dict[str, int]:
+        """The counts of `add_remapped`, by name."""
+        return {name: getattr(self, name) for name in ("active_before", "active", "remapped")}
+
     def __add__(self, other: ExpertUse) -> ExpertUse:
         """Adds two counts up."""
         return ExpertUse(
@@ -45,6 +62,9 @@ class ExpertUse:
             self.reused + other.reused,
             _summed(self.scheduled, other.scheduled),
             self.damage + other.damage,
+            self.active_before + other.active_before,
+            self.active + other.active,
+            self.remapped + other.remapped,
         )
 
 

@@ -18,16 +18,18 @@ _ROTARY = r".*\.rotary_emb\.inv_freq"
 
 
 @dataclass(frozen=True)
-class SoftmaxGate:
-    """A router that keeps the top k of a softmax.
+class Gate:
+    """How a router makes gate weights of its logits.
 
     Args:
-        normalise: transformers' config -> whether the gate weights of the chosen experts are scaled to add up to 1.
-        rounded: whether gate weights are rounded to bf16.
+        normalise: transformers' config -> whether the chosen experts' gate weights have the same sum for every token.
+        rounded: whether gate weights are rounded to bf16; the compiled kernel does it.
+        function: "softmax" or "sigmoid", of the logits; a bias for the choice alone is added behind it.
     """
 
     normalise: Callable[[Any], bool] = attrgetter("norm_topk_prob")
     rounded: bool = True
+    function: str = "softmax"
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,10 @@ class FusedGQA:
 
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
-        gate: the router of its MoE blocks.
         block_is_experts: whether a MoE block has a router and experts only.
     """
 
     windows: Callable[[Any], list[int]]
-    gate: SoftmaxGate = SoftmaxGate()
     block_is_experts: bool = True
 
 
@@ -74,6 +74,7 @@ class Family:
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
+        gate: of its routers; None: they choose in a way of their own, which Lynx cannot change.
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 
@@ -94,6 +95,7 @@ class Family:
     activation_key: str | None = "hidden_act"
     product_router: bool = True
     rms_norm: bool = True
+    gate: Gate | None = Gate()
     fused_gqa: FusedGQA | None = None
 
     def experts(self, config: Config) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgemoe.families.base import Family, FusedGQA, SoftmaxGate
+from edgemoe.families.base import Family, FusedGQA, Gate
 from edgemoe.kv.shape import hybrid, latents, sized
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
@@ -73,6 +73,10 @@ def _always(config: Any) -> bool:
     return True
 
 
+def _never(config: Any) -> bool:
+    return False
+
+
 _MLP = "model.layers.{layer}.mlp."
 _SPARSE = "model.layers.{layer}.block_sparse_moe."
 _FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
@@ -97,11 +101,17 @@ _deepseek = partial(
 )
 """Routers that may choose groups of experts first."""
 
-_deepseek_v3 = partial(_deepseek, precise=(_MLP + "gate.e_score_correction_bias",), predicts_ahead=True)
+_deepseek_v3 = partial(
+    _deepseek,
+    gate=Gate(function="sigmoid"),
+    precise=(_MLP + "gate.e_score_correction_bias",),
+    predicts_ahead=True,
+)
 """Routers with a correction bias, and layers for multi-token prediction."""
 
 _mixtral = partial(
     Family,
+    gate=Gate(_always, rounded=False),
     experts_keys=("num_local_experts", "num_experts"),
     intermediate_key="intermediate_size",
     moe_layers=_every_layer,
@@ -125,13 +135,19 @@ FAMILIES = {
             moe_layers=_every_layer,
             fused_gqa=FusedGQA(_all_tokens),
         ),
-        _deepseek(model_type="deepseek_v2", moe_layers=partial(_after_dense, default=0), kv=latents),
+        _deepseek(
+            model_type="deepseek_v2",
+            gate=Gate(_never),
+            moe_layers=partial(_after_dense, default=0),
+            kv=latents,
+        ),
         _deepseek_v3(model_type="deepseek_v3", moe_layers=partial(_after_dense, default=3), kv=latents),
         _deepseek_v3(model_type="glm4_moe", moe_layers=partial(_after_dense, default=1)),
         _qwen(
             model_type="ernie4_5_moe",
             experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
             top_k_key="moe_k",
+            gate=Gate(_always),
             product_router=False,
             moe_layers=_from_start_to_end,
             renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
@@ -144,12 +160,13 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="mixtral",
-            fused_gqa=FusedGQA(_one_window, SoftmaxGate(_always, rounded=False)),
+            fused_gqa=FusedGQA(_one_window),
             router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
             renames=((".block_sparse_moe.", ".mlp."),),
         ),
         _mixtral(
             model_type="phimoe",
+            gate=None,
             rms_norm=False,
             router_names=(_SPARSE + "gate.weight", _MLP + "router.weight"),
             renames=((".block_sparse_moe.", ".mlp."), (".mlp.gate.", ".mlp.router.")),

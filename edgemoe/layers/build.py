@@ -22,6 +22,7 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
+from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.huge_pages import in_huge_pages
@@ -99,6 +100,8 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
             model.set_submodule(name, norm)
     if family.fused_gqa:
         _place_native_parts(model, family)
+    for name in modules.values():
+        remap_choices(_router_beside(model, name), family, model.config, runtime)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]
@@ -159,11 +162,15 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_router = None
         if after is not None:
-            block: Any = model.get_submodule(modules[after].rpartition(".")[0])
-            router = block.gate if hasattr(block, "gate") else block.router
-            next_router = after, next_logits(router, family)
+            next_router = after, next_logits(_router_beside(model, modules[after]), family)
         module: Any = model.get_submodule(name)
         module.edgemoe = kind(layer, runtime, module, activation, next_router)
+
+
+def _router_beside(model: nn.Module, experts: str) -> Any:
+    """The router of the block that has the experts module of a name."""
+    block: Any = model.get_submodule(experts.rpartition(".")[0])
+    return block.gate if hasattr(block, "gate") else block.router
 
 
 def _check_dense(model: Any, stored: Mapping[str, Spec], directory: Path) -> None:
@@ -242,12 +249,12 @@ def _kept(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _place_native_parts(model: Any, family: Family) -> None:
     """Replaces attention modules and routers that the compiled kernel computes in one call."""
-    assert family.fused_gqa
+    assert family.gate
     for layer in model.get_submodule("model.layers"):
         if attention_module := GroupedQueryAttention.try_from(layer.self_attn):
             layer.self_attn = attention_module
         gate = getattr(layer.mlp, "gate", None)
-        if router := SoftmaxRouter.try_from(gate, family.fused_gqa.gate, model.config):
+        if router := SoftmaxRouter.try_from(gate, family.gate, model.config):
             layer.mlp.gate = router
 
 

@@ -97,7 +97,9 @@ class FusedDecode:
         slots = self._native.gates.shape[2]
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
-        self._native.configure(rules, exact=settings.exact, renormalise=settings.renormalise)
+        self._native.configure(
+            rules, settings.remapping, exact=settings.exact, renormalise=settings.renormalise
+        )
         self._highest_ahead = policy.ahead[0]
 
     def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
@@ -127,6 +129,8 @@ class FusedDecode:
                 self._finish(done, hidden, trace[done], ahead_of)
             at = done + (done < end)
         self._count_damage(rows)
+        if self._runtime.remapping:
+            self._count_remapped(rows)
         return self._native.head(hidden)
 
     def _finish(
@@ -161,6 +165,13 @@ class FusedDecode:
             layers = [layer for layer in routed for _ in range(rows)]
             chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
             self._runtime.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
+
+    def _count_remapped(self, rows: int) -> None:
+        """Counts the experts that tokens chose by themselves and those that they agreed on."""
+        chosen = self._native.trace[self._routed][:, CHOSEN, :rows].flatten(1).tolist()
+        counts = self._native.remapped[self._routed].tolist()
+        for (before, pairs), experts in zip(counts, chosen, strict=True):
+            self._runtime.use.add_remapped(before, len(set(experts)), pairs)
 
     def _count_hits(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.families.base import Family, SoftmaxGate
+from edgemoe.families.base import Family, Gate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.layers.dense import DenseLinear
@@ -33,7 +33,7 @@ class SoftmaxRouter(nn.Module):
         self.native = NativeRouter(router.weight.data, router.top_k, normalise=normalise, rounded=rounded)
 
     @classmethod
-    def try_from(cls, router: Any, gate: SoftmaxGate, config: Any) -> SoftmaxRouter | None:
+    def try_from(cls, router: Any, gate: Gate, config: Any) -> SoftmaxRouter | None:
         """A router with the weight of transformers' own, where the kernel runs; None elsewhere.
 
         Args:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from edgemoe.policy.remapping import Remapping
 
-def predict(logits: torch.Tensor, top_k: int, *, decode: bool) -> list[list[int]]:
+
+def predict(
+    logits: torch.Tensor, top_k: int, *, decode: bool, remapping: Remapping | None = None
+) -> list[list[int]]:
     """The next layer's experts, the likeliest first, from what its router says of this layer's hidden state.
 
     The residual stream changes little between two layers, so the next router already says on this layer's state
@@ -18,13 +22,15 @@ def predict(logits: torch.Tensor, top_k: int, *, decode: bool) -> list[list[int]
             sees.
         top_k: experts a token is routed to, 1 to E.
         decode: every token is one sequence's next; otherwise tokens are a prompt's.
+        remapping: how tokens of several sequences agree on experts; None: each has its own choice.
 
     Returns:
         distinct experts: in decode top_k of each token; otherwise one list, of top_k to min(E, T * top_k) of them.
     """
     logits = logits.float()
     if decode or logits.shape[0] == 1:
-        return logits.topk(top_k).indices.tolist()
+        chosen = remapping.choose(logits, top_k) if remapping else logits.topk(top_k).indices
+        return chosen.tolist()
     scores = logits.softmax(-1)
     chosen = scores.topk(top_k).indices
     frequency = chosen.flatten().bincount(minlength=scores.shape[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 from cache.policies import POLICIES
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
+from edgemoe.policy.remapping import Remapping
 from prefetch.base import MODES
 from storage.base import LEVELS
 from storage.errors import UserError
@@ -79,6 +80,7 @@ class RunSettings:
         promotion: one of PROMOTIONS.
         scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
+        remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
@@ -101,6 +103,7 @@ class RunSettings:
     promotion: str = "planes"
     scan: str = "on"
     speculate: str = "off"
+    remapping: Remapping | None = None
     in_place: str = "on"
     cache: bool = True
     readers: int = 2
@@ -165,14 +168,17 @@ class RunSettings:
 
     @property
     def name(self) -> str:
-        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits", "8/4/2/0 50 ms"."""
+        """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
+        lynx = f", {self.remapping}" if self.remapping else ""
         if len(self.levels) == 1:
-            return f"{'exact ' if self.exact else ''}{self.levels[0]}"
+            return f"{'exact ' if self.exact else ''}{self.levels[0]}{lynx}"
         if self.tpot_target is not None:
-            return f"{format_levels(self.levels)} {1000 * self.tpot_target:g} ms"
-        if self.bits is not None:
-            return f"{format_levels(self.levels)} {self.bits:g} bits"
-        return f"{format_levels(self.levels)} r {self.retention:g}"
+            mean = f"{1000 * self.tpot_target:g} ms"
+        elif self.bits is not None:
+            mean = f"{self.bits:g} bits"
+        else:
+            mean = f"r {self.retention:g}"
+        return f"{format_levels(self.levels)} {mean}{lynx}"
 
 
 def parse_levels(text: str) -> tuple[int, ...]:

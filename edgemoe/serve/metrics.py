@@ -161,6 +161,8 @@ class _Live(Collector):
         yield self._family(counter, "edgemoe:expert_hits", "Of these, experts in memory.", "tier", hits)
         yield self._family(counter, "edgemoe:experts_computed", "Experts computed.", "level", computed)
         yield self._family(counter, "edgemoe:expert_bytes_read", "Bytes moved up.", "tier", read)
+        agreed = status.use.agreement
+        yield self._family(counter, "edgemoe:lynx_experts", "Experts of steps with --lynx.", "count", agreed)
         ahead = {"useful": moved.hidden_bytes, "wasted": moved.wasted_bytes}
         for kind, number in ahead.items():
             family = counter(

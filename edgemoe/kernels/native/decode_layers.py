@@ -21,8 +21,10 @@ from edgemoe.kernels.native.structures import (
     LevelRule,
     Linear,
     OuterLayers,
+    RemappingRule,
 )
 from edgemoe.policy.levels import DecodeRule
+from edgemoe.policy.remapping import Remapping
 
 Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weight, row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
@@ -117,6 +119,9 @@ class NativeDecodeLayers:
         """bf16 [rows, H]: the input of the block at which the last call stopped."""
         self.gates = torch.zeros(len(layers), rows, slots)
         """float32 [layers, rows, k]: gate weights of the chosen experts."""
+        self.remapped = torch.zeros(len(layers), 2, dtype=torch.int64)
+        """int64 [layers, 2], of the last call: distinct experts before tokens agreed, and (token, slot) pairs that are
+        others since; 0 where tokens choose by themselves."""
         widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in layers)
         self._scratch = self.normed.new_empty(rows * widest)
         most = max((len(layer.resident) for layer in layers if layer.resident), default=0)
@@ -129,6 +134,8 @@ class NativeDecodeLayers:
         self._gathered = self.normed.new_empty(pairs if rows > 1 else 0, hidden)
         self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
         self._first, self._together = torch.zeros(most, dtype=torch.int64), (Expert * pairs)()
+        self._popularity = torch.zeros(most, dtype=torch.int64)
+        self._remapping = RemappingRule(popularity=self._popularity.data_ptr())
         up, down, inner = kernel.matrices()
         self._workspace = ExpertWorkspace(
             up=up,
@@ -168,19 +175,26 @@ class NativeDecodeLayers:
             wanted=trace[WANTED].data_ptr(),
             computed=trace[COMPUTED].data_ptr(),
             predicted=trace[PREDICTED].data_ptr(),
+            remapped=self.remapped[index].data_ptr(),
         )
 
-    def configure(self, rules: Sequence[DecodeRule], *, exact: bool, renormalise: bool) -> None:
-        """Sets the rule of every layer's levels, for the calls that follow.
+    def configure(
+        self, rules: Sequence[DecodeRule], remapping: Remapping | None, *, exact: bool, renormalise: bool
+    ) -> None:
+        """Sets the rule of every layer's levels, and how tokens agree on experts, for the calls that follow.
 
         Args:
             rules: one for each layer.
+            remapping: of calls with several tokens; None: each has its own choice.
             exact: compute at the wanted level even where more planes are resident.
             renormalise: scale gate weights to their sum before experts were skipped.
         """
         self._decode_rules = list(rules)  # keeps the tables that the structures point to
         self._rules[:] = [*map(level_rule, rules)]
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
+        if remapping:
+            self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
+        self._workspace.remapping = ctypes.addressof(self._remapping) if remapping else None
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """The embeddings of tokens, bf16 [1, rows, H].

@@ -19,7 +19,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 19
+_INTERFACE = 20
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_levels": (None, [_P, _P, _P, _N, _P]),
     "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
+    "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""

@@ -89,7 +89,7 @@ class DecoderLayer(ctypes.Structure):
         ("dense", _POINTER),
         *_fields(_INT, "window following experts slots scratch_size"),
         *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
-        *_fields(_POINTER, "wanted computed predicted"),
+        *_fields(_POINTER, "wanted computed predicted remapped"),
     ]
 
 
@@ -101,7 +101,14 @@ class ExpertWorkspace(ctypes.Structure):
         *_fields(_INT, "inner most_rows slots experts"),
         *_fields(_POINTER, "together gathered rows gates row_of after first"),
         *_fields(_INT, "exact renormalise"),
+        ("remapping", _POINTER),
     ]
+
+
+class RemappingRule(ctypes.Structure):
+    """`remapping` of csrc/router.h."""
+
+    _fields_ = [("alpha", _FLOAT), ("bins", _INT), ("popularity", _POINTER)]
 
 
 class OuterLayers(ctypes.Structure):
@@ -118,7 +125,7 @@ class OuterLayers(ctypes.Structure):
 
 SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
-    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers),
+    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers, RemappingRule),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

@@ -25,6 +25,7 @@ from cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.base import FusedGQA
+from edgemoe.families.table import known_family
 from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
@@ -54,7 +55,9 @@ class GraphDecode:
         self._layers, self._config = list(model.model.layers), model.config
         self._embed, self._rotary = model.model.embed_tokens, model.model.rotary_emb
         self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in self._layers]
-        self._gate = traits.gate
+        gate = known_family(model.config.model_type).gate
+        assert gate
+        self._gate = gate
         count, slots = runtime.policy.experts, self._layers[0].mlp.gate.top_k
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(self._layers))]
         self._hits: list[list[tuple[ExpertKey, int]]] = []

@@ -346,6 +346,9 @@ def test_a_closed_pipe_ends_the_program(tiny_store):
         (("--bits", "3.5", "--retention", "0.75"), "--retention 0.75 and --bits 3.5"),
         (("--exact", "4", "--bits", "3.5"), "two or more levels for --bits 3.5"),
         (("--levels", "4/2", "--bits", "5"), "mean bits a weight above 2.5, at most 4.5"),
+        (("--lynx",), "several sequences at once, for --lynx"),
+        (("--lynx-beta", "3"), "--lynx for --lynx-beta"),
+        (("--lynx", "--lynx-alpha", "0"), "above 0 for --lynx-alpha"),
         (("--bits", "3.5", "--importance", "load"), "two levels that go by retention, for --importance load"),
     ],
 )

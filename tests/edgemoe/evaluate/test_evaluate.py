@@ -25,6 +25,7 @@ from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, UserError
 
@@ -118,6 +119,20 @@ def test_fewer_bits_are_worse(measured):
         kls = [rows[name, phase].kl for name in ("exact 8", "exact 4", "4/2 r 0.75", "exact 2")]
         assert kls == sorted(kls)
         assert len(set(kls)) == len(kls)
+
+
+def test_windows_decoded_together_are_those_alone(measured, evaluate):
+    """In steps of one token of each of two windows every figure stays; with remapping fewer experts are counted."""
+    _, rows = measured
+    four = RunSettings.uniform(4)
+    arms = [
+        Arm(four.with_(remapping=each), ("decode",), "lynx", 2) for each in (None, Remapping(alpha=8, bins=4))
+    ]
+    _, found = evaluate(arms)
+    plain, agreed = (found[arm.name, "decode"] for arm in arms)
+    assert figures(plain) == pytest.approx(figures(rows["exact 4", "decode"]), rel=1e-6)
+    assert (plain.batch, plain.active, plain.remapped) == (2, None, None)
+    assert (agreed.active < 1, agreed.remapped > 0, agreed.kl > 0) == (True, True, True)
 
 
 def test_bits_read_are_those_of_the_planes(measured):

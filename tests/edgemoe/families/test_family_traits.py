@@ -38,7 +38,7 @@ def test_a_softmax_gate_is_transformers_router(model_type, normalise):
     for block in blocks_of(model):
         theirs = router_of(block)
         theirs.weight.data.mul_(20)
-        ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].fused_gqa.gate, model.config)
+        ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].gate, model.config)
         x = hidden(400)
         logits, gates, experts = ours(x)
         _, their_gates, their_experts = theirs(x)
@@ -56,7 +56,7 @@ def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
     """On rows whose logits are exact, gate weights are transformers' own, to the last bits of exp in float32."""
     model = random_model(model_type, num_experts_per_tok=3)
     theirs = router_of(blocks_of(model)[0])
-    ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].fused_gqa.gate, model.config)
+    ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].gate, model.config)
     x = torch.eye(64).mul(16).bfloat16()  # a logit is a power of two times a weight
     (logits, gates, experts), (_, their_gates, their_experts) = ours(x), theirs(x)
     assert torch.equal(logits, (theirs.weight.data.float() * 16).bfloat16().T)

@@ -36,6 +36,7 @@ typedef struct {
     const level_rule *levels;
     const expert *resident; /* [experts]; level 0: not resident */
     int64_t *wanted, *computed, *predicted; /* levels by the rule, levels used, experts predicted for this layer */
+    int64_t *remapped;    /* [2]: counts of edgemoe_remap; 0 where it was not called */
 } decoder_layer;
 
 /* What the experts of all layers share. A pair is a token and one of its slots. */
@@ -52,6 +53,7 @@ typedef struct {
     int64_t *first;      /* [experts]: its first pair; -1: none */
     int64_t exact;       /* compute at the wanted level even where more planes are resident */
     int64_t renormalise; /* scale gate weights to their sum before experts were skipped */
+    const remapping *remapping; /* of steps of several tokens; NULL: none */
 } expert_workspace;
 
 AVX2 static int apply(pool *p, const linear *l, const uint16_t *x, int64_t rows, uint16_t *y) {
@@ -79,8 +81,14 @@ AVX2 static int attend(pool *p, const decoder_layer *m, const attention_kv *kv, 
     return 0;
 }
 
-static int topk(pool *p, const decoder_layer *m, const uint16_t *x, int64_t rows, int64_t *chosen) {
-    return edgemoe_router_topk(p, m->router, x, rows, m->router->cols, m->logits, m->probabilities, chosen, m->gates);
+/* Chooses the experts of every row, from x [rows, H], and sets the layer's gates and counts of remapped pairs. */
+static int topk(pool *p, const decoder_layer *m, const expert_workspace *w, const uint16_t *x, int64_t rows, int64_t *chosen) {
+    const router *r = m->router;
+    const int failed = edgemoe_router_topk(p, r, x, rows, r->cols, m->logits, m->probabilities, chosen, m->gates);
+    m->remapped[0] = m->remapped[1] = 0;
+    if (!failed && w->remapping && rows > 1)
+        edgemoe_remap(r, w->remapping, m->logits, rows, m->probabilities, chosen, m->gates, m->remapped);
+    return failed;
 }
 
 /* The levels of every row's experts, by the layer's rule. */
@@ -91,8 +99,9 @@ static void levels_of(const decoder_layer *m, int64_t rows, const int64_t *chose
 
 /* Predicts the next layer's experts from this layer's state. 1: all of them are resident at their levels by its rule, or at
  * `most` if that is lower; 0: not; below 0: the call failed. */
-static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, int64_t rows, int64_t most) {
-    const int failed = topk(p, next, m->normed, rows, next->predicted);
+static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, const expert_workspace *w,
+                              int64_t rows, int64_t most) {
+    const int failed = topk(p, next, w, m->normed, rows, next->predicted);
     if (failed) return failed;
     levels_of(next, rows, next->predicted);
     for (int64_t pair = 0; pair < rows * next->router->k; pair++) {
@@ -197,11 +206,11 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         int failed = attend(p, m, own, rows, hidden, cosine, sine);
         if (failed) return failed;
         if (!m->router) return i;
-        failed = topk(p, m, m->normed, rows, m->chosen);
+        failed = topk(p, m, w, m->normed, rows, m->chosen);
         if (failed) return failed;
         levels_of(m, rows, m->chosen);
         int go_on = 1;
-        if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, rows, look_ahead);
+        if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, w, rows, look_ahead);
         if (go_on == 1) go_on = add_experts(p, m, w, rows, hidden);
         if (go_on < 1) return go_on ? go_on : i;
         for (int64_t row = 0; row < rows; row++) {
@@ -249,6 +258,6 @@ int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t
 const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(dense_layer), sizeof(level_rule), sizeof(decoder_layer), sizeof(expert_workspace),
-    sizeof(outer_layers),
+    sizeof(outer_layers), sizeof(remapping),
 };
 #endif

@@ -6,6 +6,13 @@
 #if defined(__x86_64__)
 #include <math.h>
 
+AVX2 static void finish_gates(const router *r, float chosen_total, float *gates) {
+    for (int64_t slot = 0; slot < r->k; slot++) {
+        if (r->normalise) gates[slot] /= chosen_total;
+        if (r->rounded) gates[slot] = from_bf16(to_bf16(gates[slot]));
+    }
+}
+
 /* From logits [count]: k distinct experts, the likeliest first, of a tie the first, and their gate weights: parts of
  * a softmax over all experts, or over the chosen. probabilities has room for `count`. */
 AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *probabilities, int64_t *chosen, float *gates) {
@@ -20,10 +27,7 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
         chosen_total += gates[slot] = probabilities[best] / total;
         probabilities[best] = -1;
     }
-    for (int64_t slot = 0; slot < r->k; slot++) {
-        if (r->normalise) gates[slot] /= chosen_total;
-        if (r->rounded) gates[slot] = from_bf16(to_bf16(gates[slot]));
-    }
+    finish_gates(r, chosen_total, gates);
 }
 
 AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
@@ -34,5 +38,83 @@ AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_
     for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, gates += r->k)
         edgemoe_topk_softmax(r, logits, probabilities, chosen, gates);
     return 0;
+}
+
+/* The largest of logits [count]. */
+AVX2 static float largest_of(const uint16_t *logits, int64_t count) {
+    float largest = -INFINITY;
+    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, from_bf16(logits[i]));
+    return largest;
+}
+
+/* 0 for the likeliest experts, down to -m->bins; one less for a logit that is none. */
+AVX2 static float bin_of(const remapping *m, uint16_t logit, float largest) {
+    const float value = from_bf16(logit), bin = ceilf((value - largest) * m->alpha), last = (float)-m->bins;
+    if (!(value > -INFINITY)) return last - 1;
+    return bin > last ? bin : last;
+}
+
+/* Adds tokens^(bins + bin) to the popularity of each of a token's experts: whole numbers, so that no order of tokens
+ * changes a sum. A token without a finite logit has no votes. */
+AVX2 static void vote(const router *r, const remapping *m, const uint16_t *logits, int64_t tokens) {
+    const float largest = largest_of(logits, r->count);
+    if (!isfinite(largest)) return;
+    for (int64_t i = 0; i < r->count; i++) {
+        int64_t vote = 1, power = m->bins + (int64_t)bin_of(m, logits[i], largest);
+        if (power < 0) continue;
+        for (; power > 0; power--) vote *= tokens;
+        m->popularity[i] += vote;
+    }
+}
+
+/* Whether expert i comes before another in the choice of a token, whose experts have these bins. */
+AVX2 static int comes_before(const remapping *m, const uint16_t *logits, const float *bins, int64_t i, int64_t other) {
+    if (bins[i] != bins[other]) return bins[i] > bins[other];
+    if (m->popularity[i] != m->popularity[other]) return m->popularity[i] > m->popularity[other];
+    const float own = from_bf16(logits[i]), theirs = from_bf16(logits[other]);
+    return own > theirs || (own == theirs && i < other);
+}
+
+/* Chooses a token's experts by bin, popularity, logit and number, its likeliest always, and orders them by logit. Returns how
+ * many of them were not chosen before. */
+AVX2 static int64_t choose(const router *r, const remapping *m, const uint16_t *logits, float *bins, int64_t *chosen) {
+    const float largest = largest_of(logits, r->count), taken = (float)(-m->bins - 2);
+    int64_t likeliest = 0, changed = 0, left = 0;
+    while (from_bf16(logits[likeliest]) != largest) likeliest++;
+    for (int64_t i = 0; i < r->count; i++) bins[i] = bin_of(m, logits[i], largest);
+    bins[likeliest] = 1;
+    for (int64_t slot = 0; slot < r->k; slot++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < r->count; i++)
+            if (bins[i] != taken && (best < 0 || comes_before(m, logits, bins, i, best))) best = i;
+        bins[best] = taken;
+    }
+    for (int64_t slot = 0; slot < r->k; slot++) changed += bins[chosen[slot]] != taken;
+    for (int64_t i = 0; i < r->count; i++) {
+        if (bins[i] != taken) continue;
+        int64_t at = left++;
+        for (; at > 0 && from_bf16(logits[chosen[at - 1]]) < from_bf16(logits[i]); at--) chosen[at] = chosen[at - 1];
+        chosen[at] = i;
+    }
+    return changed;
+}
+
+AVX2 void edgemoe_remap(const router *r, const remapping *m, const uint16_t *logits, int64_t tokens, float *probabilities,
+                        int64_t *chosen, float *gates, int64_t *counts) {
+    counts[0] = counts[1] = 0;
+    memset(m->popularity, 0, (size_t)r->count * sizeof *m->popularity);
+    for (int64_t pair = 0; pair < tokens * r->k; pair++) counts[0] += !m->popularity[chosen[pair]]++;
+    memset(m->popularity, 0, (size_t)r->count * sizeof *m->popularity);
+    for (int64_t token = 0; token < tokens; token++) vote(r, m, logits + token * r->count, tokens);
+    for (int64_t token = 0; token < tokens; token++, logits += r->count, chosen += r->k, gates += r->k) {
+        const float largest = largest_of(logits, r->count);
+        float total = 0, chosen_total = 0;
+        if (!isfinite(largest)) continue;
+        counts[1] += choose(r, m, logits, probabilities, chosen);
+        for (int64_t i = 0; i < r->count; i++) total += expf(from_bf16(logits[i]) - largest);
+        for (int64_t slot = 0; slot < r->k; slot++)
+            chosen_total += gates[slot] = expf(from_bf16(logits[chosen[slot]]) - largest) / total;
+        finish_gates(r, chosen_total, gates);
+    }
 }
 #endif

@@ -1,0 +1,90 @@
+"""Routers whose new tokens agree on experts (policy/remapping.py), over transformers' own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.families.base import Family, Gate
+from edgemoe.policy.remapping import Remapping
+
+Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""What a router returns: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
+
+_LEAST_SCORE = 1e-30
+
+
+def remap_choices(router: nn.Module, family: Family, config: Any, runtime: ExpertRuntime) -> None:
+    """Has a router's choices remapped in steps of several new tokens, and counted, where the settings say so."""
+    if family.gate:
+        normalise = bool(family.gate.normalise(config))
+        router.register_forward_hook(partial(_remapped, runtime, family.gate, normalise))
+
+
+def _remapped(
+    runtime: ExpertRuntime, gate: Gate, normalise: bool, router: Any, inputs: Any, choice: Choice
+) -> Choice:
+    """Replaces a router's choice (a forward hook)."""
+    remapping = runtime.remapping
+    if remapping is None:
+        return choice
+    made = remapped(remapping, gate, router, choice, normalise=normalise)
+    (_, _, before), (_, _, after) = choice, made
+    runtime.use.add_remapped(before.unique().numel(), after.unique().numel(), _changed(before, after))
+    return made
+
+
+def remapped(remapping: Remapping, gate: Gate, router: Any, choice: Choice, *, normalise: bool) -> Choice:
+    """The choice after the step's tokens have agreed.
+
+    A new expert's gate weight is the token's first one's times the ratio of their scores, which keeps whatever a router
+    multiplies them with; where weights have a fixed sum, they are scaled to it.
+
+    Args:
+        remapping: how they agree.
+        gate: of the router's family.
+        router: transformers' module; its bias for the choice and its groups of experts count.
+        choice: the router's own.
+        normalise: as Gate.normalise of the model's config.
+    """
+    logits, gates, own = choice
+    logits, weights = logits.float(), gates.float()
+    chosen = remapping.choose(_for_choice(router, gate, logits, own), own.shape[1])
+    first = weights.max(1, keepdim=True)
+    likeliest = own.gather(1, first.indices)
+    ratio = _scores(gate, logits).gather(1, chosen) / _scores(gate, logits).gather(1, likeliest)
+    made = first.values * ratio
+    if normalise:
+        made = made * (weights.sum(1, keepdim=True) / made.sum(1, keepdim=True))
+    return choice[0], made.to(gates.dtype), chosen
+
+
+def _scores(gate: Gate, logits: torch.Tensor) -> torch.Tensor:
+    """What gate weights are proportional to: float32 [T, E], above 0."""
+    if gate.function == "sigmoid":
+        return logits.sigmoid()
+    return (logits - logits.max(1, keepdim=True).values).exp()
+
+
+def _for_choice(router: Any, gate: Gate, logits: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Logits that order experts as the router does, float32 [T, E]; -inf outside the groups of the own experts."""
+    bias = getattr(getattr(router, "moe_statics", router), "e_score_correction_bias", None)
+    if bias is not None:
+        scores = logits.softmax(1) if gate.function == "softmax" else logits.sigmoid()
+        logits = (scores + bias.float().flatten()).clamp_min(_LEAST_SCORE).log()
+    groups = getattr(router, "num_group", None) or 1
+    if groups > 1:
+        size = logits.shape[1] // groups
+        theirs = torch.zeros(len(own), groups, dtype=torch.bool, device=own.device)
+        theirs.scatter_(1, own // size, True)
+        logits = logits.masked_fill(~theirs.repeat_interleave(size, 1), -torch.inf)
+    return logits
+
+
+def _changed(before: torch.Tensor, after: torch.Tensor) -> int:
+    """How many experts of `after` [T, k] are not in the same row of `before`."""
+    return int((after.unsqueeze(2) != before.unsqueeze(1)).all(2).sum())

@@ -1,0 +1,149 @@
+"""edgemoe/policy/remapping.py: what tokens agree on, against a plain reading of the paper, and its twin in C."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.structures import RemappingRule
+from edgemoe.policy.remapping import Remapping
+from storage.errors import UserError
+
+needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[torch.Tensor, int, Remapping]:
+    """bf16 logits of a step, experts of a token, and how tokens agree; few distinct logits, so that there are ties."""
+    tokens, experts = draw(st.integers(2, 6)), draw(st.integers(2, 9))
+    spread = draw(st.sampled_from([0.5, 2.0, 8.0]))
+    values = draw(st.lists(st.integers(-8, 8), min_size=tokens * experts, max_size=tokens * experts))
+    logits = (torch.tensor(values) * (spread / 8)).view(tokens, experts).bfloat16()
+    remapping = Remapping(draw(st.sampled_from([0.5, 1.0, 2.0, 4.0])), draw(st.integers(1, 8)))
+    return logits, draw(st.integers(1, experts)), remapping
+
+
+def by_hand(logits: list[list[float]], top_k: int, alpha: float, bins: int) -> list[list[int]]:
+    """The paper's steps one after another, scores as fractions."""
+    tokens, experts = len(logits), range(len(logits[0]))
+    binned = [[max(math.ceil(alpha * (z - max(row))), -bins) for z in row] for row in logits]
+    score = [sum(Fraction(tokens) ** binned[t][e] for t in range(tokens)) for e in experts]
+    chosen = []
+    for row, of in zip(logits, binned, strict=True):
+        first = row.index(max(row))
+        ranked = sorted(experts, key=lambda e: (e != first, -of[e], -score[e], -row[e], e))
+        chosen.append(sorted(ranked[:top_k], key=lambda e: (-row[e], e)))
+    return chosen
+
+
+@given(steps())
+def test_tokens_agree_as_the_paper_says(step):
+    """Bins, votes, the likeliest expert of each token and the order of the result are those of a plain loop."""
+    logits, top_k, remapping = step
+    want = by_hand(logits.float().tolist(), top_k, remapping.alpha, remapping.bins)
+    assert remapping.choose(logits, top_k).tolist() == want
+
+
+@given(steps())
+def test_a_token_keeps_its_likeliest_expert_and_their_number(step):
+    logits, top_k, remapping = step
+    chosen = remapping.choose(logits, top_k)
+    assert all(len(set(row)) == top_k for row in chosen.tolist())
+    assert torch.equal(chosen[:, 0], logits.float().argsort(dim=1, descending=True, stable=True)[:, 0])
+
+
+@given(steps(), st.randoms())
+def test_the_order_of_tokens_changes_nothing(step, random):
+    logits, top_k, remapping = step
+    order = list(range(len(logits)))
+    random.shuffle(order)
+    shuffled = remapping.choose(logits[order], top_k)
+    assert torch.equal(shuffled, remapping.choose(logits, top_k)[order])
+
+
+def test_a_row_that_is_no_number_takes_no_part():
+    """NaN in one sequence's logits changes no other's choice; its own stays."""
+    good = torch.randn(3, 8, generator=torch.Generator().manual_seed(3))
+    bad = torch.full((1, 8), torch.nan)
+    chosen = Remapping(bins=2).choose(torch.cat((good, bad)), 2)
+    for row in chosen.tolist():
+        assert len(set(row)) == 2
+    # Votes count four tokens instead of three, but these votes order experts alike.
+    assert torch.equal(
+        chosen[:3], Remapping(bins=2).choose(torch.cat((good, -torch.inf * torch.ones(1, 8))), 2)[:3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "bins", "option"),
+    [(0, 4, "--lynx-alpha"), (-1, 4, "--lynx-alpha"), (math.nan, 4, "--lynx-alpha"), (math.inf, 4, "--lynx-alpha"),
+     (2, 0, "--lynx-beta"), (2, 9, "--lynx-beta")],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(alpha, bins, option):
+    with pytest.raises(UserError, match=option):
+        Remapping(alpha, bins)
+
+
+def in_c(
+    logits: torch.Tensor, top_k: int, remapping: Remapping, *, normalise: bool
+) -> tuple[torch.Tensor, ...]:
+    """edgemoe_remap over the choice that edgemoe_router_topk makes of these logits: chosen, gates and counts."""
+    tokens, experts = logits.shape
+    # A weight of the logits' columns and one-hot inputs have these logits as their product.
+    padded = torch.zeros(experts, 32, dtype=torch.bfloat16)
+    padded[:, :tokens] = logits.T
+    router = NativeRouter(padded, top_k, normalise=normalise, rounded=False)
+    x = torch.eye(32, dtype=torch.bfloat16)[:tokens].contiguous()
+    found, chosen, gates = router(x)
+    assert torch.equal(found, logits)
+    votes, counts = torch.zeros(experts, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    rule = RemappingRule(alpha=remapping.alpha, bins=remapping.bins, popularity=votes.data_ptr())
+    before = chosen.clone()
+    native.library().edgemoe_remap(
+        *(router.address, ctypes.byref(rule), found.data_ptr(), tokens, router.probabilities.data_ptr()),
+        *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
+    )
+    return before, chosen, gates, counts
+
+
+@needs_native
+@given(steps(), st.booleans())
+def test_the_kernel_chooses_the_same(step, normalise):
+    """Experts as in Python; gate weights are parts of a softmax; distinct experts and changed pairs are counted."""
+    logits, top_k, remapping = step
+    before, chosen, gates, counts = in_c(logits, top_k, remapping, normalise=normalise)
+    assert torch.equal(chosen, remapping.choose(logits, top_k))
+    weights = logits.float().softmax(1).gather(1, chosen)
+    if normalise:
+        weights = weights / weights.sum(1, keepdim=True)
+    torch.testing.assert_close(gates, weights, rtol=1e-5, atol=1e-7)
+    changed = sum(len(set(new) - set(old)) for old, new in zip(before.tolist(), chosen.tolist(), strict=True))
+    assert counts.tolist() == [len(before.unique()), changed]
+
+
+@needs_native
+def test_the_kernel_leaves_a_row_without_numbers_alone():
+    logits = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    logits[2] = torch.nan
+    tokens, top_k = 4, 3
+    router = NativeRouter(torch.zeros(8, 32, dtype=torch.bfloat16), top_k, normalise=True, rounded=False)
+    chosen = torch.arange(top_k).repeat(tokens, 1).contiguous()
+    gates, counts = torch.full((tokens, top_k), 0.5), torch.zeros(2, dtype=torch.int64)
+    votes = torch.zeros(8, dtype=torch.int64)
+    rule = RemappingRule(alpha=2.0, bins=4, popularity=votes.data_ptr())
+    native.library().edgemoe_remap(
+        *(router.address, ctypes.byref(rule), logits.data_ptr(), tokens, router.probabilities.data_ptr()),
+        *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
+    )
+    assert (chosen[2].tolist(), gates[2].tolist()) == ([0, 1, 2], [0.5] * 3)
+    kept = torch.tensor([0, 1, 3])
+    want = Remapping().choose(logits, top_k)
+    assert torch.equal(chosen[kept], want[kept])
