@@ -147,3 +147,33 @@ print(before - resident_bytes())
 """
     given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert int(given) > 3000 * 65536 / 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_threads_that_compute_in_turn_share_freed_memory():
+    """What one thread has freed serves the next one: eight threads take little more than one."""
+    program = """
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from edgemoe.machine.process import resident_bytes, return_free_memory
+malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def compute(_):
+    blocks = [malloc(65536) for _ in range(500)]
+    for block in blocks:
+        ctypes.memset(block, 1, 65536)
+    stays = malloc(65536)
+    for block in blocks:
+        free(block)
+return_free_memory()
+with ThreadPoolExecutor(8) as threads:
+    together = Barrier(8)
+    list(threads.map(lambda _: together.wait(), range(8)))  # so that eight threads exist
+    before = resident_bytes()
+    for _ in range(24):
+        threads.submit(compute, 0).result()
+    print(resident_bytes() - before)
+"""
+    given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(given) < 2 * 500 * 65536
