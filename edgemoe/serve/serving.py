@@ -69,12 +69,19 @@ class Serving:
         return self.model
 
     async def start(
-        self, kind: str, prompts: Sequence[Prompt], choices: Sequence[Choices], param: str, **template: object
+        self,
+        kind: str,
+        client: str,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choices],
+        param: str,
+        **template: object,
     ) -> Job:
         """Submits each prompt with each of the choices; without a limit an answer may fill the context.
 
         Args:
             kind: of request, for the list of them.
+            client: that sent it; clients' requests begin in turn.
             prompts: see Prompt.
             choices: of the answers to each prompt.
             param: the field that the prompts are in.
@@ -84,7 +91,7 @@ class Serving:
             ApiError: the queue is full, or a prompt or a choice is wrong.
         """
         model = self.require()
-        self.queue.enter()
+        self.queue.enter(client)
         try:
             encoded = [await asyncio.to_thread(model.encode, each, **template) for each in prompts]
             most = model.engine.plan.context
@@ -93,9 +100,9 @@ class Serving:
             limited: list[Choices] = [
                 {"max_new_tokens": max(most - len(t), 1), **given} for t, given in every
             ]
-            job = Job(model, tokens, limited, kind, self._ended)
+            job = Job(model, tokens, limited, kind, client, self._ended)
         except BaseException as error:
-            self.queue.leave()
+            self.queue.leave(client)
             raise _known(error, param) from error
         self.queue.add(job)
         try:
