@@ -96,10 +96,7 @@ class Engine:
         return_free_memory()
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
-        self.plan, self.shape, self.device = plan, store.shape, store.device
-        self._store = store
-        self.checkpoint = store.manifest.source
-        """Fingerprint of the checkpoint that the store was converted from."""
+        self.store, self.plan, self.shape, self.device = store, plan, store.shape, store.device
         self.damage: Damage | None = None
         """What fewer bits of each expert cost; None until settings go by it."""
         self._controller: BitsController | None = None
@@ -257,7 +254,7 @@ class Engine:
         """
         if self.damage is None:
             level = self.plan.levels[0]
-            self.damage = Damage.of(calibration_of(self._store, level) or self._measured())
+            self.damage = Damage.of(calibration_of(self.store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
         return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
@@ -268,7 +265,7 @@ class Engine:
         Raises:
             UserError: a sequence takes the memory that a measurement needs.
         """
-        store, directory, before = self._store, self._store.directory, self.settings
+        store, directory, before = self.store, self.store.directory, self.settings
         _log.warning(
             "%s has no usable calibration: levels go by errors on random tokens; `edgemoe calibrate` measures on text",
             directory,

@@ -203,7 +203,8 @@ class KeptSequences:
         """The hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
         engine, settings = self._engine, self._engine.settings
         damage = engine.damage.origin if engine.damage and settings.priced else None
-        parts = engine.checkpoint, engine.shape.kv, settings.levels_by, settings.cpu_experts, damage
+        of_model = engine.store.manifest.source, engine.shape.kv
+        parts = of_model, settings.levels_by, settings.cpu_experts, damage
         return xxhash.xxh3_128_digest(repr(parts).encode())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,14 @@ class Serving:
 
     Attributes:
         model: None before it is open.
+        answered: called after every answer.
     """
 
     def __init__(self, name: str, *, most: int, limit: float | None = None) -> None:
         self.name, self.limit, self.queue = name, limit, Queue(most)
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
         self.model: Model | None = None
+        self.answered: Callable[[], None] = lambda: None
         self.prompt_tokens = self.new_tokens = 0
         """Of all answers so far."""
 
@@ -118,6 +120,7 @@ class Serving:
             self.prompt_tokens += answer.prompt_tokens
             self.new_tokens += answer.new_tokens
             self.metrics.answered(answer)
+            self.answered()
         if len(answers) < len(job.answers):
             self.metrics.failed(job.error.status if job.error else 499)  # 499: the client left
         end = (
