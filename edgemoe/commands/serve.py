@@ -38,7 +38,7 @@ QueueOption = Annotated[
     typer.Option(
         "--queue",
         min=0,
-        help="Requests that may wait beside those that run; further ones get 429 and Retry-After.",
+        help="Requests that may wait beside those that run; further ones of a client get 429 and Retry-After.",
     ),
 ]
 
