@@ -6,13 +6,19 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from edgemoe.engine.scheduler import Request
+from typing import Generic, Protocol, TypeVar
 
 
-class Arrivals:
+class OfClient(Protocol):
+    """A request of a client, by its name."""
+
+    client: str
+
+
+Request = TypeVar("Request", bound=OfClient)
+
+
+class Arrivals(Generic[Request]):
     """A queue for each client that has requests waiting. Thread-safe.
 
     A client whose first request leaves comes behind all others, and so does a new one: between two requests of a client

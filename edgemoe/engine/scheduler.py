@@ -165,7 +165,7 @@ class Scheduler:
         self.engine, self._pace = engine, pace or Pace()
         self._kept = KeptSequences(engine) if keep else None
         self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
-        self._arrived = Arrivals()
+        self._arrived = Arrivals[Request]()
         self._prompt: Request | None = None
         self._running: list[Request] = []
         self._sampled: deque[tuple[Request, torch.Tensor]] = deque()

@@ -160,5 +160,5 @@ class Endpoints:
 
 
 def _client(request: Request) -> str:
-    """What clients are told apart by: their address, as all of them have the same key."""
+    """Names the client of a request by its address: all of them have the same key."""
     return request.client.host if request.client else ""

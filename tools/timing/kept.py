@@ -3,7 +3,7 @@
     python -m tools.timing.kept [--model demo] [--vram-limit 30MB] [--context 1024] [--shared 300] [--questions 9]
         [--json]
 
-Each question is asked once a round, two rounds a side, the two sides in turn; the first question of a round, which has
+Each question comes once a round, two rounds a side, the two sides in turn; the first question of a round, which has
 nothing to share, is not counted. Prints medians of the time to the first token, of bytes read until the end, and of
 tokens that were not computed again. Then two conversations with that beginning take turns in the memory of one context;
 printed are the tokens of each prompt, and those of them that were not computed again.

@@ -20,11 +20,11 @@ BODY = {"prompt": "fox " * 10, "max_tokens": 4, "logit_bias": {"70": 1000}}
 """Four tokens 'f': the bias lets no answer end before its limit."""
 
 
-def taken(arrivals: Arrivals, count: int) -> list[str]:
+def taken(arrivals: Arrivals[SimpleNamespace], count: int) -> list[str]:
     return [arrivals.take().name for _ in range(count)]
 
 
-def sent(arrivals: Arrivals, *names: str) -> None:
+def sent(arrivals: Arrivals[SimpleNamespace], *names: str) -> None:
     """Adds requests that are named by their client's letter and a number."""
     for name in names:
         arrivals.add(SimpleNamespace(client=name[0], name=name))
