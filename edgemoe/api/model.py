@@ -17,7 +17,6 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
-from edgemoe.kv.sequence import SequenceKV
 from storage.errors import UserError
 from storage.untrusted import foreign_code
 
@@ -151,24 +150,26 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        return self.answer(self._tokens(prompt), Sampler(self._sampling(choices)), start)
+        return self.run(self.begin(self._tokens(prompt), Sampler(self._sampling(choices)), start))
 
-    def answer(
+    def begin(
         self,
         tokens: list[int],
         sampler: Sampler,
         start: float,
         on_text: Callable[[str], None] = lambda piece: None,
         *,
-        sequence: SequenceKV | None = None,
-        cached: int = 0,
-    ) -> Answer:
-        """Answers token ids in a sequence of the caller's (Generation), computing until the end.
+        client: str = "",
+    ) -> Generation:
+        """Returns an answer that has not begun, for `run`; arguments as of Generation."""
+        return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, client=client)
+
+    def run(self, generation: Generation) -> Answer:
+        """Answers, computing until the end.
 
         Raises:
-            as generate; KeyboardInterrupt: sequence and tokens are consistent.
+            as generate; KeyboardInterrupt: the answer is cancelled.
         """
-        generation = self._generation(tokens, sampler, start, on_text, sequence=sequence, cached=cached)
         self._scheduler.run(generation.request)
         return generation.answer()
 
@@ -180,7 +181,7 @@ class Model:
         """
         start, pieces = time.perf_counter(), deque[str]()
         sampler = Sampler(self._sampling(choices))
-        generation = self._generation(self._tokens(prompt), sampler, start, pieces.append)
+        generation = self.begin(self._tokens(prompt), sampler, start, pieces.append)
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
 
@@ -188,6 +189,8 @@ class Model:
         self,
         prompt: Prompt,
         on_text: Callable[[str], None] = lambda piece: None,
+        *,
+        client: str = "",
         **choices: Unpack[Choices],
     ) -> AnswerFuture:
         """Answers a prompt in the background. The future's `cancel` frees the request's memory at the next step.
@@ -195,13 +198,14 @@ class Model:
         Args:
             prompt: see Prompt.
             on_text: called with each piece of text, in the thread that computes; an error in it ends the answer.
+            client: requests of several clients that wait begin in turn.
             choices: see Choices.
 
         Raises:
             as generate, here or in the future.
         """
         start, sampler = time.perf_counter(), Sampler(self._sampling(choices))
-        generation = self._generation(self._tokens(prompt), sampler, start, on_text)
+        generation = self.begin(self._tokens(prompt), sampler, start, on_text, client=client)
         future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(_resolve, future, generation)
         self._scheduler.submit(request)
@@ -301,16 +305,6 @@ class Model:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _generation(
-        self,
-        tokens: list[int],
-        sampler: Sampler,
-        start: float,
-        on_text: Callable[[str], None],
-        **options: Any,
-    ) -> Generation:
-        return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, **options)
 
     def _tokens(self, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
         if isinstance(prompt, str):

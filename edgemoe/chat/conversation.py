@@ -1,18 +1,17 @@
-"""A conversation: the turns of a chat over one KV sequence."""
+"""A conversation: the turns of a chat."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 
 from edgemoe.api.model import Model
+from edgemoe.api.status import Progress
 from edgemoe.api.template import Message, encode_chat, render_chat
 from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
-from edgemoe.engine.generate import Answer
+from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.kv.sequence import SequenceKV
 from storage.errors import UserError
 
 _TAIL = 16
@@ -20,21 +19,20 @@ _TAIL = 16
 
 
 class Conversation:
-    """Turns over one sequence. Every turn reuses the KV of the longest common prefix of its prompt.
+    """Turns of a chat, each one a request to the model, which keeps the KV of what they share (Model's `keep`).
 
     An error or Ctrl-C inside a method leaves the messages unchanged: an incomplete answer is dropped together with its
-    question, while the KV of all computed tokens stays for a turn that shares them. For one thread.
+    question. For one thread.
 
     Args:
         model: computes the answers; its sampling is the first.
         system: a system message.
-        sequence: of a finished conversation, to be reused; by default a new one.
 
     Raises:
         UserError: the model's chat template takes no system message, and `system` is given.
     """
 
-    def __init__(self, model: Model, system: str | None = None, sequence: SequenceKV | None = None) -> None:
+    def __init__(self, model: Model, system: str | None = None) -> None:
         self._model, self._tokenizer = model, model.tokenizer
         self._sampler = Sampler(model.sampling)
         self._system: list[Message] = []
@@ -43,9 +41,7 @@ class Conversation:
         self.reasons = False
         """Whether the prompt of the last turn has opened the model's reasoning."""
         self.set_system(system)
-        self._sequence = sequence or model.engine.new_sequence()
-        self._tokens: list[int] = []
-        self._prompt = 0, 0
+        self._generation: Generation | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -71,8 +67,10 @@ class Conversation:
 
         For any thread.
         """
-        cached, tokens = self._prompt
-        return self._sequence.length - cached, tokens - cached
+        if self._generation is None:
+            return 0, 0
+        now = Progress.of(self._generation.request)
+        return now.done_tokens - now.cached_tokens, now.prompt_tokens - now.cached_tokens
 
     def set_system(self, text: str | None) -> None:
         """Replaces the system message; None removes it.
@@ -145,14 +143,8 @@ class Conversation:
         if left > self._left:
             on_shift(left - self._left)
         self.reasons = self._tokenizer.decode(tokens[-_TAIL:]).rstrip().endswith(OPEN)
-        cached = self._reuse(tokens)
-        self._prompt = cached, len(tokens)
-        try:
-            answer = self._model.answer(
-                tokens, self._sampler, start, on_text, sequence=self._sequence, cached=cached
-            )
-        finally:
-            self._tokens = tokens[: self._sequence.length]
+        self._generation = self._model.begin(tokens, self._sampler, start, on_text)
+        answer = self._model.run(self._generation)
         self._turns, self._left = [*turns, {"role": "assistant", "content": answer.text}], left
         return answer
 
@@ -165,7 +157,7 @@ class Conversation:
         Returns:
             token ids, and the number of turns left out.
         """
-        context = self._sequence.context
+        context = self._model.engine.plan.context
         answer = min(self.sampling.max_new_tokens, context // 4)
         questions = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
         left = self._left if self._left in questions else 0
@@ -177,10 +169,3 @@ class Conversation:
                 if len(tokens) <= context // 2:
                     break
         return tokens, left
-
-    def _reuse(self, tokens: list[int]) -> int:
-        """Crops the sequence to its common prefix with `tokens`, at most all but one; returns the prefix's length."""
-        prefix = takewhile(lambda pair: pair[0] == pair[1], zip(self._tokens, tokens[:-1], strict=False))
-        shared = self._sequence.crop(min(len(list(prefix)), self._sequence.length))
-        self._tokens = tokens[:shared]
-        return shared

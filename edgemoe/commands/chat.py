@@ -156,7 +156,7 @@ def chat_command(
             keeping_heat(store.directory, store.manifest, engine.vram.heat)
         )
         engine.fill_first(before)
-        conversation = Conversation(Model(engine, tokenizer, sampling), system)
+        conversation = Conversation(Model(engine, tokenizer, sampling, keep=True), system)
         if messages:
             conversation.restore(messages)
             conversation.set_system(system or conversation.system)

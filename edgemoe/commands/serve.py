@@ -20,7 +20,10 @@ from edgemoe.console.printable import printable
 from storage.errors import UserError
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from edgemoe.api.model import Model
+    from edgemoe.serve.serving import Serving
 
 EXAMPLES = (
     "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve --host 0.0.0.0 "
@@ -35,7 +38,7 @@ QueueOption = Annotated[
     typer.Option(
         "--queue",
         min=0,
-        help="Requests that may wait beside those that run; further ones get 429 and Retry-After.",
+        help="Requests that may wait beside those that run; further ones of a client get 429 and Retry-After.",
     ),
 ]
 
@@ -100,6 +103,7 @@ def serve_command(
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key)
     load = partial(
         _load,
+        serving,
         model,
         context=context,
         parallel=parallel,
@@ -123,14 +127,20 @@ def require_extra() -> None:
         raise UserError("the packages of edgemoe[serve]", f"no {missing}", "run pip install 'edgemoe[serve]'")
 
 
-def _load(model: Path, **settings: object) -> Model:
-    """Opens the model, and prints what it takes."""
+def _load(serving: Serving, model: Path, opened: ExitStack, **settings: object) -> Model:
+    """Opens the model, prints what it takes, and keeps how hot its experts are for the next start."""
     import edgemoe
+    from edgemoe.models.heat import keeping_heat
 
-    opened = edgemoe.load(model, **settings)  # type: ignore[arg-type]
-    for line in opened.engine.plan.lines():
+    one = opened.enter_context(edgemoe.load(model, **settings))  # type: ignore[arg-type]
+    engine, store = one.engine, one.engine.store
+    for line in engine.plan.lines():
         _say(line)
-    return opened
+    before, serving.answered = opened.enter_context(
+        keeping_heat(store.directory, store.manifest, engine.vram.heat)
+    )
+    engine.fill_first(before)
+    return one
 
 
 def _key(address: AddressOptions) -> str | None:

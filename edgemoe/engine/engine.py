@@ -22,6 +22,7 @@ from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
+from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import build_model, skeleton
@@ -95,8 +96,7 @@ class Engine:
         return_free_memory()
         reset_peak()
         self.resident_before, files = resident_bytes(), file_backed_bytes()
-        self.plan, self.shape, self.device = plan, store.shape, store.device
-        self._store = store
+        self.store, self.plan, self.shape, self.device = store, plan, store.shape, store.device
         self.damage: Damage | None = None
         """What fewer bits of each expert cost; None until settings go by it."""
         self._controller: BitsController | None = None
@@ -253,7 +253,7 @@ class Engine:
         """
         if self.damage is None:
             level = self.plan.levels[0]
-            self.damage = Damage.of(calibration_of(self._store, level) or self._measured())
+            self.damage = Damage.of(calibration_of(self.store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
         family = self._store.config["model_type"]
@@ -271,7 +271,7 @@ class Engine:
         Raises:
             UserError: a sequence takes the memory that a measurement needs.
         """
-        store, directory, before = self._store, self._store.directory, self.settings
+        store, directory, before = self.store, self.store.directory, self.settings
         _log.warning(
             "%s has no usable calibration: levels go by errors on random tokens; `edgemoe calibrate` measures on text",
             directory,
@@ -313,30 +313,59 @@ class Engine:
         finally:
             self._runtime.probe = None
 
-    def new_sequence(self, context: int | None = None) -> SequenceKV:
+    def new_sequence(self, context: int | None = None, *, reserve: int | None = None) -> SequenceKV:
         """A sequence with a KV of its own, reserved from the budget.
 
         Args:
             context: its tokens, at most the plan's; None: the plan's.
+            reserve: its first tokens whose bytes are reserved now, at most the context; `reserve_tokens` adds to them.
+                None: all. A device always takes all of them.
 
         Raises:
             DoesNotFit: the budget, or a device, has too little left.
         """
         context = context or self.plan.context
         assert context <= self.plan.context
-        nbytes = self.shape.kv.bytes_for(context)
+        reserved = context if reserve is None else self._tokens_taken(reserve, context)
+        nbytes = self.shape.kv.bytes_for(reserved)
         self.budget.reserve("kv", nbytes)
         try:
             with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
-                return SequenceKV(self.shape.kv, context, self._place)
+                return SequenceKV(self.shape.kv, context, self._place, reserved=reserved)
         except BaseException:
             self.budget.release(nbytes)
             raise
 
+    def _tokens_taken(self, tokens: int, context: int) -> int:
+        """Tokens whose memory a sequence of `tokens` takes."""
+        return context if self.device else whole_blocks(tokens, context)
+
+    def bytes_to_reserve(self, tokens: int, sequence: SequenceKV | None = None) -> int:
+        """Bytes that the first `tokens` tokens of a sequence take beyond those that it has reserved.
+
+        Args:
+            tokens: at most the context.
+            sequence: None: a new one with the plan's context.
+        """
+        taken = self._tokens_taken(tokens, sequence.context if sequence else self.plan.context)
+        if sequence is None:
+            return self.shape.kv.bytes_for(taken)
+        bytes_for = self.shape.kv.bytes_for
+        return max(bytes_for(taken) - bytes_for(sequence.reserved), 0)
+
+    def reserve_tokens(self, sequence: SequenceKV, tokens: int) -> None:
+        """Reserves the bytes of a sequence's first `tokens` tokens, and of the rest of their last block.
+
+        Raises:
+            DoesNotFit: the budget has too little left; the sequence is as before.
+        """
+        self.budget.reserve("kv", self.bytes_to_reserve(tokens, sequence))
+        sequence.reserved = max(sequence.reserved, self._tokens_taken(tokens, sequence.context))
+
     def end_sequence(self, sequence: SequenceKV) -> None:
         """Frees a sequence's KV. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
-        self.budget.release(self.shape.kv.bytes_for(sequence.context))
+        self.budget.release(self.shape.kv.bytes_for(sequence.reserved))
 
     def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.

@@ -13,7 +13,6 @@ from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
 from edgemoe.experts.use import fraction_at, mean_bits
-from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import peak_resident_bytes
 from storage.base import LEVELS
 
@@ -95,7 +94,7 @@ class Generation:
         sampler: chooses tokens; its settings end the answer.
         start: time.perf_counter() before templating and tokenizing, in seconds.
         on_text: called with each piece of text as soon as it is complete.
-        sequence, cached: as in Request.
+        client: as in Request.
 
     Attributes:
         request: for a scheduler.
@@ -111,8 +110,7 @@ class Generation:
         start: float,
         on_text: Callable[[str], None],
         *,
-        sequence: SequenceKV | None = None,
-        cached: int = 0,
+        client: str = "",
     ) -> None:
         self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
         self._text = TextStream(tokenizer, sampler.sampling.stop_strings)
@@ -125,8 +123,7 @@ class Generation:
             sampler,
             start,
             on_token=self._token,
-            sequence=sequence,
-            cached=cached,
+            client=client,
             on_rows=self._scores.add if self._scores else None,
         )
 

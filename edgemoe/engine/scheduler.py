@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from edgemoe.engine.arrivals import Arrivals
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
@@ -88,14 +89,16 @@ class Request:
         on_token: called with each token, one of `stop` included, and the float32 logits [vocab] it was chosen from, in
             the thread that drives the scheduler; True ends the answer.
         on_end: called once, when the request has ended.
-        sequence: has the first `cached` tokens, and stays as it is at the end; None: one is made and freed.
-        cached: tokens that are not computed again, less than all.
+        sequence: of the caller's, which has the prompt's first tokens, less than all, and stays as it is at the end;
+            None: one is made and freed.
         on_rows: called with the number of rows before it and float32 logits [rows, vocab], for all rows of the prompt
             in turn; None: these are not computed.
         scored: ends the request with its prompt; otherwise the prompt is answered.
         rows_from: rows of the prompt before this one are not wanted of `on_rows`.
+        client: requests of several clients that wait are admitted in turn.
 
     Attributes:
+        cached: tokens of the prompt that are not computed again.
         done: tokens of the prompt that the sequence has.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: that ended it.
@@ -107,17 +110,18 @@ class Request:
     on_token: Callable[[int, torch.Tensor], bool] = lambda token, logits: False
     on_end: Callable[[], None] = lambda: None
     sequence: SequenceKV | None = None
-    cached: int = 0
     on_rows: Callable[[int, torch.Tensor], None] | None = None
     scored: bool = False
     rows_from: int = 0
+    client: str = ""
     reason: str | None = None
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.prompt, self.trace = len(self.tokens), Trace(self.start)
         self.cancelled, self.kept = False, self.sequence is not None
-        self.attention, self.done = PromptAttention(), self.cached
+        self.attention = PromptAttention()
+        self.cached = self.done = self.sequence.length if self.sequence else 0
 
     @property
     def ended(self) -> bool:
@@ -146,7 +150,7 @@ class Pace:
 
 
 class Scheduler:
-    """Runs the requests of one engine together, first come, first served.
+    """Runs the requests of one engine together, admitted client by client in turn (engine.arrivals).
 
     Thread-safe: any thread may submit, cancel and wait. The threads that wait drive the steps in turn, one at a time;
     `start` adds a thread that drives whenever there is work.
@@ -161,7 +165,7 @@ class Scheduler:
         self.engine, self._pace = engine, pace or Pace()
         self._kept = KeptSequences(engine) if keep else None
         self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
-        self._arrived: deque[Request] = deque()
+        self._arrived = Arrivals[Request]()
         self._prompt: Request | None = None
         self._running: list[Request] = []
         self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
@@ -182,7 +186,7 @@ class Scheduler:
     @property
     def kept_bytes(self) -> int:
         """Bytes of KV that no request has, but that are kept."""
-        return self._kept.bytes if self._kept else 0
+        return self._kept.nbytes if self._kept else 0
 
     def forget(self) -> None:
         """Frees the KV that is kept."""
@@ -202,7 +206,7 @@ class Scheduler:
         return len(self._running) + (self._prompt is not None)
 
     def submit(self, request: Request) -> None:
-        """Adds a request behind all others.
+        """Adds a request behind its client's others.
 
         Raises:
             UserError: the prompt is empty, or the scheduler is closed.
@@ -215,7 +219,7 @@ class Scheduler:
         with self._turn:
             if self._closed:
                 raise _closed()
-            self._arrived.append(request)
+            self._arrived.add(request)
             self._turn.notify_all()
 
     def run(self, request: Request) -> None:
@@ -341,10 +345,10 @@ class Scheduler:
                 self._end(request, CANCELLED)
 
     def _admit(self) -> None:
-        """Gives the first request that waits its KV, if the budget has it."""
-        if self._prompt or not self._arrived or len(self._running) >= self.engine.plan.parallel:
+        """Gives the request whose turn it is its KV, if the budget has it."""
+        request = self._arrived.first()
+        if self._prompt or request is None or len(self._running) >= self.engine.plan.parallel:
             return
-        request = self._arrived[0]
         if request.sequence is None:
             wanted = request.prompt + request.sampler.sampling.max_new_tokens
             try:
@@ -354,7 +358,7 @@ class Scheduler:
                     self._end(request, error=error)
                 return
         request.trace.admitted = time.perf_counter()
-        self._prompt = self._arrived.popleft()
+        self._prompt = self._arrived.take()
 
     def _give_sequence(self, request: Request, context: int) -> None:
         """Gives a request its KV, with what is kept of the prompt's first tokens; all but one at most."""
@@ -418,6 +422,9 @@ class Scheduler:
         self.engine.take_counts()
         self.engine.take_use()
         try:
+            if self._kept:
+                for segment in step.segments:
+                    self._kept.reserve(segment.sequence, len(segment.tokens))
             return self.engine.step(step, all_rows=all_rows)
         except StepCancelled:
             self._end_cancelled()
@@ -463,8 +470,7 @@ class Scheduler:
         """Takes a request out and frees its KV; without effect where it has ended."""
         if request.ended:
             return
-        if request in self._arrived:
-            self._arrived.remove(request)
+        self._arrived.remove(request)
         self._running = [other for other in self._running if other is not request]
         self._prompt = None if self._prompt is request else self._prompt
         if request.sequence and not request.kept:
@@ -475,12 +481,12 @@ class Scheduler:
 
     def _free(self, sequence: SequenceKV, tokens: Sequence[int], error: BaseException | None) -> None:
         """Keeps the KV of an ended request, or frees it; after a value that is not finite, all that may have it."""
-        if self._kept and not isinstance(error, NotFinite):
+        if self._kept is None:
+            self.engine.end_sequence(sequence)
+        elif isinstance(error, NotFinite):
+            self._kept.discard(sequence)
+        else:
             self._kept.keep(sequence, tokens)
-            return
-        self.engine.end_sequence(sequence)
-        if self._kept:
-            self._kept.clear()
 
 
 def _closed() -> UserError:

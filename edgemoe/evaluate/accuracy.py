@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from edgemoe.api.model import Model
@@ -12,7 +13,6 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.reference import Reference
 from edgemoe.evaluate.tasks import Task, is_right
-from edgemoe.kv.sequence import SequenceKV
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer; the longest right one is far shorter."""
@@ -44,17 +44,23 @@ def task_accuracy(
     return by_kind
 
 
+@contextmanager
 def engine_conversations(
-    engine: Engine, tokenizer: Any, stop: frozenset[int], sequence: SequenceKV
-) -> Callable[[], Answer]:
-    """Returns a function that begins a conversation with edgemoe; all of them use the same sequence in turn."""
-    model = Model(engine, tokenizer, Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop))
+    engine: Engine, tokenizer: Any, stop: frozenset[int]
+) -> Iterator[Callable[[], Answer]]:
+    """Yields a function that begins a conversation with edgemoe; its turns share their KV, and no other one's.
+
+    At the end of the block no sequence is left.
+    """
+    model = Model(engine, tokenizer, Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop), keep=True)
 
     def start() -> Answer:
-        conversation = Conversation(model, sequence=sequence)
+        model.forget()
+        conversation = Conversation(model)
         return lambda question: conversation.ask(question, lambda _: None).text
 
-    return start
+    yield start
+    model.forget()
 
 
 def reference_conversations(

@@ -38,7 +38,6 @@ from edgemoe.evaluate.score import (
 from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
-from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
 from edgemoe.models.tokenizer import load_tokenizer
@@ -192,30 +191,29 @@ class _Evaluation:
             if any(arm.settings.priced for arm in arms):
                 engine.require_damage()  # while no sequence has its memory
                 self.damage = engine.damage.origin if engine.damage else None
-            sequence = engine.new_sequence()
             for number, arm in enumerate(arms, 1):
-                rows += self._arm(engine, sequence, arm, logits, f"{arm.name} ({number} of {len(arms)})")
+                rows += self._arm(engine, arm, logits, f"{arm.name} ({number} of {len(arms)})")
             if {"routing", "similarity"} & set(self._request.observed):
+                sequence = engine.new_sequence()
                 with CountProgress("routers: text", len(self.windows)) as progress:
                     self.observed = observe(engine, sequence, self.windows, progress.advance)
         return rows
 
-    def _arm(
-        self, engine: Engine, sequence: SequenceKV, arm: Arm, logits: LogitFile | None, label: str
-    ) -> list[EvalRow]:
+    def _arm(self, engine: Engine, arm: Arm, logits: LogitFile | None, label: str) -> list[EvalRow]:
         by_kind = None
         if self._tasks and arm.study == TABLE:
             engine.configure(arm.settings)
             engine.forget_experts()
-            start = engine_conversations(engine, self._tokenizer, self._stop, sequence)
-            by_kind = self._accuracy(label, start)
+            with engine_conversations(engine, self._tokenizer, self._stop) as start:
+                by_kind = self._accuracy(label, start)
         if not self.windows:
             return [with_accuracy(setting_row(arm, arm.phases[0], None, ExpertUse()), by_kind)]
-        rows = []
+        rows, sequence = [], engine.new_sequence()
         with CountProgress(f"{label}: text", len(arm.phases) * len(self.windows)) as progress:
             for phase in arm.phases:
                 measured = self._quality(engine, sequence, arm, phase, logits, progress.advance)
                 rows.append(with_accuracy(setting_row(arm, phase, *measured), by_kind))
+        engine.end_sequence(sequence)
         return rows
 
     def _quality(

@@ -6,6 +6,7 @@ import torch
 
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.shape import KVShape
+from edgemoe.machine.huge_pages import in_small_pages
 from storage.errors import ContextExceeded
 
 
@@ -17,11 +18,13 @@ class SequenceKV:
 
     Args:
         shape: of the KV.
-        context: most tokens; the memory for all of them is allocated at once.
+        context: most tokens. In RAM pages of tokens that are not written yet take none; on a device all are taken.
         place: the device.
+        reserved: see below; None: the context.
 
     Attributes:
         length: number of valid tokens.
+        reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
         slots: layer -> index of its keys and values.
         keys: [layers, heads, context, key_dim].
         values: [layers, heads, context, value_dim]; with latents, a view of the latents in `keys`.
@@ -29,20 +32,31 @@ class SequenceKV:
         states: of linear-attention layers; None: there are none.
     """
 
-    def __init__(self, shape: KVShape, context: int, place: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        context: int,
+        place: torch.device | str = "cpu",
+        *,
+        reserved: int | None = None,
+    ) -> None:
         self.shape, self.context, self.length = shape, context, 0
+        self.reserved = context if reserved is None else reserved
         self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         size = len(shape.layers), shape.heads, context
         self.keys = torch.empty(*size, shape.key_dim, dtype=torch.bfloat16, device=place)
         self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16, device=place)
         if shape.latent:
             self.values = self.keys[..., : shape.latent]
+        if self.keys.device.type == "cpu":
+            in_small_pages((self.keys, self.values))  # a huge page would take those of other tokens too
         self.slices = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded if `tokens` more do not fit."""
         self.require_tokens(self.length + tokens, self.context)
+        assert self.length + tokens <= self.reserved, "a step beyond the reserved tokens"
 
     @staticmethod
     def require_tokens(tokens: int, context: int) -> None:
@@ -72,12 +86,12 @@ class SequenceKV:
 
         Args:
             other: has at least `length` tokens.
-            length: at most this context.
+            length: at most the reserved tokens.
 
         Returns:
             The number of tokens copied: `length`, or 0 where linear-attention layers have a later state only.
         """
-        assert length <= min(other.length, self.context)
+        assert length <= min(other.length, self.reserved)
         if self.states and other.states:
             if length < other.length:
                 return 0

@@ -152,6 +152,16 @@ class RunSettings:
         return len(self.levels) > 2 or self.bits is not None or self.tpot_target is not None
 
     @property
+    def levels_by(self) -> tuple[object, ...]:
+        """What the levels of a prompt's experts follow from, beside its tokens and the model: equal for equal KV.
+
+        Bits that change while the model runs, for a time a token, are left out.
+        """
+        ranking = [name for name in RANKING if name != "bits" or self.tpot_target is None]
+        ranked = tuple(getattr(self, name) for name in ranking) if len(self.levels) > 1 else ()
+        return self.levels, self.exact, ranked
+
+    @property
     def mean_bits(self) -> float:
         """The mean bits a weight of a choice by damage."""
         return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits

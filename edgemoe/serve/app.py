@@ -96,7 +96,9 @@ class Endpoints:
         fields.require_supported()
         messages = [message.as_message() for message in fields.messages]
         serving, template = self._serving, fields.template()
-        job = await serving.start("chat", [messages], fields.choices(), "messages", **template)
+        job = await serving.start(
+            "chat", _client(request), [messages], fields.choices(), "messages", **template
+        )
         return self._respond(job, ChatReply(serving.name, job.prompts, serving.text_of), fields)
 
     async def complete(self, request: Request) -> Response | StreamResponse | WholeResponse:
@@ -104,7 +106,7 @@ class Endpoints:
         fields = parse(CompletionFields, await body_of(request))
         fields.require_supported()
         serving, prompts = self._serving, fields.prompts()
-        job = await serving.start("completion", prompts, fields.choices(), "prompt")
+        job = await serving.start("completion", _client(request), prompts, fields.choices(), "prompt")
         echo = None
         if fields.echo:
             texts = [each if isinstance(each, str) else serving.decode(each) for each in prompts]
@@ -155,3 +157,8 @@ class Endpoints:
         tokenizer = self._serving.require().tokenizer
         known = {name: getattr(tokenizer, name, None) for name in _TOKENIZER}
         return JSONResponse({"tokenizer_class": type(tokenizer).__name__} | known)
+
+
+def _client(request: Request) -> str:
+    """Names the client of a request by its address: all of them have the same key."""
+    return request.client.host if request.client else ""

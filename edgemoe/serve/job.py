@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ class Job:
         prompts: token ids of each answer's prompt.
         choices: of each answer.
         kind: for the list of requests.
+        client: that sent it.
         on_end: called once, when the job is left.
     """
 
@@ -50,9 +51,11 @@ class Job:
         prompts: Sequence[list[int]],
         choices: Sequence[Choices],
         kind: str,
+        client: str,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self._model, self._wanted, self.kind = model, list(zip(prompts, choices, strict=True)), kind
+        self.client = client
         self._events, self._loop = asyncio.Queue[Event | BaseException](), asyncio.get_running_loop()
         self._left, self._on_end = False, on_end
         self.start = time.monotonic()
@@ -77,7 +80,7 @@ class Job:
 
     def _submit(self) -> None:
         for index, (tokens, choices) in enumerate(self._wanted):
-            future = self._model.submit(tokens, partial(self._piece, index), **choices)
+            future = self._model.submit(tokens, partial(self._piece, index), client=self.client, **choices)
             self.futures.append(future)
             future.add_done_callback(partial(self._end, index))
             if self._left:  # while it was submitted
@@ -139,8 +142,11 @@ class Job:
 class Queue:
     """A bound on the requests that wait or run; those beyond it are refused, with the time of one as advice.
 
+    A client that has none is let in beyond the bound, so that one client's requests keep no other one out; those let
+    in so are bounded too.
+
     Args:
-        most: requests.
+        most: requests; and as many beyond them, of clients that had none.
 
     Attributes:
         jobs: that wait or run.
@@ -148,25 +154,26 @@ class Queue:
 
     def __init__(self, most: int) -> None:
         self.most, self.jobs = most, list[Job]()
-        self._entered = 0
+        self._of_client = Counter[str]()
         self._seconds = deque[float](maxlen=16)
 
-    def enter(self) -> None:
-        """Takes a place.
+    def enter(self, client: str) -> None:
+        """Takes a place for a client.
 
         Raises:
             ApiError: there is none.
         """
-        if self._entered >= self.most:
+        if self._of_client.total() >= (self.most if self._of_client[client] else 2 * self.most):
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 5
             message = f"expected fewer than {self.most} requests at once, got one more: send it again later"
             wait = {"retry-after": str(min(max(round(mean), 1), 60))}
             raise ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=wait)
-        self._entered += 1
+        self._of_client[client] += 1
 
-    def leave(self) -> None:
-        """Gives a place back."""
-        self._entered -= 1
+    def leave(self, client: str) -> None:
+        """Gives a client's place back."""
+        self._of_client[client] -= 1
+        self._of_client += Counter()  # without clients that have none
 
     def add(self, job: Job) -> None:
         """Lists a job whose place was taken."""
@@ -176,4 +183,4 @@ class Queue:
         """Ends a job: its place is free."""
         self._seconds.append(time.monotonic() - job.start)
         self.jobs.remove(job)
-        self.leave()
+        self.leave(job.client)

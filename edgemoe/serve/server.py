@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -134,36 +135,35 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._serving, self._say = serving, say
         self._error: BaseException | None = None
-        self._model: Model | None = None
 
-    def serve_model(self, load: Callable[[], Model], listening: socket.socket) -> None:
-        """Serves until a signal has drained it, and closes the model.
+    def serve_model(self, load: Callable[[ExitStack], Model], listening: socket.socket) -> None:
+        """Serves until a signal has drained it, and closes what loading has opened.
 
         Args:
-            load: opens the model, on another thread, while the port answers already.
+            load: opens the model and puts what must be closed on the stack, on another thread, while the port answers.
             listening: the port.
 
         Raises:
             KeyboardInterrupt: by the second signal; requests are cancelled.
             the error that ended loading.
         """
-        threading.Thread(target=self._load, args=(load,), name="edgemoe-loader", daemon=True).start()
-        try:
+        with ExitStack() as opened:
+            loader = threading.Thread(
+                target=self._load, args=(load, opened), name="edgemoe-loader", daemon=True
+            )
+            loader.start()
             self.run([listening])
-        finally:
-            if self._model:
-                self._model.close()
         if self._error:
             raise self._error
 
-    def _load(self, load: Callable[[], Model]) -> None:
+    def _load(self, load: Callable[[ExitStack], Model], opened: ExitStack) -> None:
         try:
-            self._model = load()
+            model = load(opened)
         except BaseException as error:
             self._error, self.should_exit = error, True
             return
-        self._model.keep_warm()
-        self._serving.open(self._model)
+        model.keep_warm()
+        self._serving.open(model)
         self._say("ready")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,14 @@ class Serving:
 
     Attributes:
         model: None before it is open.
+        answered: called after every answer.
     """
 
     def __init__(self, name: str, *, most: int, limit: float | None = None) -> None:
         self.name, self.limit, self.queue = name, limit, Queue(most)
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
         self.model: Model | None = None
+        self.answered: Callable[[], None] = lambda: None
         self.prompt_tokens = self.new_tokens = 0
         """Of all answers so far."""
 
@@ -69,12 +71,19 @@ class Serving:
         return self.model
 
     async def start(
-        self, kind: str, prompts: Sequence[Prompt], choices: Sequence[Choices], param: str, **template: object
+        self,
+        kind: str,
+        client: str,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choices],
+        param: str,
+        **template: object,
     ) -> Job:
         """Submits each prompt with each of the choices; without a limit an answer may fill the context.
 
         Args:
             kind: of request, for the list of them.
+            client: that sent it; clients' requests begin in turn.
             prompts: see Prompt.
             choices: of the answers to each prompt.
             param: the field that the prompts are in.
@@ -84,7 +93,7 @@ class Serving:
             ApiError: the queue is full, or a prompt or a choice is wrong.
         """
         model = self.require()
-        self.queue.enter()
+        self.queue.enter(client)
         try:
             encoded = [await asyncio.to_thread(model.encode, each, **template) for each in prompts]
             most = model.engine.plan.context
@@ -93,9 +102,9 @@ class Serving:
             limited: list[Choices] = [
                 {"max_new_tokens": max(most - len(t), 1), **given} for t, given in every
             ]
-            job = Job(model, tokens, limited, kind, self._ended)
+            job = Job(model, tokens, limited, kind, client, self._ended)
         except BaseException as error:
-            self.queue.leave()
+            self.queue.leave(client)
             raise _known(error, param) from error
         self.queue.add(job)
         try:
@@ -111,6 +120,7 @@ class Serving:
             self.prompt_tokens += answer.prompt_tokens
             self.new_tokens += answer.new_tokens
             self.metrics.answered(answer)
+            self.answered()
         if len(answers) < len(job.answers):
             self.metrics.failed(job.error.status if job.error else 499)  # 499: the client left
         end = (

@@ -1,4 +1,4 @@
-"""The invariants of a tier (cache.base), checked against its private state."""
+"""The invariants of a tier (cache.base) and of kept sequences, checked against their private state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from cache.block_refs import SharedBlocks
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
+from edgemoe.engine.scheduler import Scheduler
 
 
 def check_integrity(tier: PlaneTier) -> None:
@@ -39,3 +40,22 @@ def _check_blocks(blocks: SharedBlocks | Pool, references: Counter[tuple[str, in
         assert counts == [references[kind, index] for index in range(len(counts))]
         free = blocks._arenas[kind]._free
         assert sorted(free) == [index for index, count in enumerate(counts) if not count]
+
+
+def check_kept(scheduler: Scheduler) -> None:
+    """Raises AssertionError unless kept sequences are found by their hashes alone and have reserved what they use."""
+    kept, engine = scheduler._kept, scheduler.engine
+    listed = {id(each) for each in kept._kept}
+    found: dict[int, set[bytes]] = {}
+    for digest, of_hash in kept._by_hash.items():
+        assert of_hash
+        for each in of_hash:
+            found.setdefault(id(each), set()).add(digest)
+    assert found.keys() == listed
+    for each in kept._kept:
+        assert found[id(each)] == set(each.hashes)
+        assert len(each.tokens) == each.sequence.length <= each.sequence.reserved <= each.sequence.context
+    sequences = [*kept._running, *(each.sequence for each in kept._kept)]
+    assert len({id(sequence) for sequence in sequences}) == len(sequences)
+    taken = sum(engine.shape.kv.bytes_for(sequence.reserved) for sequence in sequences)
+    assert taken == engine.kv_bytes <= engine.plan.kv_bytes

@@ -49,7 +49,9 @@ class TestServer:
         self.port, self.lines = listening.getsockname()[1], list[str]()
         self.serving = Serving("tiny", **{"most": 8} | options)
         self.server = Server(self.serving, access, self.lines.append)
-        self._thread = threading.Thread(target=self.server.serve_model, args=(lambda: model, listening))
+        self._thread = threading.Thread(
+            target=self.server.serve_model, args=(lambda opened: opened.enter_context(model), listening)
+        )
         self._thread.start()
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self.wait(lambda: self.serving.model is not None)

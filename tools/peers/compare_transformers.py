@@ -144,9 +144,9 @@ def edgemoe_answers(
     sampling = Sampling(0, 1, 0, 1, 0, tokens, frozenset({tokenizer.eos_token_id}))
     answers, read, peak = [], [], 0
     with Engine(store, plan, settings) as engine:
-        model, sequence = Model(engine, tokenizer, sampling), engine.new_sequence()
+        model = Model(engine, tokenizer, sampling)
         for prompt in prompts:
-            answer = Conversation(model, sequence=sequence).ask(prompt, lambda _: None)
+            answer = Conversation(model).ask(prompt, lambda _: None)
             answers.append(answer.text)
             read.append(answer.ssd_bytes_per_token or 0.0)
             peak = max(peak, answer.peak_vram_bytes)

@@ -1,13 +1,13 @@
 """Sends malformed requests, or the load of several clients, to `edgemoe serve`, started here or elsewhere.
 
-    python -m tools.reliability.server malformed [--requests 10000] [--url URL]
-    python -m tools.reliability.server load [--clients 8] [--seconds 600] [--url URL]
+    python -m tools.reliability.server malformed [--requests 10000] [--url URL] [--json]
+    python -m tools.reliability.server load [--clients 8] [--minutes 10] [--url URL] [--json]
 
 malformed: half of them bodies with wrong fields, cut, flipped or of other encodings, half of them bytes on a socket
 that are no HTTP. A 500, a request without an end within 30 s, or a good request that is not answered behind them is a
 failure. load: each client asks questions of the demo's tasks, streamed, one after the other; the report has the times
-to the first token and between tokens, and the server's memory at the begin and the end. Exit code 0: no failure.
-Without --url a server is started, by default of the demo model, under --vram-limit.
+to the first token and between tokens, and the slope of the server's resident memory after a first sixth. Exit code 0:
+no failure. Without --url a server is started, by default of the demo model, under --vram-limit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
-from statistics import quantiles
+from statistics import linear_regression, quantiles
 from subprocess import Popen
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -43,6 +44,15 @@ PATIENCE = 30.0
 """Seconds in which a request must have come to its end."""
 
 
+@dataclass(frozen=True)
+class Report:
+    """What was measured: as JSON, and as lines for people; and what went wrong."""
+
+    found: dict[str, Any]
+    lines: list[str]
+    wrong: list[str]
+
+
 @contextmanager
 def server(given: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Process | None]]:
     """Yields host, port and process of the server; starts one where no --url is given."""
@@ -52,7 +62,7 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Process
         return
     options = {
         "--model": given.model,
-        "--context": 512,
+        "--context": given.context,
         "--port": given.port,
         "--vram-limit": given.vram_limit,
         "--parallel": given.parallel,
@@ -94,8 +104,8 @@ def post(host: str, port: int, path: str, body: bytes | None) -> tuple[int, byte
         connection.close()
 
 
-def malformed(given: argparse.Namespace) -> list[str]:
-    """Sends malformed requests, and after each hundred a good one; returns what went wrong."""
+def malformed(given: argparse.Namespace) -> Report:
+    """Sends malformed requests, and after each hundred a good one."""
     random, statuses, wrong = Random(given.seed), Counter[str](), list[str]()
     with server(given) as (host, port, process):
         for number in range(given.requests):
@@ -111,12 +121,12 @@ def malformed(given: argparse.Namespace) -> list[str]:
                 wrong.append(f"request {number}: {status} for {raw[:200]!r}")
             if number % 100 == 99 and post(host, port, CHAT, json.dumps(GOOD[CHAT]).encode())[0] != 200:
                 wrong.append(f"the good request after {number} was not answered")
-        print(
-            f"{given.requests} malformed requests: {dict(sorted(statuses.items()))}; closed without a response: None"
-        )
+        found = {"requests": given.requests, "statuses": dict(sorted(statuses.items()))}
+        lines = [f"{given.requests} malformed requests: {found['statuses']}; closed without a response: None"]
         if process:
-            print(f"resident {format_size(process.memory_info().rss)}, files {process.num_fds()}")
-    return wrong
+            found |= {"resident_bytes": process.memory_info().rss, "files": process.num_fds()}
+            lines.append(f"resident {format_size(process.memory_info().rss)}, files {process.num_fds()}")
+    return Report(found, lines, wrong)
 
 
 @dataclass
@@ -128,32 +138,63 @@ class Load:
     statuses: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
 
+    @property
+    def wrong(self) -> list[str]:
+        """The ends of requests that are failures."""
+        return [f"{n} times {status}" for status, n in self.statuses.items() if status not in ("200", "429")]
 
-def load(given: argparse.Namespace) -> list[str]:
-    """Runs clients beside each other for some time; returns what went wrong."""
-    found, end = Load(), time.monotonic() + given.seconds
+
+def load(given: argparse.Namespace) -> Report:
+    """Runs clients beside each other for some time."""
     questions = [turn.question for task in islice(training_tasks(given.seed), 400) for turn in task.turns]
     with server(given) as (host, port, process):
+        found, start = Load(), time.monotonic()
+        end = start + 60 * given.minutes
         threads = [
             threading.Thread(target=_client, args=(host, port, questions, Random(i), found, end))
             for i in range(given.clients)
         ]
         for thread in threads:
             thread.start()
-        time.sleep(min(given.seconds / 6, 60))
-        early = process.memory_info().rss if process else 0
+        resident = list[tuple[float, int]]()
+        while any(thread.is_alive() for thread in threads):
+            if process:
+                resident.append((time.monotonic() - start, process.memory_info().rss))
+            time.sleep(given.minutes / 2)  # 120 samples
         for thread in threads:
             thread.join()
-        late = process.memory_info().rss if process else 0
-        print(f"{given.clients} clients, {given.seconds} s: {dict(found.statuses)}, {found.tokens} tokens")
-        for name, times in (("TTFT", found.first), ("ITL", found.between)):
-            if len(times) < 2:
-                return [f"{len(times)} times of {name}"]
-            cuts = quantiles(times, n=100)
-            print(f"{name} p50 {1000 * cuts[49]:.1f} ms, p99 {1000 * cuts[98]:.1f} ms ({len(times)})")
-        if process:
-            print(f"resident {format_size(early)} after a sixth, {format_size(late)} at the end")
-    return [f"{n} times {status}" for status, n in found.statuses.items() if status not in ("200", "429")]
+        seconds = time.monotonic() - start
+    return _report(found, given.clients, seconds, resident)
+
+
+def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
+    """What clients measured, and the slope of (seconds, resident bytes) behind the first sixth."""
+    report: dict[str, Any] = {
+        "clients": clients,
+        "seconds": round(seconds, 1),
+        "statuses": dict(found.statuses),
+        "tokens": found.tokens,
+    }
+    lines = [f"{clients} clients, {seconds:.0f} s: {dict(found.statuses)}, {found.tokens} tokens"]
+    wrong = found.wrong
+    for name, times in (("TTFT", found.first), ("ITL", found.between)):
+        if len(times) < 2:
+            wrong.append(f"{len(times)} times of {name}")
+            continue
+        cuts = quantiles(times, n=100)
+        p50, p99 = 1000 * cuts[49], 1000 * cuts[98]
+        report[f"{name.lower()}_ms"] = {"p50": round(p50, 2), "p99": round(p99, 2), "count": len(times)}
+        lines.append(f"{name} p50 {p50:.1f} ms, p99 {p99:.1f} ms ({len(times)})")
+    later = [(at / 60, size) for at, size in resident if at >= seconds / 6]
+    if len(later) > 1:
+        slope = round(linear_regression(*zip(*later, strict=True)).slope)
+        (_, first), (_, last) = later[0], later[-1]
+        report["resident_bytes"] = {"after_a_sixth": first, "end": last, "slope_per_minute": slope}
+        per_minute = f"{'-' if slope < 0 else ''}{format_size(abs(slope))}"
+        lines.append(
+            f"resident {format_size(first)} after a sixth, {format_size(last)} at the end, {per_minute} a minute"
+        )
+    return Report(report, lines, wrong)
 
 
 def _client(host: str, port: int, questions: list[str], random: Random, found: Load, end: float) -> None:
@@ -198,16 +239,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cgroup-limit", help="memory of a cgroup for the server, page cache included; needs root"
     )
+    parser.add_argument(
+        "--context", type=positive, default=512, help="of the server that is started, in tokens"
+    )
     parser.add_argument("--parallel", type=positive, default=4)
     parser.add_argument("--queue", type=positive, default=8)
     parser.add_argument("--requests", type=positive, default=10_000)
     parser.add_argument("--clients", type=positive, default=8)
-    parser.add_argument("--seconds", type=positive, default=600)
+    parser.add_argument("--minutes", type=float, default=10, help="of the load")
     parser.add_argument("--seed", type=positive, default=1)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
-    wrong = malformed(given) if given.what == "malformed" else load(given)
-    print(*(wrong or ["no failure"]), sep="\n")
-    return 1 if wrong else 0
+    report = malformed(given) if given.what == "malformed" else load(given)
+    if given.json:
+        print(json.dumps(report.found | {"wrong": report.wrong}))
+    else:
+        print(*report.lines, *(report.wrong or ["no failure"]), sep="\n")
+    return 1 if report.wrong else 0
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def converse(open_engine, tiny_store, tokenizer):
         system: str | None = None,
     ) -> Conversation:
         sampling = Sampling(temperature, 1.0, 0, 1.0, seed, max_new_tokens, frozenset(stop))
-        return Conversation(Model(open_engine(tiny_store, context=context), tokenizer, sampling), system)
+        model = Model(open_engine(tiny_store, context=context), tokenizer, sampling, keep=True)
+        return Conversation(model, system)
 
     return begin
 

@@ -97,10 +97,10 @@ def test_demo_model_answers_tasks_under_a_limit(store, levels):
     sampling = Sampling(0, 1, 0, 1, 0, 48, frozenset({tokenizer.eos_token_id}))
     right = []
     with Engine(store, plan, settings) as engine:
-        model, sequence = Model(engine, tokenizer, sampling), engine.new_sequence()
+        model = Model(engine, tokenizer, sampling, keep=True)
         for kind in KINDS:
             for task in held_out_tasks(kind, 3):
-                chat = Conversation(model, sequence=sequence)
+                chat = Conversation(model)
                 for turn in task.turns:
                     answer = chat.ask(turn.question, lambda _: None)
                 right.append(is_right(task.turns[-1], answer.text))

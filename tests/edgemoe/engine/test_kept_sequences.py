@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from greedy import GREEDY, Greedy, assert_right, plain, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from integrity import check_kept
 
+from edgemoe.engine import kept_sequences
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import LEAST_TOKENS
-from edgemoe.engine.sampling import PromptScores, Sampler, Sampling
+from edgemoe.engine.sampling import PromptScores, Sampler
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape, LinearState
 from storage.errors import NotFinite
 
-GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
 STEM = list(range(40, 70))
-
-
-class Answered(Request):
-    """A greedy request that keeps the logits of every token."""
-
-    def __init__(self, tokens: list[int], new: int = 4, **options: object) -> None:
-        self.rows: list[torch.Tensor] = []
-        super().__init__(
-            list(tokens), Sampler(replace(GREEDY, max_new_tokens=new)), on_token=self._keep, **options
-        )
-
-    def _keep(self, token: int, logits: torch.Tensor) -> bool:
-        self.rows.append(logits.clone())
-        return False
 
 
 @pytest.fixture
 def engine(open_engine, tiny_store) -> Engine:
     return open_engine(tiny_store, level=4, context=64, parallel=3)
-
-
-def run(scheduler: Scheduler, tokens: list[int], new: int = 4) -> Answered:
-    request = Answered(tokens, new)
-    scheduler.run(request)
-    return request
-
-
-def plain(engine: Engine, tokens: list[int], new: int = 4) -> torch.Tensor:
-    """The logits of a request for which nothing is kept."""
-    return torch.stack(run(Scheduler(engine), tokens, new).rows)
-
-
-def assert_right(engine: Engine, request: Answered) -> None:
-    want = plain(engine, request.tokens[: request.prompt], len(request.rows))
-    assert torch.equal(torch.stack(request.rows), want)
 
 
 def test_a_conversation_computes_its_new_tokens_only(engine):
@@ -138,7 +109,7 @@ def test_a_conversation_grows_where_it_is(open_engine, tiny_store):
 def test_requests_that_run_share_their_prompt(engine):
     """Three answers to one prompt compute it once: the others copy from the first, which decodes."""
     scheduler = Scheduler(engine, Pace(chunk=8, every=1), keep=True)
-    requests = [Answered(STEM, 12) for _ in range(3)]
+    requests = [Greedy(STEM, 12) for _ in range(3)]
     for request in requests:
         scheduler.submit(request)
     for request in requests:
@@ -163,7 +134,7 @@ def test_other_levels_have_other_kv(open_engine, tiny_store):
 def test_a_cancelled_prompt_leaves_its_finished_chunks(engine):
     """A client that comes back computes the rest only."""
     scheduler = Scheduler(engine, Pace(chunk=8), keep=True)
-    request = Answered(STEM)
+    request = Greedy(STEM)
     scheduler.submit(request)
     scheduler._step()
     scheduler._step()
@@ -210,8 +181,11 @@ def test_closing_frees_what_is_kept(engine):
 
 
 @pytest.mark.e2e
-def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, tiny_store):
+@pytest.mark.parametrize("block", [8, 256])
+def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, tiny_store, monkeypatch, block):
     """Random prompts over few stems, cancelled at random steps: bits, budget and kept tokens stay right."""
+    for module in (blocks, kept_sequences):
+        monkeypatch.setattr(module, "BLOCK", block)
     stems, used = [[10 * i + j % 7 for j in range(40)] for i in range(1, 4)], engine.budget.used
     known, other = dict[tuple[int, ...], torch.Tensor](), open_engine(tiny_store, level=4, context=64)
 
@@ -227,7 +201,7 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
     def check(calls: list[tuple[int, int, int, int | None]]) -> None:
         scheduler = Scheduler(engine, Pace(chunk=8, every=1), keep=True)
         for stem, length, tail, leaves in calls:
-            request = Answered([*stems[stem][:length], *[200 + tail] * tail], 3)
+            request = Greedy([*stems[stem][:length], *[200 + tail] * tail], 3)
             scheduler.submit(request)
             for step in range(60):
                 if step == leaves:
@@ -239,6 +213,7 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
             if request.rows:
                 assert torch.equal(torch.stack(request.rows), known[key][: len(request.rows)])
             assert engine.budget.used - used == scheduler.kept_bytes <= engine.plan.kv_bytes
+            check_kept(scheduler)
         scheduler.close()
         assert engine.budget.used == used
 

@@ -356,7 +356,7 @@ def test_a_kept_sequence_stays_with_its_owner(open_engine, tiny_store):
     first = Kept([5, 6, 7], 4, sequence=sequence)
     scheduler.run(first)
     assert sequence.length == 6
-    again = Kept([*first.tokens, 8], 9, sequence=sequence, cached=6)
+    again = Kept([*first.tokens, 8], 9, sequence=sequence)
     again.on_token = lambda token, logits: scheduler.cancel(again) or False
     scheduler.run(again)
     assert again.reason == CANCELLED

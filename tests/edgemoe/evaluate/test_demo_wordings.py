@@ -37,8 +37,8 @@ def new_chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
     tokenizer = load_tokenizer(directory)
     sampling = Sampling(0, 1, 0, 1, 0, MOST_TOKENS, frozenset({tokenizer.eos_token_id}))
     with Engine(store, plan, settings) as engine:
-        model, sequence = Model(engine, tokenizer, sampling), engine.new_sequence()
-        yield lambda: Conversation(model, sequence=sequence)
+        model = Model(engine, tokenizer, sampling, keep=True)
+        yield lambda: Conversation(model)
 
 
 def answered(chat: Conversation, wording: Wording) -> bool:

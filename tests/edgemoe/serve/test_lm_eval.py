@@ -20,8 +20,8 @@ pytest.importorskip("tenacity")
 
 pytestmark = pytest.mark.e2e
 
-TOLERANCE = 0.05
-"""Nats a token, between bf16 in transformers and level 8."""
+MEAN_ERROR, MOST_ERROR = 0.03, 0.15
+"""Nats a token between bf16 in transformers and level 8, over all choices and of one; wrong ones have -2 a token."""
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,12 @@ def reference(questions) -> list[tuple[float, bool, int]]:
 
 
 def assert_close(found: list[tuple[float, bool]], reference) -> None:
+    errors = []
     for (score, greedy), (want, want_greedy, tokens) in zip(found, reference, strict=True):
-        assert score == pytest.approx(want, abs=TOLERANCE * tokens, rel=0.02)
+        errors.append(abs(score - want) / tokens)
         assert greedy == want_greedy
+    assert max(errors) < MOST_ERROR
+    assert sum(errors) / len(errors) < MEAN_ERROR
 
 
 def test_the_adapter_has_the_scores_of_transformers(model, questions, reference):

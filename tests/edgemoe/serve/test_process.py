@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.machinery import ModuleSpec
 
 import httpx
@@ -14,6 +15,11 @@ import pytest
 from programs import Program, programs
 
 from edgemoe.commands import serve
+from edgemoe.engine.engine import StoreModel
+from edgemoe.models.heat import NAME as HEAT
+from edgemoe.models.heat import load_heat, save_heat
+from edgemoe.serve.serving import Serving
+from storage.base import ExpertKey
 from storage.errors import UserError
 
 pytestmark = pytest.mark.e2e
@@ -91,6 +97,34 @@ def test_the_life_of_a_server(tiny_store):
         assert code == 0, err
         assert "ending after 1 request; Ctrl-C again ends at once" in err
         assert re.search(r"edgemoe: completion: \d+ \+ 400 tokens in [\d.]+ s, answered", err)
+
+
+def test_a_server_keeps_how_hot_experts_were(damageable):
+    """Its end writes the heat of its answers; the next one reads the hottest first; a damaged file is a warning."""
+    port, store = a_port(), StoreModel.open(damageable)
+    common = ("-m", "edgemoe", "serve", "--model", damageable, "--name", "tiny", "--context", "512", "--port")
+    with programs() as start:
+        one = start(*common, port)
+        ready(port)
+        streaming(port, lambda: one.send_signal(signal.SIGINT))
+        assert ended(one)[0] == 0
+        heat = load_heat(damageable, store.manifest)
+        assert max(heat.values()) == 1
+        hottest = ExpertKey(max(store.manifest.layers), 1)
+        save_heat(damageable, store.manifest, {hottest: 1.0})
+        serving = Serving("tiny", most=1)
+        with ExitStack() as opened:
+            model = serve._load(serving, damageable, opened, context=64, exact=8)
+            assert model.engine._keys[0] == hottest
+            serving.answered()
+        kept = load_heat(damageable, store.manifest)
+        assert kept[hottest] == 0.5  # half of what was before; no expert was used
+        (damageable / HEAT).write_text("{}")
+        again = start(*common, port)
+        ready(port)
+        again.send_signal(signal.SIGINT)
+        code, err = ended(again)
+        assert (code, "warm-up starts anew" in err) == (0, True)
 
 
 def test_a_second_signal_ends_at_once(tiny_store):

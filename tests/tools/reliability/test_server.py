@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -47,10 +49,34 @@ def test_a_500_and_an_unanswered_request_are_failures(server, capsys, monkeypatc
 
 
 def test_load_reports_times_and_ends(server, capsys):
-    """Two clients for a second: answers, percentiles of both times, no failure."""
-    command = ["load", "--clients", "2", "--seconds", "1", "--url", server.url]
+    """Two clients for a second: answers, percentiles of both times, no failure; the same as JSON."""
+    command = ["load", "--clients", "2", "--minutes", "0.02", "--url", server.url]
     assert tool.main(command) == 0
     out = capsys.readouterr().out
     assert "TTFT p50" in out
     assert "ITL p50" in out
     assert "{'200': " in out
+    assert tool.main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["statuses"]["200"] > 0
+    assert report["wrong"] == []
+    for name in ("ttft_ms", "itl_ms"):
+        assert 0 < report[name]["p50"] <= report[name]["p99"]
+
+
+def test_the_report_has_percentiles_and_the_slope_of_memory():
+    """Times of 1 to 199 ms; 3 MB a minute behind a first sixth in which memory fell; a failed request is named."""
+    milliseconds = [n / 1000 for n in range(1, 200)]
+    found = tool.Load(
+        first=milliseconds, between=milliseconds, statuses=Counter({"200": 9, "429": 2, "500": 1})
+    )
+    resident = [
+        (second, 90_000_000 - second * 1_000_000 if second < 20 else second * 50_000) for second in range(120)
+    ]
+    report = tool._report(found, 4, 120, resident)
+    assert report.found["ttft_ms"] == report.found["itl_ms"] == {"p50": 100, "p99": 198, "count": 199}
+    assert report.found["resident_bytes"]["slope_per_minute"] == 3_000_000
+    assert any("3 MB a minute" in line for line in report.lines)
+    assert report.wrong == ["1 times 500"]
+    nothing = tool._report(tool.Load(), 4, 120, [])
+    assert nothing.wrong == ["0 times of TTFT", "0 times of ITL"]
