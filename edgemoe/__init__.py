@@ -112,8 +112,8 @@ def load(
     """Opens a model under limits, and converts it first where it has no store yet.
 
     Args:
-        model: a store, a checkpoint's directory, a GGUF file, or org/name[@revision] of the Hugging Face Hub; None: the
-            demo model.
+        model: a store, a checkpoint's directory, a GGUF file, or org/name[:quantization][@revision] of the Hugging Face
+            Hub; None: the demo model.
         vram_limit, dram_limit: "12GB", "800MB" or bytes, as --vram-limit and --dram-limit; None: no limit but the free
             memory, and no second tier.
         device: cpu, cuda or auto.

@@ -12,8 +12,9 @@ from edgemoe import __version__
 from edgemoe.commands import bench, calibrate, chat, convert, doctor, models, plan, serve, verify
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
-from edgemoe.console.printable import PrintableRecord, printable
+from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
+from edgemoe.console.width import say
 from storage.errors import EdgemoeError
 
 INTERRUPTED = 130
@@ -21,6 +22,14 @@ INTERRUPTED = 130
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError, reached through typer because newer versions bundle a click of their own."""
+
+
+class _Warnings(logging.Handler):
+    """Prints warnings on stderr as all lines for people."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
 
 app = typer.Typer(
     name="edgemoe",
@@ -69,12 +78,12 @@ def main() -> int:
     """Runs the command line; returns its exit code."""
     logging.setLogRecordFactory(PrintableRecord)
     logging.captureWarnings(True)
-    logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING, handlers=[_Warnings()])
     try:
         with standard_streams():
             result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
     except EdgemoeError as error:
-        print(printable(f"edgemoe: {error}"), file=sys.stderr)
+        say(f"edgemoe: {error}")
         return error.exit_code
     except _USAGE_ERROR as error:
         error.show()

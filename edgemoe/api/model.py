@@ -309,7 +309,7 @@ class Model:
     def _tokens(self, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
         if isinstance(prompt, str):
             with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
-                return list(self.tokenizer(prompt)["input_ids"])
+                return list(self.tokenizer(prompt, verbose=False)["input_ids"])
         tokens = [part for part in prompt if isinstance(part, int)]
         if tokens or not prompt:
             return tokens

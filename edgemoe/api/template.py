@@ -191,6 +191,8 @@ def encode_chat(
 ) -> list[int]:
     """Encodes a conversation as token ids; without a chat template, with the tokenizer's special tokens around it.
 
+    The length is not compared with the tokenizer's own limit, as the engine knows the context.
+
     Args:
         tokenizer, messages, more: as in render_chat.
 
@@ -199,4 +201,4 @@ def encode_chat(
     """
     text, templated = render_chat(tokenizer, messages, more), bool(tokenizer.chat_template)
     with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
-        return list(tokenizer(text, add_special_tokens=not templated)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=not templated, verbose=False)["input_ids"])

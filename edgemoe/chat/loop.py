@@ -10,9 +10,9 @@ from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
-from edgemoe.chat.slash_commands import COMPLETIONS, run_command
+from edgemoe.chat.slash_commands import run_command
 from edgemoe.console.answer_text import DEFAULT_LOOK, Look
-from edgemoe.console.input import Turn, TurnSource, open_turns
+from edgemoe.console.input import Turn, TurnSource
 from edgemoe.engine.engine import Engine
 from edgemoe.models.introduction import Introduction
 from storage.errors import ContextExceeded, UserError
@@ -21,7 +21,7 @@ from storage.errors import ContextExceeded, UserError
 def run_chat(
     engine: Engine,
     conversation: Conversation,
-    prompt: str | None,
+    turns: TurnSource | str,
     *,
     as_json: bool,
     introduction: Introduction,
@@ -30,7 +30,7 @@ def run_chat(
     look: Look = DEFAULT_LOOK,
     answered: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers `prompt`, or every turn of stdin until its end or /exit.
+    """Answers one turn, or every turn of a source until its end or /exit.
 
     At a terminal the chat continues after a mistake or a cancelled answer; in a pipe both end it, because a script
     must not continue with incomplete answers.
@@ -38,7 +38,7 @@ def run_chat(
     Args:
         engine: of the conversation.
         conversation: answers the turns.
-        prompt: the only turn; None: turns come from stdin.
+        turns: of stdin, or the text of the only one.
         as_json: prints answers as JSON lines.
         introduction: of the model, for the first screen at a terminal.
         stream, stats, look: of Chat.
@@ -49,16 +49,15 @@ def run_chat(
         DamagedData: the store cannot be read any more.
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
-    interactive = prompt is None and sys.stdin.isatty()
     chat = Chat(
         engine, conversation, as_json=as_json, stream=stream, stats=stats, look=look, answered=answered
     )
-    if prompt is not None:
-        chat.ask(prompt)
+    if isinstance(turns, str):
+        chat.ask(turns)
         return
+    interactive = sys.stdin.isatty()
     if interactive:
         chat.say("\n".join(introduction.lines()))
-    turns = open_turns(COMPLETIONS)
     with CtrlC(as_key=turns.reads_ctrl_c) if interactive else nullcontext() as ctrl_c:
         while True:
             try:

@@ -14,6 +14,7 @@ from edgemoe.console.answer_text import DEFAULT_LOOK, AnswerText, Look, open_tex
 from edgemoe.console.input import in_colour
 from edgemoe.console.prefill import prefilling
 from edgemoe.console.streams import require_text
+from edgemoe.console.width import say
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
 
@@ -90,9 +91,9 @@ class Chat:
             self.say("at temperature 0 the answer stays the same; /set temperature 0.7 changes that")
         self._show(self._answered_by(partial(self.conversation.regenerate, on_shift=self._shifted)))
 
-    def say(self, text: str) -> None:
-        """Prints a line for people on stderr."""
-        print(text, file=sys.stderr, flush=True)
+    def say(self, text: str, style: str = "") -> None:
+        """Prints lines for people on stderr (console.width.say)."""
+        say(text, style)
 
     def _answered_by(self, answer: Callable[[Callable[[str], None]], Answer]) -> Answer:
         """Streams an answer, below a line that shows how far its prompt is."""
@@ -131,4 +132,4 @@ class Chat:
             print(json.dumps(answer.as_json()), flush=True)
             return
         cost = stats_line(answer) if self._stats else answer_line(answer, device=bool(self.engine.device))
-        self.say(f"\x1b[2m{cost}\x1b[0m" if in_colour(sys.stderr) else cost)
+        self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "")

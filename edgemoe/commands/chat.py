@@ -13,8 +13,10 @@ import typer
 
 from edgemoe.commands import options
 from edgemoe.commands.option_groups import grouped, one_of, option
-from edgemoe.console.answer_text import REASONING, Look
+from edgemoe.console.answer_text import REASONING, Look, import_renderers
 from edgemoe.console.attachments import whole_prompt
+from edgemoe.console.input import open_turns
+from edgemoe.console.width import say
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,9 +123,7 @@ def chat_command(
         **vars(limits),
     )
     if not turns.as_json:
-        print(
-            *options.describe_levels(chosen, settings), *plan.lines(), sep="\n", file=sys.stderr, flush=True
-        )
+        say("\n".join([*options.describe_levels(chosen, settings), *plan.lines()]))
     from edgemoe.machine.model_code import without_compiler
 
     with starting("loading transformers"), without_compiler():
@@ -131,7 +131,7 @@ def chat_command(
         from edgemoe.api.template import renderer
         from edgemoe.chat.conversation import Conversation
         from edgemoe.chat.loop import run_chat
-        from edgemoe.chat.slash_commands import refuse_command
+        from edgemoe.chat.slash_commands import COMPLETIONS, refuse_command
         from edgemoe.chat.transcript import keep_last, load_last
         from edgemoe.engine.engine import Engine
         from edgemoe.models.heat import keeping_heat
@@ -147,11 +147,14 @@ def chat_command(
     sampling = _sampling(store.directory, tokenizer.eos_token_id, wanted)
     about = introduction(store.directory, str(model))
     kept = turns.resume or (prompt is None and sys.stdin.isatty())
+    look = Look(turns.markdown, not turns.no_wrap, turns.reasoning)
+    import_renderers(look)
+    source = open_turns(COMPLETIONS) if whole is None else whole
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
         if engine.damage and not turns.as_json:
-            print(f"levels by damage, measured on {engine.damage.origin}", file=sys.stderr, flush=True)
+            say(f"levels by damage, measured on {engine.damage.origin}")
         before, answered = stack.enter_context(
             keeping_heat(store.directory, store.manifest, engine.vram.heat)
         )
@@ -163,12 +166,12 @@ def chat_command(
         run_chat(
             engine,
             conversation,
-            whole,
+            source,
             as_json=turns.as_json,
             introduction=about,
             stream=turns.stream,
             stats=turns.stats,
-            look=Look(turns.markdown, not turns.no_wrap, turns.reasoning),
+            look=look,
             answered=partial(keep_last, conversation, answered) if kept else answered,
         )
 

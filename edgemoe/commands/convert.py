@@ -15,7 +15,10 @@ from edgemoe.commands.verify import inspect_command
 EXAMPLES = "Example: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8"
 
 SourceArgument = Annotated[
-    Path, typer.Argument(help="Checkpoint directory, or a model of the Hub: org/name or org/name@revision.")
+    Path,
+    typer.Argument(
+        help="Checkpoint directory, GGUF file, or a model of the Hub: org/name[:quantization][@revision]."
+    ),
 ]
 DestinationArgument = Annotated[Path, typer.Argument(help="Store directory to write.")]
 

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel
 
 EXAMPLES = "Examples: edgemoe models | edgemoe models --json"
-PULL_EXAMPLES = "Examples: edgemoe pull Qwen/Qwen3-30B-A3B | edgemoe pull ~/models/Qwen3-30B-A3B"
+PULL_EXAMPLES = "Examples: edgemoe pull Qwen/Qwen3-30B-A3B | edgemoe pull Qwen/Qwen3-30B-A3B-GGUF:Q8_0"
 RM_EXAMPLES = "Examples: edgemoe rm Qwen/Qwen3-30B-A3B | edgemoe rm qwen3 --yes"
 
 SourceArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="NAME", help="A model of the Hub, org/name or org/name@revision; or a checkpoint's directory."
+        metavar="NAME",
+        help="A model of the Hub: org/name, org/name@revision, or org/name:Q4_K_M for a GGUF file by its quantization; "
+        "or a checkpoint's directory.",
     ),
 ]
 NameArgument = Annotated[

@@ -68,8 +68,9 @@ ModelOption = Annotated[
         "--model",
         "-m",
         help="A name that `edgemoe models` prints, or its beginning; a converted store; or a checkpoint's directory, a "
-        "GGUF file or a model of the Hugging Face Hub (org/name[@revision]), which is converted on first use; a "
-        "conversion of it in another process is waited for. Default: demo, the model that comes with edgemoe.",
+        "GGUF file or a model of the Hugging Face Hub (org/name[:quantization][@revision], the quantization that of a "
+        "GGUF file), which is converted on first use; a conversion of it in another process is waited for. Default: "
+        "demo, the model that comes with edgemoe.",
         show_default=False,
         callback=demo_by_name,
         autocompletion=complete_model,

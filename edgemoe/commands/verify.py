@@ -57,7 +57,11 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
             if damage
             else "whole; every shape is that of config.json"
         )
-        print(*map(printable, damage), f"{format_size(report.bytes_read)} read, {found}", sep="\n")
+        print(
+            *(fitted(printable(each)) for each in damage),
+            f"{format_size(report.bytes_read)} read, {found}",
+            sep="\n",
+        )
     if damage:
         raise typer.Exit(damage[0].exit_code)
 

@@ -68,6 +68,13 @@ def open_text(look: Look, *, reasons: bool) -> AnswerText:
     return body if look.reasoning == "show" else Reasoned(body, lines, look.reasoning, inside=reasons)
 
 
+def import_renderers(look: Look) -> None:
+    """Imports what answers need at a terminal. Before a model is loaded, so that its memory has no part of it."""
+    if obeys_escapes(sys.stdout) and look.markdown:
+        import rich.live
+        import rich.markdown  # noqa: F401
+
+
 class Plain:
     """Text as it is."""
 
@@ -237,8 +244,11 @@ class Reasoned:
         """Ends the text; reasoning that has no end is shown as it is."""
         if self._inside:
             self._think(self._held)
-            self._end()
-        elif self._held:
+            if self._fold and self._thoughts.strip():
+                self._line("thought")
+            self._lines.close()
+            return
+        if self._held:
             self._body.write(self._held)
         self._body.close()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
+
+from edgemoe.console.printable import printable
 
 WIDTH = 100
 """Columns of what is printed for people."""
@@ -18,6 +22,26 @@ def fitted(text: str, indent: int = 2) -> str:
     return textwrap.fill(
         text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def say(text: str, style: str = "") -> None:
+    """Prints lines for people on stderr, without control characters; at a terminal they break between words.
+
+    Args:
+        text: lines.
+        style: an escape sequence.
+    """
+    lines = printable(text).split("\n")
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        lines = [
+            textwrap.fill(
+                line, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+            for line in lines
+        ]
+    shown = "\n".join(lines)
+    print(f"{style}{shown}\x1b[0m" if style else shown, file=sys.stderr, flush=True)
 
 
 def markdown_tables(titles: Sequence[str], rows: Sequence[Sequence[str]], keys: int) -> str:

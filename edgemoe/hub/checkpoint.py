@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgemoe.families.table import family_of, require_known
+from edgemoe.hub.gguf_files import choose_gguf
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.hub.shards import STATE, StreamedShards
@@ -39,18 +40,37 @@ def open_streamed(
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.
-        ModelRefused: no safetensors, or an unknown family; raised before weights are downloaded.
+        ModelRefused: no safetensors and no GGUF file, several of them to choose from, or an unknown family; raised
+            before weights are downloaded.
         DoesNotFit, DamagedData: from HubRepository.download.
     """
     (directory / STATE).mkdir(parents=True, exist_ok=True)
     repository = _at_commit(model, directory / STATE / _COMMIT)
     names = repository.names
-    if not names & {_WEIGHTS, _INDEX}:
-        raise ModelRefused(
-            f"weights as safetensors in {model.name} on the Hub",
-            f"neither {_WEIGHTS} nor {_INDEX}",
-            "choose a repository of the model that has them",
-        )
+    if model.gguf or not names & {_WEIGHTS, _INDEX}:
+        weights = choose_gguf(model, names)  # these files contain the companions
+        if not weights:
+            raise ModelRefused(
+                f"weights as safetensors or GGUF in {model.name} on the Hub",
+                f"neither {_WEIGHTS} nor {_INDEX} nor a .gguf file",
+                "choose a repository of the model that has them",
+            )
+    else:
+        _download_companions(repository, directory)
+        weights = _weight_files(model, directory, names)
+    files = [repository.file(name) for name in weights]
+    shards = StreamedShards(directory, repository, files, keep=keep, progress=progress)
+    return shards, sum(file.size for file in files)
+
+
+def _download_companions(repository: HubRepository, directory: Path) -> None:
+    """Downloads the small files that the directory lacks.
+
+    Raises:
+        ModelRefused: an unknown family, once config.json is there.
+        DoesNotFit, DamagedData, UserError: from HubRepository.download.
+    """
+    names = repository.names
     for name in (*COMPANIONS, *(() if _WEIGHTS in names else (_INDEX,))):
         if name in names and not (directory / name).exists():
             part = directory / STATE / f"{name}.part"
@@ -59,9 +79,6 @@ def open_streamed(
             if name == "config.json":
                 require_known(directory)
                 family_of(bounded_config(read_json(directory, name)))
-    files = [repository.file(name) for name in _weight_files(model, directory, names)]
-    shards = StreamedShards(directory, repository, files, keep=keep, progress=progress)
-    return shards, sum(file.size for file in files)
 
 
 def _at_commit(model: HubModel, record: Path) -> HubRepository:

@@ -16,11 +16,13 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from edgemoe.hub.gguf_files import gguf_head
 from edgemoe.hub.repository import HubRepository, RemoteFile
 from storage.atomic import replacing, write_all
 from storage.base import ByteRange
 from storage.errors import BadHeader
-from storage.header import HEADER_LIMIT, Header, read_header
+from storage.formats.gguf_header import read_gguf_header
+from storage.header import HEADER_LIMIT, read_header
 from storage.retry import open_regular
 
 STATE = ".edgemoe"
@@ -119,37 +121,37 @@ class _Shard:
     """One file of weights, and which of its tensors are on disk.
 
     Attributes:
-        file: on the Hub.
-        header: set by `prepare`.
+        file: on the Hub; in the directory it has the last part of its name.
         here: names of readable tensors. Its record on disk shrinks before bytes go, and grows after bytes came.
     """
 
-    header: Header
-
     def __init__(self, directory: Path, file: RemoteFile) -> None:
         self.file = file
-        self._path = directory / file.name
-        self._record = directory / STATE / f"{file.name}.here.json"
-        self._part = directory / STATE / f"{file.name}.part"
+        self._path = directory / Path(file.name).name
+        self._record = directory / STATE / f"{self._path.name}.here.json"
+        self._part = directory / STATE / f"{self._path.name}.part"
+        self._ranges: dict[str, ByteRange] = {}
         self.here: set[str] = set()
 
     @property
     def names(self) -> set[str]:
-        """Names of all its tensors, readable or not."""
-        return set(self.header.tensors)
+        """Names of all its tensors, readable or not; `prepare` has read them."""
+        return set(self._ranges)
 
     def prepare(self, repository: HubRepository) -> None:
-        """Creates the stand-in if there is no file yet, and reads the header."""
+        """Creates the stand-in if there is no file yet, and reads the header; a file of no tensors is downloaded."""
         if not (self._path.exists() and self._path.stat().st_size == self.file.size):
             head = _head(repository, self.file)
             tail = max(self.file.size - ENDS, len(head))
             ends = [(0, [head]), (tail, [repository.read(self.file, tail, self.file.size)])]
             self._record.unlink(missing_ok=True)
             self._replace(ends)
-        self.header = read_header(self._path)
+        self._ranges = _ranges(self._path)
         if self._record.exists():
             with suppress(ValueError, TypeError):  # a damaged record means that no tensor is readable
                 self.here = set(json.loads(self._record.read_bytes())) & self.names
+        elif not self._ranges:
+            self.fetch(repository, lambda size: None)
 
     def fetch(self, repository: HubRepository, progress: Callable[[int], None]) -> None:
         """Downloads the whole file, resuming an interrupted download."""
@@ -157,13 +159,14 @@ class _Shard:
         with self._part.open("rb") as part:
             os.fsync(part.fileno())
         self._part.replace(self._path)
-        self.header = read_header(self._path)
+        self._ranges = _ranges(self._path)
         self._write_record(self.names)
 
     def thin(self, names: Collection[str]) -> None:
         """Frees the disk of every tensor that is not in `names`."""
-        kept = sorted(self.header.tensors[name].range for name in self.here.intersection(names))
-        head = ByteRange(0, min(self.header.data_start + ENDS, self.file.size))
+        kept = sorted(self._ranges[name] for name in self.here.intersection(names))
+        start = min(span.offset for span in self._ranges.values())
+        head = ByteRange(0, min(start + ENDS, self.file.size))
         tail = ByteRange(max(self.file.size - ENDS, 0), min(ENDS, self.file.size))
         self._write_record(self.here.intersection(names))
         with open_regular(self._path) as source:
@@ -191,8 +194,24 @@ def _pieces(source: FileIO, span: ByteRange) -> Iterable[bytes]:
         yield source.read(min(_PIECE, span.end - offset))
 
 
+def _ranges(path: Path) -> dict[str, ByteRange]:
+    """Reads the header of a shard: where each tensor lies in the file."""
+    header = read_gguf_header(path) if path.suffix == ".gguf" else read_header(path)
+    return {name: tensor.range for name, tensor in header.tensors.items()}
+
+
 def _head(repository: HubRepository, file: RemoteFile) -> bytes:
     """Reads a shard's header and the first ENDS bytes after it."""
+    if file.name.endswith(".gguf"):
+        raw, start = gguf_head(repository, file)
+    else:
+        raw, start = _safetensors_head(repository, file)
+    end = min(start + ENDS, file.size)
+    return raw[:end] + repository.read(file, len(raw), end)
+
+
+def _safetensors_head(repository: HubRepository, file: RemoteFile) -> tuple[bytes, int]:
+    """Reads the first bytes of a shard; returns them, and the offset of its data."""
     raw = repository.read(file, 0, min(_FIRST, file.size))
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(HEADER_LIMIT, file.size - 8):
@@ -201,5 +220,4 @@ def _head(repository: HubRepository, file: RemoteFile) -> bytes:
             f"{length} bytes of header in a file of {file.size}",
             "choose another revision",
         )
-    end = min(8 + length + ENDS, file.size)
-    return raw[:end] + repository.read(file, len(raw), end)
+    return raw, 8 + length

@@ -25,7 +25,7 @@ _REMOVED = ".removed-"
 """Prefix of a directory whose removal has begun."""
 
 _LAYOUT = r"(?:cpu-[a-z0-9]+(?:-paired)?|cuda)"
-_HUB = re.compile(rf"(.+?)--([^@]+)@(.+)-{_LAYOUT}", re.ASCII)
+_HUB = re.compile(rf"(.+?--[^@]+@.+)-{_LAYOUT}", re.ASCII)
 _LOCAL = re.compile(rf"((.+)-[0-9a-f]{{16}})-{_LAYOUT}", re.ASCII)
 
 
@@ -87,8 +87,8 @@ def aliases(directory: str) -> tuple[str, ...]:
     >>> aliases("qwen3-1f2e3d4c5b6a7988-cpu-avx2")
     ('qwen3', 'qwen3-1f2e3d4c5b6a7988', 'qwen3-1f2e3d4c5b6a7988-cpu-avx2')
     """
-    if hub := _HUB.fullmatch(directory):
-        return HubModel(f"{hub[1]}/{hub[2]}", hub[3].replace("--", "/")).name, directory
+    if (match := _HUB.fullmatch(directory)) and (model := HubModel.from_slug(match[1])):
+        return model.name, directory
     if local := _LOCAL.fullmatch(directory):
         return local[2], local[1], directory
     return (directory,)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
-from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
+from edgemoe.console.width import say
 from edgemoe.families.table import family_of
 from edgemoe.machine.disk_speed import measure_disk
 from storage.checkpoint import Checkpoint
@@ -48,13 +47,10 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
     store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=DENSE_BITS)
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    print(
-        f"{printable(name)} is used for the first time: its {format_size(size)} of weights will be converted once, "
-        f"into a store of {format_size(store)} in {printable(directory)} ({format_size(free)} free)",
-        f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it",
-        sep="\n",
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"{name} is used for the first time: its {format_size(size)} of weights will be converted once, "
+        f"into a store of {format_size(store)} in {directory} ({format_size(free)} free)\n"
+        f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
+from edgemoe.console.width import say
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.progress import ConversionProgress
@@ -346,10 +346,9 @@ def _download(model: HubModel, layout: str) -> Path:
 def _print_error(manifest: Manifest) -> None:
     """Prints the relative error of a conversion against its source on stderr."""
     if manifest.source_error is not None:
-        print(
+        say(
             f"{manifest.source_format} at level {manifest.max_level}: relative error {manifest.source_error:.4f} "
-            "against the source (first and middle expert of every layer)",
-            file=sys.stderr,
+            "against the source (first and middle expert of every layer)"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgemoe.console.input import obeys_escapes
 from edgemoe.console.loading import starting
-from edgemoe.console.printable import printable
+from edgemoe.console.width import say
 from storage.errors import StoreBusy, UserError
 from storage.lock import StoreLock, writer_of
 
@@ -61,16 +61,16 @@ def _wait(name: str, locked: Sequence[Path], needed: Callable[[], bool]) -> None
         return
     pid = next(filter(None, map(writer_of, locked)), None)
     process, shown = f"process {pid}" if pid else "another process", start
-    _say(f"{name} is being converted by {process} into {store}: waiting for it (Ctrl-C ends only this wait)")
+    say(f"{name} is being converted by {process} into {store}: waiting for it (Ctrl-C ends only this wait)")
     with starting(f"waiting for {process}"):
         while not over():
             time.sleep(POLL_EVERY)
             now = time.monotonic()
             if now - shown >= LINE_EVERY and not obeys_escapes(sys.stderr):
                 shown = now
-                _say(f"still waiting for {process} to convert {name}, {now - start:.0f} s")
+                say(f"still waiting for {process} to convert {name}, {now - start:.0f} s")
     if needed():
-        _say(f"{process} ended before the store was finished: the conversion is resumed here")
+        say(f"{process} ended before the store was finished: the conversion is resumed here")
 
 
 def _free(directories: Sequence[Path]) -> bool:
@@ -84,7 +84,3 @@ def _free(directories: Sequence[Path]) -> bool:
     except UserError:  # removed meanwhile, or without locks: the conversion says so
         return True
     return True
-
-
-def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)

@@ -143,7 +143,7 @@ class Endpoints:
 
     async def _plain(self, text: str) -> list[int]:
         tokenizer = self._serving.require().tokenizer
-        encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=False)
+        encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=False, verbose=False)
         return list(encoded["input_ids"])
 
     async def detokenize(self, request: Request) -> Response:

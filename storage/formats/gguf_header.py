@@ -82,14 +82,27 @@ def read_gguf_header(path: Path) -> GgufHeader:
         ReadFailed: the operating system refuses a read.
     """
     with read_errors(f"a GGUF file {path}", _ACTION), BufferedReader(open_regular(path)) as file:
-        return _Parser(path, file).header()
+        return parse_gguf_header(str(path), file)
+
+
+def parse_gguf_header(name: str, file: BinaryIO) -> GgufHeader:
+    """Reads and checks the header of an open file; reads no data, and seeks its end for the size alone.
+
+    Args:
+        name: of the file, for errors.
+        file: buffered.
+
+    Raises:
+        BadHeader, TruncatedFile: as read_gguf_header.
+    """
+    return _Parser(name, file).header()
 
 
 class _Parser:
     """Reads the header of one open file from start to end, once."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file, self._values = path, file, 0
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._path, self._file, self._values = name, file, 0
         self._size = file.seek(0, 2)
         file.seek(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import a_tokenizer
 
-from edgemoe.api.template import TemplateRenderer, render_chat, renderer
+from edgemoe.api.template import TemplateRenderer, encode_chat, render_chat, renderer
 from storage.errors import ModelRefused, UserError
 
 MESSAGES = [
@@ -53,6 +54,19 @@ def test_the_text_equals_transformers(name):
     want = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
     assert render_chat(tokenizer, MESSAGES) == want
     assert want
+
+
+def test_a_long_conversation_is_encoded_without_the_librarys_warning(monkeypatch):
+    """The engine compares the length with its context; a tokenizer's own limit says nothing about that."""
+    tokenizer = a_tokenizer()
+    tokenizer.model_max_length = 4
+    warnings = []
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    monkeypatch.setattr(logger, "handle", warnings.append)
+    assert len(encode_chat(tokenizer, MESSAGES)) > 4
+    assert warnings == []
+    tokenizer("a text of more than four tokens")
+    assert len(warnings) == 1
 
 
 @pytest.mark.e2e

@@ -93,6 +93,16 @@ def test_the_first_screen_of_the_demo(tmp_path):
         assert terminal.end()[0] == 0
 
 
+def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
+    """With Markdown too: the modules that draw a terminal take 5 MB and more, and the plan of the demo leaves less."""
+    with Terminal(tmp_path, "chat", "--vram-limit", "27MB", "-c", 192, "--markdown") as terminal:
+        terminal.ready()
+        terminal.enter("What is the capital of France?")
+        peak = re.search(r"peak ([0-9.]+) MB of 27 MB", terminal.enter("/mem"))
+        assert peak is not None
+        assert float(peak[1]) < 25
+
+
 def test_the_first_screen_of_another_model(options, tmp_path):
     """A model without an introduction is named as on the command line; a pipe shows none of it."""
     with Terminal(tmp_path, *options) as terminal:

@@ -117,6 +117,15 @@ def test_a_prompt_may_have_opened_the_reasoning(terminal):
     assert "Hm" in terminal("Hm", reasons=True)
 
 
+@pytest.mark.parametrize("markdown", [False, True])
+def test_reasoning_that_is_cut_ends_its_line_alone(terminal, monkeypatch, markdown):
+    """No blank line follows, as no answer does."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal("<think>one two", range(20), markdown=markdown) == "one two\n"
+    folded = terminal("<think>one two", range(20), reasoning="fold", markdown=markdown)
+    assert folded.endswith("(thought: 2 words)\x1b[0m\n")
+
+
 def test_tags_within_an_answer_are_text(terminal):
     """A tag behind other text is none, and a tag that stays unfinished is printed."""
     assert terminal("Write <think> here.", range(30)) == "Write <think> here.\n"

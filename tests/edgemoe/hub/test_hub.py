@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import small_checkpoint
 from faults import HALTING
-from hub_double import COMMIT, HubDouble
-from huggingface_hub import constants, hf_api
+from hub_double import COMMIT, HubDouble, point
+from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from edgemoe.families.table import family_of
@@ -63,16 +63,6 @@ def straight(source, tmp_path_factory) -> dict[str, bytes]:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
-
-
-def point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Points huggingface_hub, which has read HF_ENDPOINT already, at another server."""
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(hf_api.constants, "ENDPOINT", endpoint)
 
 
 @pytest.fixture
@@ -563,6 +553,12 @@ def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
         ("Qwen/Qwen3-30B-A3B", ("Qwen/Qwen3-30B-A3B", "main")),
         ("a/b@refs/pr/3", ("a/b", "refs/pr/3")),
         ("a/b@v1.0", ("a/b", "v1.0")),
+        ("a/b:Q4_K_M", ("a/b", "main", "Q4_K_M")),
+        ("a/b:Q4_K_M@v1", ("a/b", "v1", "Q4_K_M")),
+        ("a/b:", None),
+        ("a/b:../x", None),
+        ("a/b:c/d", None),
+        ("a:b/c", None),
         ("a", None),
         ("a/b/c", None),
         ("../b", None),
@@ -575,9 +571,10 @@ def test_two_runs_at_once_do_not_mix(served, tmp_path, monkeypatch):
     ],
 )
 def test_names_of_the_hub_differ_from_paths(text, expected):
-    """org/name and org/name@revision are names; anything that could be a path is none."""
+    """org/name[:file][@revision] is a name; anything that could be a path is none. A slug has all of a name."""
     found = HubModel.parse(text)
-    assert (found and (found.repo, found.revision)) == expected
+    assert found == (expected and HubModel(*expected))
+    assert found is None or (HubModel.from_slug(found.slug), found.name) == (found, text)
 
 
 @pytest.mark.parametrize(

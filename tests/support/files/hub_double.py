@@ -11,7 +11,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants, hf_api
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Points huggingface_hub, which has read HF_ENDPOINT already, at another server."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(hf_api.constants, "ENDPOINT", endpoint)
 
 
 class HubDouble:
@@ -44,10 +57,10 @@ class HubDouble:
     def siblings(self) -> list[dict[str, object]]:
         """The list of files with sizes and hashes; as on the Hub, weights are in LFS, with another blob id."""
         found = []
-        for path in sorted(path for path in self.directory.iterdir() if path.is_file()):
-            raw = path.read_bytes()
-            entry: dict[str, object] = {"rfilename": path.name, "size": len(raw)}
-            if path.suffix == ".safetensors":
+        for path in sorted(path for path in self.directory.rglob("*") if path.is_file()):
+            raw, name = path.read_bytes(), str(path.relative_to(self.directory))
+            entry: dict[str, object] = {"rfilename": name, "size": len(raw)}
+            if path.suffix in (".safetensors", ".gguf"):
                 sha256 = self.other_hashes.get(path.name, hashlib.sha256(raw).hexdigest())
                 entry |= {"blobId": "0" * 40, "lfs": {"sha256": sha256, "size": len(raw), "pointerSize": 134}}
             else:
@@ -98,7 +111,7 @@ class HubDouble:
                 elif path.startswith(f"/api/models/{double.repo}/"):
                     self._json(404, {"error": "no"}, **{"X-Error-Code": "RevisionNotFound"})
                 elif path.startswith(f"/{double.repo}/resolve/{COMMIT}/"):
-                    self._file(path.rpartition("/")[2], body=body)
+                    self._file(path.removeprefix(f"/{double.repo}/resolve/{COMMIT}/"), body=body)
                 else:
                     self._json(404, {"error": "no"}, **{"X-Error-Code": "RepoNotFound"})
 
