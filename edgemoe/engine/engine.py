@@ -256,7 +256,7 @@ class Engine:
             self.damage = Damage.of(calibration_of(self.store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
-        family = self._store.config["model_type"]
+        family = self.store.config["model_type"]
         if settings.remapping and known_family(family).gate is None:
             raise UserError(
                 "a model whose routers choose by one score for each expert, for --lynx",

@@ -38,6 +38,7 @@ from edgemoe.evaluate.score import (
 from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
 from edgemoe.models.tokenizer import load_tokenizer

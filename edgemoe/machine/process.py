@@ -66,9 +66,9 @@ def _own_counter(file: str, field: str) -> int | None:
 def return_free_memory() -> None:
     """Returns freed memory to the system, and fixes what malloc keeps of it from now on. No-op without glibc.
 
-    By default glibc raises the size from which it returns a block at once, after the first closed model, up to 32 MB: its
-    heap then keeps freed blocks, and their holes take 100 MB beside the next model. And each thread has a heap of its own:
-    those of sixteen threads that compute in turn took 230 MB more.
+    By default glibc raises the size from which it returns a block at once, after the first closed model, up to 32 MB:
+    its heap then keeps freed blocks, and their holes take 100 MB beside the next model. And each thread has a heap of
+    its own: those of sixteen threads that compute in turn took 230 MB more.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

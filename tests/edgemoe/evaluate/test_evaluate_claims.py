@@ -78,7 +78,9 @@ def test_observed_studies_run_no_settings(study):
 
 def test_an_unknown_study_is_refused():
     """The error names the studies that exist."""
-    with pytest.raises(UserError, match="signals, depth, critical, skipping, lynx, layers, routing, similarity"):
+    with pytest.raises(
+        UserError, match="signals, depth, critical, skipping, lynx, layers, routing, similarity"
+    ):
         study_arms("breadth")
 
 
