@@ -72,7 +72,8 @@ def test_a_part_of_a_match_changes_no_kept_sequence(engine):
     (kept,) = scheduler._kept._kept
     n = kept.sequence.length
     before = kept.tokens.copy(), kept.sequence.keys[:, :, :n].clone(), kept.sequence.values[:, :, :n].clone()
-    run(scheduler, [*SYSTEM[:300], *[9] * 70])
+    branch = run(scheduler, [*SYSTEM[:300], *[9] * 300])
+    assert branch.cached == 300
     assert kept in scheduler._kept._kept
     assert kept.sequence.length == n
     assert np.array_equal(kept.tokens, before[0])
@@ -124,19 +125,20 @@ def test_kv_of_other_settings_is_not_reused(open_engine, tiny_store, changes, re
 
 
 def test_settings_that_change_within_a_request_leave_nothing(open_engine, tiny_store):
-    """KV of two settings belongs to neither."""
-    engine = open_engine(tiny_store, levels=(4, 2), exact=True, retention=0.5, context=2 * BLOCK)
-    scheduler, used, before = (
-        Scheduler(engine, Pace(chunk=16), keep=True),
-        engine.budget.used,
-        engine.settings,
-    )
-    request = Greedy(SYSTEM[:100])
-    scheduler.submit(request)
+    """KV of two settings belongs to neither: it is not kept, and not copied while its request runs."""
+    engine = open_engine(tiny_store, levels=(4, 2), exact=True, retention=0.5, context=2 * BLOCK, parallel=2)
+    scheduler, used = Scheduler(engine, Pace(chunk=BLOCK, every=1), keep=True), engine.budget.used
+    one, two = Greedy(SYSTEM[:100], 20), Greedy(SYSTEM[:100], 2)
+    scheduler.submit(one)
     scheduler._step()
-    engine.configure(before.with_(retention=0.75))
-    scheduler.wait(request)
-    assert (scheduler.kept_bytes, engine.budget.used) == (0, used)
+    assert one.rows
+    engine.configure(engine.settings.with_(retention=0.75))
+    scheduler.submit(two)
+    scheduler.wait(two)
+    assert (two.cached, one.ended) == (0, False)
+    scheduler.wait(one)
+    assert scheduler.kept_bytes == blocks_of(engine, 1) == engine.budget.used - used
+    assert run(scheduler, SYSTEM[:100]).cached == 99
 
 
 def test_the_least_recently_used_leaves_first_and_as_late_as_possible(engine):
@@ -151,6 +153,15 @@ def test_the_least_recently_used_leaves_first_and_as_late_as_possible(engine):
         assert scheduler.kept_bytes <= engine.plan.kv_bytes
         assert engine.budget.used <= engine.budget.limit
         check_kept(scheduler)
+
+
+def test_a_copied_sequence_is_a_used_one(engine):
+    """Of two that are as old, the one that a branch was copied from stays longer."""
+    scheduler = Scheduler(engine, keep=True)
+    one, two, three, four = ([(i + 31 * n) % 290 + 3 for i in range(BLOCK + 30)] for n in range(4))
+    for prompt in (one, two, [*one[:200], *[9] * 100], three, four):
+        run(scheduler, prompt)
+    assert [run(scheduler, [*prompt, 1]).cached for prompt in (one, two)] == [BLOCK + 30, 0]
 
 
 def test_a_request_that_grows_takes_the_memory_of_kept_ones(open_engine, tiny_store):
