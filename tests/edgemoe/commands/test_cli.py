@@ -544,7 +544,7 @@ def test_ctrl_c_exits_130(run, tiny_store, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgemoe.api.model.Model.answer", interrupt)
+    monkeypatch.setattr("edgemoe.api.model.Model.run", interrupt)
     code, out, err = run("chat", "--model", tiny_store, "--prompt", "x", "--context", 64)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "edgemoe: interrupted"
