@@ -124,7 +124,7 @@ def test_reference_conversations_remember(reference):
         def get_chat_template(self) -> str:
             return self.chat_template
 
-        def __call__(self, text, *, add_special_tokens):
+        def __call__(self, text, *, add_special_tokens, verbose=True):
             assert not add_special_tokens
             self.prompts.append(text.rstrip("|").split("|"))
             return {"input_ids": [ord(character) % 50 for character in text]}
