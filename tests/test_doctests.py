@@ -9,8 +9,13 @@ import pytest
 
 MODULES = (
     *("storage.base", "storage.errors", "storage.retry", "cache.base", "prefetch.base", "prefetch.counts"),
-    *("edgemoe.kernels.base", "edgemoe.kernels.activation", "edgemoe.policy.levels"),
-    *("edgemoe.experts.assignments", "edgemoe.experts.use"),
+    *(
+        "edgemoe.kernels.base",
+        "edgemoe.kernels.activation",
+        "edgemoe.policy.levels",
+        "edgemoe.policy.remapping",
+    ),
+    *("edgemoe.experts.assignments", "edgemoe.experts.use", "edgemoe.hub.name", "edgemoe.hub.gguf_files"),
 )
 
 

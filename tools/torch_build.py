@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -91,6 +92,9 @@ def size_of(url: str) -> int | None:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             return int(answer.headers["Content-Length"])
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the answer
+        return None
     except (OSError, TypeError, ValueError):
         return None
 

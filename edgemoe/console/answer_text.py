@@ -70,9 +70,12 @@ def open_text(look: Look, *, reasons: bool) -> AnswerText:
 
 def import_renderers(look: Look) -> None:
     """Imports what answers need at a terminal. Before a model is loaded, so that its memory has no part of it."""
-    if obeys_escapes(sys.stdout) and look.markdown:
-        import rich.live
-        import rich.markdown  # noqa: F401
+    if obeys_escapes(sys.stdout):
+        import prompt_toolkit.utils  # noqa: F401
+
+        if look.markdown:
+            import rich.live
+            import rich.markdown  # noqa: F401
 
 
 class Plain:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from terminals import Terminal, environment
+from terminals import ROOT, Terminal, environment
 
 pytestmark = pytest.mark.e2e
 
@@ -21,6 +22,26 @@ ANSWER_BEGINS = r"\x1b\[\?2004l(?:\x1b\[[0-9;?]*[A-Za-z]|\s)*[^\s\x1b]"
 """The line editor's last escape sequence and the first character after it."""
 
 COMMANDS = ("help", "clear", "regen", "set", "system", "save", "load", "stats", "mem", "exit")
+
+
+WATCH_IMPORTS = """
+import sys
+class Watch:
+    opened = False
+    def find_spec(self, name, path=None, target=None):
+        if name in ("prompt_toolkit", "rich.live", "rich.markdown", "markdown_it") and Watch.opened:
+            print("imported late:", name, flush=True)
+        module = sys.modules.get("edgemoe.engine.engine")
+        if module and not hasattr(module, "watched") and hasattr(module, "Engine"):
+            module.watched, begin = True, module.Engine.__init__
+            def note(*arguments, **named):
+                Watch.opened = True
+                print("engine opened", flush=True)
+                begin(*arguments, **named)
+            module.Engine.__init__ = note
+sys.meta_path.insert(0, Watch())
+"""
+"""Of a sitecustomize.py: names modules for terminals that are imported once an engine is being opened."""
 
 
 @pytest.fixture
@@ -101,6 +122,18 @@ def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
         peak = re.search(r"peak ([0-9.]+) MB of 27 MB", terminal.enter("/mem"))
         assert peak is not None
         assert float(peak[1]) < 25
+
+
+@pytest.mark.parametrize("look", [(), ("--markdown",)])
+def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store, look):
+    """With one prompt at a terminal neither prompt_toolkit nor Markdown is imported once an engine is being opened."""
+    (tmp_path / "sitecustomize.py").write_text(WATCH_IMPORTS)
+    options = ("-p", "the fox", "-n", 3, "-c", 64, *look)
+    watched = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    with Terminal(tmp_path, "chat", "--model", tiny_store, *options, **watched) as terminal:
+        code, shown = terminal.end()
+    assert (code, "engine opened" in shown) == (0, True)
+    assert "imported late" not in shown
 
 
 def test_the_first_screen_of_another_model(options, tmp_path):

@@ -71,8 +71,9 @@ def test_page_cache_counts(tmp_path: Path) -> None:
 def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
     """A signal to the tool reaches the command, which chooses the exit code."""
     code = (
-        "import signal, sys; "
-        f"signal.signal({number:d}, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+        # Not signal.pause(), which waits for ever where the signal comes directly before it.
+        f"import signal, sys, time; signal.signal({number:d}, lambda *_: sys.exit(5)); print('ready', flush=True)\n"
+        "while True: time.sleep(0.05)"
     )
     process = start(tmp_path / "r", "100M", *python(code))
     assert process.stdout
