@@ -215,7 +215,9 @@ class PlaneTier:
         with self._lock:
             self._release(leases)
 
-    def reserve(self, key: ExpertKey, level: int, *, keep_victims: bool = True) -> Reservation | None:
+    def reserve(
+        self, key: ExpertKey, level: int, *, keep_victims: bool = True, evict: bool = True
+    ) -> Reservation | None:
         """Sets blocks aside that bring `key` to `level`, evicting experts that are not leased.
 
         Only missing blocks are reserved (promotion). The caller owns the reservation and ends it.
@@ -225,6 +227,7 @@ class PlaneTier:
             level: that it is to reach.
             keep_victims: lists the evicted, whose other blocks stay as they are until the reservation ends; False:
                 those are free at once, and none is listed.
+            evict: False takes free blocks only.
 
         Returns:
             None, with nothing changed, while too many blocks are leased or reserved.
@@ -242,7 +245,7 @@ class PlaneTier:
                 )
             needed = self._rewritten[before, level]
             plan = self._plan(key, needed)
-            if plan is None:
+            if plan is None or (plan[0] and not evict):
                 return None
             losers, yielded = plan
             for version, left in losers.items():

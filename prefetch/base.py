@@ -194,8 +194,29 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def change_levels(
+        self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
+    ) -> None:
+        """Sets which experts of the fastest tier change their level in the background, in place of those that wait.
+
+        Args:
+            demote: key -> the level that stays of it, above 0.
+            promote: key -> its level, the most urgent first. Free blocks alone are used; nothing is evicted.
+            rate: bytes a second that promotions may take on average; None: any.
+        """
+
+    @abstractmethod
+    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+        """Publishes what change_levels has brought so far, and starts more. Called between two steps.
+
+        Args:
+            start: False starts nothing: a prompt follows.
+            settle: goes through all that waits, and waits for it.
+        """
+
+    @abstractmethod
     def release_pins(self) -> None:
-        """Ends everything that pins blocks between two requests: predictions, their reads and their leases.
+        """Ends everything that pins blocks between two requests: predictions, changes of level, reads and leases.
 
         For a caller that changes the tiers. Cancels reads that have not begun, waits for the others, counts them as
         wasted.

@@ -83,8 +83,22 @@ class TransferCounts:
     """Times that mode `auto` turned the look-ahead off."""
     auto_resting: int = 0
     """Layers that ran while mode `auto` had it turned off."""
+    promoted: int = 0
+    """Experts that were brought to more bits, or into the tier, by transitions.Transitions."""
+    demoted: int = 0
+    """Experts whose upper planes it freed."""
+    deferred: int = 0
+    """Its promotions that found no free block, and were tried again later."""
+    moved_bytes: int = 0
+    """Read from disk, or copied between tiers, for its promotions; part of ssd_bytes and dram_bytes."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> counts of its predictions."""
+
+    @property
+    def transitions(self) -> dict[str, int]:
+        """What transitions.Transitions has done, by name."""
+        names = ("promoted", "demoted", "deferred", "moved_bytes")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def hidden_bytes(self) -> int:

@@ -110,10 +110,10 @@ class DevicePath(TransferPath):
         self.launched: Event | None = None
         self._sources: deque[tuple[Event, Lease]] = deque()
 
-    def load(self, key: ExpertKey, level: int) -> Load | None:
+    def load(self, key: ExpertKey, level: int, *, evict: bool = True) -> Load | None:
         """Reserves blocks. An expert that DRAM has whole is only copied: its load is instant."""
         self._release_sources()
-        reservation = self.vram.reserve(key, level, keep_victims=False)
+        reservation = self.vram.reserve(key, level, keep_victims=False, evict=evict)
         if reservation is None:
             return None
         have, in_dram, into_dram = 0, None, None

@@ -9,7 +9,7 @@
     read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
 
 `transfers` has the transfers, `transfer_path` the paths of their bytes, `workers` the queue, `speculation` the
-predictions, `lookahead_gate` whether they pay, and `layer_request` one layer's demands. `transfers` says what each
+predictions, `transitions` the changes of level that wait for no step, `lookahead_gate` whether they pay, and `layer_request` one layer's demands. `transfers` says what each
 thread may do.
 """
 
@@ -29,6 +29,7 @@ from prefetch.sigint import DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfer_path import TransferPath
 from prefetch.transfers import Transfers
+from prefetch.transitions import Transitions
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 from storage.device import Event
 from storage.errors import DamagedData
@@ -78,6 +79,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         )
         self._request: LayerRequest | None = None
         self._speculation = Speculation(self._transfers, gate or LookaheadGate())
+        self._transitions = Transitions(self._transfers)
 
     def configure(self, look_ahead: str) -> None:
         """Sets what the requests that follow read ahead, at first nothing."""
@@ -227,12 +229,26 @@ class Fetcher(ExpertSource, PinnedExperts):
             counts.dram_bytes += moved.dram_bytes
             counts.ssd_bytes += moved.ssd_bytes
 
+    def change_levels(
+        self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
+    ) -> None:
+        """Sets which experts of `vram` change their level in the background."""
+        self._transitions.change(demote, promote, rate)
+
+    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+        """Publishes and starts changes of level."""
+        if settle:
+            self._transitions.settle()
+        else:
+            self._transitions.advance(start=start)
+
     def release_pins(self) -> None:
-        """Ends predictions, their reads and their leases."""
+        """Ends predictions, changes of level, their reads and their leases."""
         if self._request and self._request.open:
             raise ValueError("expected no open request, got one")
         with DeferredInterrupt(), GivingUp():
             self._speculation.end()
+            self._transitions.end()
 
     def take_counts(self) -> TransferCounts:
         """Returns the counters since the last call, and resets them."""

@@ -87,6 +87,8 @@ class LayerRequest(Request):
         counts.vram_hits += len(hits)
         # A partly resident expert goes first: the transfer of a whole one might evict it meanwhile.
         for key in (*partial, *missing):
+            if key in self._transfers.moving:
+                self._speculation.adopt(key)
             if key not in self._transfers.under_way or not self._take_over(key):
                 self._missing.append(key)
         if self._scan:
@@ -228,11 +230,11 @@ class LayerRequest(Request):
             )
 
     def _start_first(self) -> bool:
-        """Starts the first missing expert's transfer, with blocks taken back from predictions if need be."""
+        """Starts the first missing expert's transfer, with blocks taken back from predictions and moves if need be."""
         key = self._missing[0]
         level = self._wanted[key]
         while (transfer := self._transfers.start(key, level, ahead=False)) is None:
-            if not self._speculation.yield_blocks():
+            if not (self._speculation.yield_blocks() or self._transfers.end_a_move()):
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer

@@ -38,12 +38,12 @@ class RamPath(TransferPath):
         self.vram, self.dram, self.form = vram, dram, form
         self.spilling: set[ExpertKey] = set()
 
-    def load(self, key: ExpertKey, level: int) -> Load | None:
+    def load(self, key: ExpertKey, level: int, *, evict: bool = True) -> Load | None:
         """Reserves an expert's blocks, at more than `level` where DRAM has it in larger blocks."""
         have = self.dram.level_of(key) if self.dram else 0
         if have > level:
             level = self.form.demoted(have, level)
-        reservation = self.vram.reserve(key, level, keep_victims=self.dram is not None)
+        reservation = self.vram.reserve(key, level, keep_victims=self.dram is not None, evict=evict)
         if reservation is None:
             return None
         in_dram = self.dram.acquire(key, have) if self.dram and have else None

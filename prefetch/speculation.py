@@ -84,8 +84,8 @@ class Speculation:
         while self._candidates and len(self._flying) < self._limit:
             key = self._candidates[0]
             level = self._predicted[key]
-            # A transfer under way belongs to an earlier prediction or to the running layer.
-            if key not in transfers.under_way and transfers.vram.level_of(key) < level:
+            # A transfer under way belongs to an earlier prediction or to the running layer, a moving one to neither.
+            if not (key in transfers.under_way or key in transfers.moving) and transfers.vram.level_of(key) < level:
                 started = transfers.start(key, level, ahead=True)
                 if started is None:
                     return
@@ -130,6 +130,12 @@ class Speculation:
         self._forget()
         self._judge()
         return used
+
+    def adopt(self, key: ExpertKey) -> None:
+        """Takes a move over whose expert is requested now: it was, as it turns out, read ahead."""
+        transfer = self._flying[key] = self._transfers.adopt(key)
+        transfer.requested = self._transfers.clock()
+        self._transfers.counts.speculated += 1
 
     def end_transfer(self, transfer: Transfer) -> Lease | None:
         """Ends a transfer ahead that is done, as Transfers.end, and counts its use."""

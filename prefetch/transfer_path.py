@@ -63,8 +63,13 @@ class TransferPath(ABC):
     asynchronous = False
 
     @abstractmethod
-    def load(self, key: ExpertKey, level: int) -> Load | None:
+    def load(self, key: ExpertKey, level: int, *, evict: bool = True) -> Load | None:
         """Sets everything aside that bringing an expert to `level` needs. The expert has no load under way.
+
+        Args:
+            key: the expert.
+            level: complete at the load's end, at least.
+            evict: other experts may go for it.
 
         Returns:
             the load; None, with nothing changed, where the fastest tier has no blocks for it.

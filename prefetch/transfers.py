@@ -100,9 +100,13 @@ class Transfers:
         self.vram, self.dram, self.path, self.form, self.clock = vram, dram, path, form, clock
         self.counts = TransferCounts()
         self.under_way: dict[ExpertKey, Transfer] = {}
+        """Demanded transfers, and those ahead of the next demand."""
+        self.moving: dict[ExpertKey, Transfer] = {}
+        """Transfers of transitions.Transitions, which end between two steps."""
         self._reader = reader
         self._ended = threading.Event()
         self.workers: Workers[Transfer] = Workers(workers, self._work, scan_count=scan_workers)
+        self._movers: Workers[Transfer] | None = None
 
     def count_requests(self, levels: Sequence[int]) -> None:
         """Counts experts requested at these levels."""
@@ -132,11 +136,46 @@ class Transfers:
             self.workers.submit(transfer, ahead=ahead)
         return transfer
 
+    def move(self, key: ExpertKey, level: int, *, threads: int) -> Transfer | None:
+        """Starts a transfer that takes free blocks only, on threads of its own: a slow read holds up no demanded one.
+
+        Args:
+            key: of an expert that has no transfer.
+            level: as of `start`.
+            threads: of all moves; the first call starts them.
+
+        Returns:
+            None, with nothing changed, where no blocks are free.
+        """
+        load = self.path.load(key, level, evict=False)
+        if load is None:
+            return None
+        if self._movers is None:
+            self._movers = Workers(threads, self._work, name="move")
+        transfer = self.moving[key] = Transfer(key, load, ahead=True)
+        self._movers.submit(transfer)
+        return transfer
+
+    def adopt(self, key: ExpertKey) -> Transfer:
+        """Makes a move one of the transfers under way: its expert is requested."""
+        transfer = self.under_way[key] = self.moving.pop(key)
+        return transfer
+
+    def end_a_move(self) -> bool:
+        """Ends a move for a demand that lacks blocks; one that has begun is waited for. Returns False if there is none."""
+        for transfer in self.moving.values():
+            if not self.cancel(transfer):
+                self.await_done((transfer,))
+                if lease := self.end(transfer):
+                    self.vram.release(lease)
+            return True
+        return False
+
     def cancel(self, transfer: Transfer) -> bool:
         """Ends a transfer that has not begun, and frees its blocks. Returns whether it had not begun."""
-        if not self.workers.cancel(transfer):
+        if not (self.workers.cancel(transfer) or (self._movers and self._movers.cancel(transfer))):
             return False
-        self.counts.speculated_cancelled += transfer.ahead
+        self.counts.speculated_cancelled += transfer.ahead and transfer.key in self.under_way
         self.end(transfer)
         return True
 
@@ -154,17 +193,23 @@ class Transfers:
 
     def end(self, transfer: Transfer) -> Lease | None:
         """Publishes a transfer that is done, and returns its lease; None: it failed, or never began."""
-        del self.under_way[transfer.key]
+        moving = self.moving.get(transfer.key) is transfer
+        del (self.moving if moving else self.under_way)[transfer.key]
         lease, spilled = transfer.load.end(complete=transfer.read is not None)
         self.counts.spilled_bytes += spilled
         if transfer.read is not None:
             self.counts.ssd_bytes += transfer.read
             self.counts.dram_bytes += transfer.load.dram_bytes
+            if moving:
+                self.counts.promoted += 1
+                self.counts.moved_bytes += transfer.read + transfer.load.dram_bytes
         return lease
 
     def close(self) -> None:
         """Ends the threads, and waits for copies under way. Idempotent."""
         self.workers.close()
+        if self._movers:
+            self._movers.close()
         self.path.close()
 
     def _work(self, transfer: Transfer) -> None:

@@ -26,13 +26,15 @@ class Workers(Generic[Item]):
         count: threads, 1 or more. They are daemons: a process without a call of close still ends. run: called with an
         item on one of the threads. It must not raise: no caller would see it. scan_count: threads while MANY or more
         demanded items wait: a disk gives more to many at a time, but the first of
-            a few items then takes longer.
+            a few items then takes longer. name: of the threads.
 
     Raises:
         ValueError: count is below 1.
     """
 
-    def __init__(self, count: int, run: Callable[[Item], None], *, scan_count: int = 0) -> None:
+    def __init__(
+        self, count: int, run: Callable[[Item], None], *, scan_count: int = 0, name: str = "transfer"
+    ) -> None:
         if count < 1:
             raise ValueError(f"expected at least 1 worker, got {count}")
         self.count = count
@@ -46,7 +48,7 @@ class Workers(Generic[Item]):
         # tickets of items that other threads have taken wake a thread for nothing.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"transfer-{i}", daemon=True)
+            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
             for i in range(max(count, scan_count))
         ]
         for thread in self._threads:

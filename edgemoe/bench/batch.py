@@ -285,6 +285,7 @@ def _row(
             ]
             for name in ("prefill", "decode")
         },
+        "hot": (run.prefill.counts + run.decode.counts).transitions if settings.hotness else None,
         "lynx": run.decode.use.agreement if settings.remapping else None,
         "active_paper": {
             name: of[PAPER_BATCHES.index(batch)] if batch in PAPER_BATCHES else None

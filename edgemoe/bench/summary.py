@@ -79,6 +79,7 @@ def row_report(
         **_times(samples),
         **_experts(decode, row.settings.levels[0]),
         **_bound(decode, samples, store, bandwidth.of_levels(row.settings.levels)),
+        "hot": (prefill.counts + decode.counts).transitions if row.settings.hotness else None,
         "lookahead": {"prefill": _lookahead(prefill.counts), "decode": _lookahead(decode.counts)},
         "samples": [dataclasses.asdict(sample) for sample in samples],
     }

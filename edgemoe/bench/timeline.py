@@ -293,6 +293,16 @@ class TimedSource(ExpertSource):
         """Passes experts to move to the source."""
         self._source.promote(wanted)
 
+    def change_levels(
+        self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
+    ) -> None:
+        """Passes changes of level to the source."""
+        self._source.change_levels(demote, promote, rate=rate)
+
+    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+        """Publishes and starts changes of level of the source."""
+        self._source.advance_changes(start=start, settle=settle)
+
     def release_pins(self) -> None:
         """Releases the source's pins."""
         self._source.release_pins()

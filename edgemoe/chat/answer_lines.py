@@ -79,9 +79,20 @@ def stats_line(answer: Answer) -> str:
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
         f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}, "
+        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}{_hot(answer)}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
+    )
+
+
+def _hot(answer: Answer) -> str:
+    """The hot experts, and what has moved, where precision follows hotness."""
+    hot = answer.hot
+    if hot is None:
+        return ""
+    return (
+        f", {hot['experts']} experts hot ({hot['promoted']} promoted, {hot['demoted']} demoted, "
+        f"{hot['deferred']} deferred, {format_size(hot['moved_bytes'])} in the background)"
     )
 
 

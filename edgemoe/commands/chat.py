@@ -156,7 +156,7 @@ def chat_command(
         if engine.damage and not turns.as_json:
             say(f"levels by damage, measured on {engine.damage.origin}")
         before, answered = stack.enter_context(
-            keeping_heat(store.directory, store.manifest, engine.vram.heat)
+            keeping_heat(store.directory, store.manifest, engine.heat)
         )
         engine.fill_first(before)
         conversation = Conversation(Model(engine, tokenizer, sampling, keep=True), system)

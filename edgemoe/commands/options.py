@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,12 @@ import typer
 
 from edgemoe.commands.option_groups import one_of, option
 from edgemoe.console.durations import parse_duration
+from edgemoe.console.sizes import parse_size
 from storage.base import LEVELS
 from storage.errors import UserError
 
 if TYPE_CHECKING:
+    from edgemoe.policy.hotness import Hotness
     from edgemoe.policy.remapping import Remapping
     from edgemoe.policy.settings import RunSettings
 
@@ -121,6 +123,13 @@ HEAVY_HITTERS_HELP = (
 )
 RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
 
+POLICIES = ("dymoe", "hotness")
+POLICY_HELP = (
+    "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
+    "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which comes in "
+    "the background, so that no token waits for it). Default: dymoe."
+)
+
 complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
 complete_depth = one_of("cosine", "equal")
 complete_critical = one_of("carry", "ceil")
@@ -178,10 +187,45 @@ class LevelOptions:
     )
     depth: str | None = option(DEPTH_HELP, autocompletion=complete_depth)
     critical: str | None = option(CRITICAL_HELP, autocompletion=complete_critical)
+    policy: str | None = option(POLICY_HELP, autocompletion=one_of(*POLICIES))
 
 
 @dataclass(frozen=True)
-class SettingOptions(LevelOptions):
+class HotnessOptions:
+    """Options of precision by hotness."""
+
+    hotness: str | None = option(
+        "With --policy hotness: what makes an expert hot: mass, its gate weights, or count, the tokens that chose it. "
+        "Default: mass.",
+        autocompletion=one_of("mass", "count"),
+    )
+    hot_half_life: float | None = option(
+        "With --policy hotness: tokens after which a choice counts half. Default: 256."
+    )
+    hot_interval: str | None = option(
+        "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 64t."
+    )
+    hot_margin: float | None = option(
+        "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as a "
+        "fraction of the hot ones' mean. Default: 0.1."
+    )
+    hot_warmup: int | None = option(
+        "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "
+        "Default: 64."
+    )
+    hot_prompt_weight: float | None = option(
+        "With --policy hotness: what a token of a prompt counts beside a new token. Default: 1."
+    )
+    hot_experts: int | None = option(
+        "With --policy hotness: most hot experts of a layer. Default: as many as fit."
+    )
+    migration_rate: str | None = option(
+        "With --policy hotness: bytes a second that may move in the background, such as 200MB. Default: no limit."
+    )
+
+
+@dataclass(frozen=True)
+class SettingOptions(HotnessOptions, LevelOptions):
     """Options of run_settings. None stands for an option's default."""
 
     importance: str | None = option(IMPORTANCE_HELP, autocompletion=complete_importance)
@@ -242,16 +286,23 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     remapping = take_remapping(chosen)
+    hotness = take_hotness(chosen)
     rivals = require_one_mean(chosen)
     if levels is None:
-        levels, more = _automatic(max_level, rivals, fits=fits)
+        if hotness and (rivals or max_level == 2):
+            found = f"--{rivals[0].replace('_', '-')}" if rivals else "a store of 2 bits"
+            raise UserError("two levels that follow hotness, for --policy hotness", found, "leave one of them out")
+        levels, more = _automatic(max_level, rivals, fits=fits) if fits or not hotness else ((4, 2), {})
+        hotness = hotness if len(levels) > 1 else None
         chosen |= more
     if len(levels) == 1:
         require_no_ranking(chosen, f"one level for all, {levels[0]}")
+    elif hotness:
+        require_no_ranking(chosen, "--policy hotness, which ranks by use alone")
     if given.tpot_target is not None:
         chosen["tpot_target"] = parse_duration(given.tpot_target)
     # The library's own default, in RunSettings, is off.
-    own = {"levels": levels, "exact": exact, "remapping": remapping}
+    own = {"levels": levels, "exact": exact, "remapping": remapping, "hotness": hotness}
     settings = RunSettings(**{"speculate": "auto"} | chosen | own)
     require_signals(settings, chosen)
     require_effect(settings, chosen)
@@ -275,6 +326,35 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
         option = "--lynx-alpha" if "alpha" in given else "--lynx-beta"
         raise UserError(f"--lynx for {option}", "none", "give --lynx too, or leave it out")
     return None
+
+
+def take_hotness(chosen: dict[str, Any]) -> Hotness | None:
+    """Takes the options of --policy out of `chosen`, option's name -> value, and makes the setting of them.
+
+    Raises:
+        UserError: no such policy, an option of another policy, or one out of its range.
+    """
+    from edgemoe.policy.hotness import Hotness
+
+    policy = chosen.pop("policy", None) or POLICIES[0]
+    if policy not in POLICIES:
+        raise UserError(f"--policy {' or '.join(POLICIES)}", repr(policy), "choose one of them")
+    given = {f.name: chosen.pop(f.name) for f in fields(HotnessOptions) if chosen.get(f.name) is not None}
+    if policy == POLICIES[0]:
+        if given:
+            option = f"--{next(iter(given)).replace('_', '-')}"
+            raise UserError(f"--policy hotness for {option}", "--policy dymoe", "give it, or leave the other out")
+        return None
+    named = {name.removeprefix("hot_"): value for name, value in given.items()}
+    if "hotness" in named:
+        named["signal"] = named.pop("hotness")
+    if "migration_rate" in named:
+        named["rate"] = float(parse_size(named.pop("migration_rate")))
+    if (interval := named.pop("interval", None)) is not None:
+        tokens = interval.removesuffix("t")
+        by_token = interval.endswith("t") and tokens.isdecimal()
+        named |= {"interval": int(tokens)} if by_token else {"interval": 0, "seconds": parse_duration(interval)}
+    return Hotness(**named)
 
 
 def require_several(settings: RunSettings, sequences: int, option: str) -> None:

@@ -137,7 +137,7 @@ def _load(serving: Serving, model: Path, opened: ExitStack, **settings: object) 
     for line in engine.plan.lines():
         _say(line)
     before, serving.answered = opened.enter_context(
-        keeping_heat(store.directory, store.manifest, engine.vram.heat)
+        keeping_heat(store.directory, store.manifest, engine.heat)
     )
     engine.fill_first(before)
     return one

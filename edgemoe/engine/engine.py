@@ -16,10 +16,11 @@ import torch
 
 from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
 from edgemoe.experts.output_errors import OutputErrors
-from edgemoe.experts.use import ExpertUse
+from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.blocks import whole_blocks
@@ -100,6 +101,9 @@ class Engine:
         self.damage: Damage | None = None
         """What fewer bits of each expert cost; None until settings go by it."""
         self._controller: BitsController | None = None
+        self.hot: HotExperts | None = None
+        """The hot experts, where precision follows hotness."""
+        self._heat: Mapping[ExpertKey, float] = {}
         self._missed: float | None = None
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
@@ -131,8 +135,8 @@ class Engine:
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
             # Damage may have to be measured, by steps of this engine.
-            one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None}
-            first = settings.with_(**one) if settings.priced else settings
+            one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
+            first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
@@ -145,7 +149,7 @@ class Engine:
             if not self.device:
                 self._rehearse(fetcher)
                 self.resident_before += max(file_backed_bytes() - files, 0)
-            if settings.priced:
+            if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()
 
@@ -155,7 +159,7 @@ class Engine:
         They belong to the program and not to the model: peak_bytes counts them as resident before loading.
         """
         runtime, highest = self._runtime, self.settings.levels[0]
-        settings = self.settings.with_(levels=(highest, 0), speculate="off")
+        settings = self.settings.with_(levels=(highest, 0), speculate="off", hotness=None)
         skipping = SkipEveryExpert(settings, self.shape.layers, self.shape.experts_per_layer)
         sequence = SequenceKV(self.shape.kv, 2, self._place)
         runtime.source, runtime.policy, wrapped, policy = source, skipping, runtime.source, runtime.policy
@@ -214,7 +218,33 @@ class Engine:
         if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
             self._controller = self._controller_of(settings)
         self._source.configure(settings.speculate)
+        if settings.hotness != (self.hot.settings if self.hot else None):
+            self._follow_hotness(settings)
         self._runner.configure(policy)
+
+    def _follow_hotness(self, settings: RunSettings) -> None:
+        """Makes what counts experts and moves their planes, or ends it."""
+        self._source.release_pins()
+        self.hot = self._runtime.choices = None
+        if settings.hotness is None:
+            return
+        high, low = settings.levels
+        kinds = self.store.form.kinds_at(high)
+        blocks = {kind: self.plan.vram_blocks.get(kind.name, 0) for kind in kinds}
+        choices = ChoiceCounts(self.shape.layers, self.shape.experts_per_layer)
+        self.hot = HotExperts(
+            settings.hotness,
+            (high, low),
+            self._source,
+            self.vram,
+            blocks=min(count for kind, count in blocks.items() if kind.level > low),
+            every=min(count for kind, count in blocks.items() if kind.level <= low) >= self.shape.experts,
+            layers=sorted(self.store.manifest.layers),
+            choices=choices,
+            slots=self.shape.top_k,
+        )
+        self.hot.start_from(self._heat)
+        self._runtime.choices = choices
 
     @staticmethod
     def _controller_of(settings: RunSettings) -> BitsController | None:
@@ -256,6 +286,9 @@ class Engine:
             self.damage = Damage.of(calibration_of(self.store, level) or self._measured())
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
+        if settings.hotness and self.device:
+            found = f"--device {self.device.name}"
+            raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         family = self.store.config["model_type"]
         if settings.remapping and known_family(family).gate is None:
             raise UserError(
@@ -387,7 +420,13 @@ class Engine:
         """
         if step.rows > PREFILL_ROWS:
             raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
-        return self._runner.run(step, all_rows=all_rows)
+        hot, prompt = self.hot, not step.decodes
+        if hot:
+            hot.before_step(prompt=prompt)
+        logits = self._runner.run(step, all_rows=all_rows)
+        if hot:
+            hot.after_step(step.rows, prompt=prompt)
+        return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
         """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
@@ -446,11 +485,20 @@ class Engine:
         """
         settings = self.settings
         if settings.cache:
-            self._source.fill(self._keys, [level for level in settings.levels if level], go_on)
+            # Without any heat the lower level of all experts comes first, and routers decide who is hot.
+            levels = settings.levels if self._heat else settings.scheduled
+            self._source.fill(self._keys, [level for level in levels if level], go_on)
 
     def fill_first(self, heat: Mapping[ExpertKey, float]) -> None:
         """Has `fill` read the hottest experts first. By default it reads equally many of every layer."""
+        self._heat = heat
+        if self.hot:
+            self.hot.start_from(heat)
         self._keys.sort(key=lambda key: -heat.get(key, 0.0))
+
+    def heat(self) -> dict[ExpertKey, float]:
+        """How hot each expert was in this run, above 0, at most 1; experts that were never used may be missing."""
+        return self.hot.heat() if self.hot else self.vram.heat()
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""
@@ -459,6 +507,8 @@ class Engine:
             if tier is not None:
                 for key in tier.resident():
                     tier.drop(key)
+        if self.hot:
+            self.hot.forget()
 
     def peak_bytes(self) -> int:
         """The most bytes that the model has taken of the memory which --vram-limit limits.

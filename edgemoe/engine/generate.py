@@ -40,6 +40,9 @@ class Answer:
     """Experts computed at each level; at 0 the skipped ones."""
     reused: int
     """Of these, experts computed at more bits than scheduled, because their planes were resident."""
+    hot: dict[str, int] | None
+    """With --policy hotness: experts that are hot at its end, and what has moved while it ran, by its name
+    (TransferCounts.transitions); None without."""
     lynx: dict[str, int] | None
     """Of decode steps whose sequences agreed on experts: distinct experts of a layer before and after, summed over
     layers and steps, as active_before and active; and (token, expert) pairs that changed, as remapped. None without."""
@@ -171,9 +174,12 @@ class Generation:
             ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
             levels={str(level): use.experts.get(level, 0) for level in LEVELS},
             reused=use.reused,
+            hot={"experts": engine.hot.size} | both.transitions if engine.hot else None,
             lynx=trace.decode_use.agreement if engine.settings.remapping else None,
-            effective_retention=fraction_at(use.scheduled, engine.settings.levels[0]),
-            bits=mean_bits(trace.decode_use.scheduled),
+            effective_retention=fraction_at(
+                use.experts if engine.hot else use.scheduled, engine.settings.levels[0]
+            ),
+            bits=mean_bits(trace.decode_use.experts if engine.hot else trace.decode_use.scheduled),
             predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,
             bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
             read_retries=both.read_retries,

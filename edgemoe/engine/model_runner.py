@@ -62,7 +62,7 @@ class ModelRunner:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
         settings = self._runtime.policy.settings
-        ranked = len(settings.levels) > 1 and not settings.priced
+        ranked = len(settings.scheduled) > 1 and not settings.priced
         scored = ranked and not step.decodes and needs_attention(settings.importance)
         kv = StepKV(step, signal=attention_kind(settings.importance) if scored else None)
         logits = self._logits(step, kv, all_rows=all_rows)

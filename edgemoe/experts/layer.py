@@ -14,7 +14,7 @@ import torch
 
 from cache.base import Lease
 from edgemoe.experts.assignments import Assignments
-from edgemoe.experts.use import ExpertUse
+from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
 from edgemoe.kernels.native import library as native
@@ -80,6 +80,7 @@ class ExpertRuntime:
         use: counts the experts that were computed.
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
+        choices: counts what routers choose; None: nothing is counted.
         step: the state of the step that runs; set by the model runner.
     """
 
@@ -90,6 +91,7 @@ class ExpertRuntime:
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
+    choices: ChoiceCounts | None = None
     step: StepKV = field(init=False)
 
     @property
@@ -153,6 +155,8 @@ class ExpertLayer:
         if runtime.watch:
             runtime.watch(self.layer, chosen)
         chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
+        if runtime.choices:
+            runtime.choices.add(self.layer, chosen, gates)
         levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
         if step.decode and policy.settings.priced:
             runtime.use.damage += policy.damage_of([self.layer] * len(chosen), chosen, gates, levels)

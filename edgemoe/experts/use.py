@@ -6,7 +6,41 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
 from edgemoe.policy.bits import BITS_PER_WEIGHT
+
+
+class ChoiceCounts:
+    """What routers have chosen: counted by the compiled kernel in fused decode, and by ExpertLayer elsewhere.
+
+    >>> choices = ChoiceCounts(layers=1, experts=3)
+    >>> choices.add(0, torch.tensor([[2, 0], [2, 1]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    >>> choices.counts.tolist(), choices.mass.tolist()
+    ([[1.0, 1.0, 2.0]], [[0.25, 0.5, 1.25]])
+
+    Args:
+        layers, experts: of the model, and in a layer.
+
+    Attributes:
+        counts: float64 [layers, experts], tokens that chose an expert.
+        mass: float64 [layers, experts], the sums of their gate weights.
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.counts, self.mass = np.zeros((layers, experts)), np.zeros((layers, experts))
+
+    def add(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> None:
+        """Adds the choice of some tokens: int64 [T, k] experts and their gate weights [T, k]."""
+        experts, count = chosen.reshape(-1).numpy(), self.counts.shape[1]
+        self.counts[layer] += np.bincount(experts, minlength=count)
+        self.mass[layer] += np.bincount(experts, gates.reshape(-1).double().numpy(), minlength=count)
+
+    def clear(self) -> None:
+        """Sets all counts to 0, in place."""
+        self.counts[:] = 0
+        self.mass[:] = 0
 
 
 @dataclass

@@ -101,6 +101,8 @@ class FusedDecode:
             rules, settings.remapping, exact=settings.exact, renormalise=settings.renormalise
         )
         self._highest_ahead = policy.ahead[0]
+        choices = self._runtime.choices
+        self._native.count_into(choices.counts if choices else None, choices.mass if choices else None)
 
     def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
         """Appends a token to each sequence of a step.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,9 @@ SAMPLE_TOKENS = 256
 
 SAMPLE_SPREAD = 2.5
 """Standard deviation of the sample's router logits: with it the fractions are near the demo model's (decision 0023)."""
+
+HOT_FRACTION = 0.25
+"""Blocks of upper planes per resident expert where not all experts fit at the lower level of precision by hotness."""
 
 
 def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int, top_k: int) -> float:
@@ -31,6 +34,8 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
         top_k: experts of a token.
     """
     kept = [bits for bits in settings.levels if bits]
+    if settings.hotness and level > kept[-1]:
+        return HOT_FRACTION
     if level <= kept[-1]:
         return 1.0
     logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
@@ -41,6 +46,26 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
         return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
     levels = torch.stack([policy.levels(i, chosen, gates, None, decode=True) for i in range(layers)])
     return int((levels >= level).sum()) / max(int((levels > 0).sum()), 1)
+
+
+def count_hot_blocks(size: int, kinds: Sequence[BlockKind], lowest: int, most: int) -> dict[str, int] | None:
+    """Splits `size` bytes so that all experts have the lower level, and as many as possible the higher one.
+
+    Args:
+        size: bytes.
+        kinds: of the higher level, lowest first.
+        lowest: the lower level.
+        most: experts.
+
+    Returns:
+        kind's name -> blocks; None: not all experts fit at the lower level.
+    """
+    every, upper = ([k.size for k in kinds if (k.level > lowest) == above] for above in (False, True))
+    left = size - most * sum(every)
+    if left < 0:
+        return None
+    hot = min(left // sum(upper), most) if upper else most
+    return {kind.name: hot if kind.level > lowest else most for kind in kinds}
 
 
 def count_blocks(size: int, fractions: Mapping[BlockKind, float], most: int, fewest: int) -> dict[str, int]:

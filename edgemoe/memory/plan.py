@@ -13,12 +13,12 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.machine.process import available_memory
-from edgemoe.memory.block_counts import count_blocks, fraction_at
+from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
 from edgemoe.policy.importance import QUERY_BLOCK
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.device import Device
-from storage.errors import DoesNotFit
+from storage.errors import DoesNotFit, UserError
 from storage.forms import P4
 from storage.record import RecordGeometry
 
@@ -85,10 +85,14 @@ class MemoryPlan:
     vram_blocks: dict[str, int]
     """Block kind's name -> blocks in the VRAM tier."""
     dram_blocks: dict[str, int]
+    experts: int = 0
+    """Of the model."""
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
+    hot_experts: int | None = None
+    """Experts that may have the higher level at once, where precision follows hotness."""
     scored_rows: int = 1
     """Rows of one step whose logits the workspace holds, all of them."""
 
@@ -112,6 +116,15 @@ class MemoryPlan:
         blocks = sum(kind.size * tier.get(kind.name, 0) for tier in tiers for kind in form.kinds)
         return self.dense_bytes + self.kv_bytes + self.workspace_bytes + blocks
 
+    def _resident(self) -> str:
+        """How many experts at which levels, for `lines`."""
+        high, low, most = self.levels[0], self.levels[-1], self.vram_experts
+        if self.hot_experts is None:
+            return f"{most} experts resident at {format_levels(self.levels)} bits"
+        every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
+        rest = "" if most == self.experts else "; the others are read when a token wants them"
+        return f"{every} experts resident at {low} bits, {self.hot_experts} hot ones at {high}{rest}"
+
     def as_json(self) -> dict[str, object]:
         """The plan as one JSON object."""
         return asdict(self)
@@ -129,7 +142,7 @@ class MemoryPlan:
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens, "
             f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
-            f"{self.vram_experts} experts resident at {format_levels(self.levels)} bits{dram}{staging}"
+            f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )
 
@@ -197,6 +210,8 @@ def make_plan(
         context=context,
         vram_blocks=vram_blocks,
         dram_blocks=dram_blocks,
+        experts=shape.experts,
+        hot_experts=min(vram_blocks.values()) if settings.hotness else None,
         parallel=parallel,
         scored_rows=_scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
@@ -243,10 +258,14 @@ def _blocks(
     """
     sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
     kinds = form.kinds_at(settings.levels[0])
+    if settings.hotness and all(kind.level <= settings.levels[-1] for kind in kinds):
+        found = f"levels {format_levels(settings.levels)}, which take the same blocks with this kernel"
+        raise UserError("levels of different size, for --policy hotness", found, "give --levels 8/4")
     pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
     fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
-    vram = count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
+    vram = count_hot_blocks(planes, kinds, settings.levels[-1], shape.experts) if settings.hotness else None
+    vram = vram or count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)
     return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
 

@@ -60,7 +60,7 @@ class LevelPolicy:
         if settings.priced and damage is None:
             raise ValueError(f"expected the damage of each level for {settings.name}, got None")
         self.settings, self.experts, self._layers, self.damage = settings, experts, layers, damage
-        levels = settings.levels
+        levels = settings.scheduled
         fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
         self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
         self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
@@ -89,8 +89,8 @@ class LevelPolicy:
             int64 [T, k].
         """
         settings = self.settings
-        if len(settings.levels) == 1:
-            return torch.full(chosen.shape, settings.levels[0])
+        if len(settings.scheduled) == 1:
+            return torch.full(chosen.shape, settings.scheduled[0])
         if settings.priced:
             return self._cheapest(layer, chosen, gates.float(), decode=decode)
         if decode:
@@ -130,7 +130,7 @@ class LevelPolicy:
 
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
-        levels = self.settings.levels
+        levels = self.settings.scheduled
         without_experts = self.damage is not None and layer not in self.damage.layers
         if without_experts or len(levels) == 1:
             return DecodeRule(UNIFORM, levels[:1], 0)

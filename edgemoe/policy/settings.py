@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from cache.policies import POLICIES
+from cache.policies import POLICIES, is_pooled
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
+from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.remapping import Remapping
 from prefetch.base import MODES
 from storage.base import LEVELS
@@ -81,6 +82,9 @@ class RunSettings:
         scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
+        hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
+            the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None: levels
+            are chosen token by token.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
@@ -104,6 +108,7 @@ class RunSettings:
     scan: str = "on"
     speculate: str = "off"
     remapping: Remapping | None = None
+    hotness: Hotness | None = None
     in_place: str = "on"
     cache: bool = True
     readers: int = 2
@@ -132,10 +137,29 @@ class RunSettings:
                 f"{self.name} and {self.tpot_target:g} s",
                 "give --levels 8/4/2/0 and a time such as 50ms",
             )
+        if self.hotness:
+            self._require_hot()
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
                 raise UserError(f"--{option} {' or '.join(allowed)}", repr(value), "choose one of them")
+
+    def _require_hot(self) -> None:
+        """Refuses what contradicts precision by hotness."""
+        if len(self.levels) != 2 or 0 in self.levels:
+            found = f"levels {format_levels(self.levels)}"
+            raise UserError("two levels above 0, for --policy hotness", found, "give --levels 4/2 or 8/4")
+        if self.exact or self.bits is not None or self.tpot_target is not None:
+            found = "--exact" if self.exact else "--bits" if self.bits is not None else "--tpot-target"
+            raise UserError(
+                "levels that follow hotness alone, for --policy hotness", found, "leave that option out"
+            )
+        if self.promotion != "planes" or not self.cache or is_pooled(self.eviction):
+            raise UserError(
+                "a cache of planes with blocks for each kind, for --policy hotness",
+                f"--promotion {self.promotion} and --eviction {self.eviction}",
+                "leave those options out",
+            )
 
     @classmethod
     def uniform(cls, level: int, **others: Any) -> RunSettings:
@@ -149,6 +173,8 @@ class RunSettings:
     @property
     def priced(self) -> bool:
         """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
+        if self.hotness:
+            return False
         return len(self.levels) > 2 or self.bits is not None or self.tpot_target is not None
 
     @property
@@ -158,8 +184,13 @@ class RunSettings:
         Bits that change while the model runs, for a time a token, are left out.
         """
         ranking = [name for name in RANKING if name != "bits" or self.tpot_target is None]
-        ranked = tuple(getattr(self, name) for name in ranking) if len(self.levels) > 1 else ()
+        ranked = tuple(getattr(self, name) for name in ranking) if len(self.scheduled) > 1 else ()
         return self.levels, self.exact, ranked
+
+    @property
+    def scheduled(self) -> tuple[int, ...]:
+        """The levels that a token's experts are requested at, high to low; what is hot comes in the background."""
+        return self.levels[-1:] if self.hotness else self.levels
 
     @property
     def mean_bits(self) -> float:
@@ -169,7 +200,7 @@ class RunSettings:
     @property
     def doubt(self) -> str | None:
         """A sentence on settings that are valid and rarely wanted; None: there are none."""
-        if len(self.levels) == 1 or self.bits is not None or self.retention >= LOW_RETENTION:
+        if len(self.scheduled) == 1 or self.bits is not None or self.retention >= LOW_RETENTION:
             return None
         return (
             f"at a retention of {self.retention:g} most experts get the low level, and answers may be much worse; "
@@ -180,6 +211,8 @@ class RunSettings:
     def name(self) -> str:
         """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
         lynx = f", {self.remapping}" if self.remapping else ""
+        if self.hotness:
+            return f"{format_levels(self.levels)} {self.hotness}{lynx}"
         if len(self.levels) == 1:
             return f"{'exact ' if self.exact else ''}{self.levels[0]}{lynx}"
         if self.tpot_target is not None:

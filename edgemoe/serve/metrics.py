@@ -163,6 +163,9 @@ class _Live(Collector):
         yield self._family(counter, "edgemoe:expert_bytes_read", "Bytes moved up.", "tier", read)
         agreed = status.use.agreement
         yield self._family(counter, "edgemoe:lynx_experts", "Experts of steps with --lynx.", "count", agreed)
+        moves = moved.transitions
+        size = moves.pop("moved_bytes")
+        yield self._family(counter, "edgemoe:expert_transitions", "Of --policy hotness.", "kind", moves)
         ahead = {"useful": moved.hidden_bytes, "wasted": moved.wasted_bytes}
         for kind, number in ahead.items():
             family = counter(
@@ -170,6 +173,9 @@ class _Live(Collector):
             )
             family.add_metric([self._name], number)
             yield family
+        family = counter("edgemoe:transition_bytes", "Bytes that these moved.", labels=["model_name"])
+        family.add_metric([self._name], size)
+        yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from edgemoe.kernels.native import library as native
@@ -195,6 +197,19 @@ class NativeDecodeLayers:
         if remapping:
             self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
         self._workspace.remapping = ctypes.addressof(self._remapping) if remapping else None
+
+    def count_into(self, counts: npt.NDArray[np.float64] | None, mass: npt.NDArray[np.float64] | None) -> None:
+        """Has the calls that follow add every token's choice to counts, and its gate weights to mass.
+
+        Args:
+            counts, mass: [layers, experts], contiguous; None: nothing is counted.
+        """
+        self._counted = counts, mass  # keeps the addresses valid
+        for i, layer in enumerate(self._layers):
+            into = self._structures[i]
+            into.chosen_by = into.chosen_mass = None
+            if layer.router and counts is not None and mass is not None:
+                into.chosen_by, into.chosen_mass = counts[i].ctypes.data, mass[i].ctypes.data
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """The embeddings of tokens, bf16 [1, rows, H].

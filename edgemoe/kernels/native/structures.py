@@ -89,7 +89,7 @@ class DecoderLayer(ctypes.Structure):
         ("dense", _POINTER),
         *_fields(_INT, "window following experts slots scratch_size"),
         *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
-        *_fields(_POINTER, "wanted computed predicted remapped"),
+        *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),
     ]
 
 

@@ -37,6 +37,7 @@ typedef struct {
     const expert *resident; /* [experts]; level 0: not resident */
     int64_t *wanted, *computed, *predicted; /* levels by the rule, levels used, experts predicted for this layer */
     int64_t *remapped;    /* [2]: counts of edgemoe_remap; 0 where it was not called */
+    double *chosen_by, *chosen_mass; /* [experts]: tokens that chose each and their gate weights are added; NULL: not */
 } decoder_layer;
 
 /* What the experts of all layers share. A pair is a token and one of its slots. */
@@ -89,6 +90,15 @@ static int topk(pool *p, const decoder_layer *m, const expert_workspace *w, cons
     if (!failed && w->remapping && rows > 1)
         edgemoe_remap(r, w->remapping, m->logits, rows, m->probabilities, chosen, m->gates, m->remapped);
     return failed;
+}
+
+/* Adds the rows' choices to the counts of a layer that has any. */
+static void count_chosen(const decoder_layer *m, int64_t rows) {
+    if (!m->chosen_by) return;
+    for (int64_t pair = 0; pair < rows * m->router->k; pair++) {
+        m->chosen_by[m->chosen[pair]] += 1;
+        m->chosen_mass[m->chosen[pair]] += m->gates[pair];
+    }
 }
 
 /* The levels of every row's experts, by the layer's rule. */
@@ -208,6 +218,7 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         if (!m->router) return i;
         failed = topk(p, m, w, m->normed, rows, m->chosen);
         if (failed) return failed;
+        count_chosen(m, rows);
         levels_of(m, rows, m->chosen);
         int go_on = 1;
         if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, w, rows, look_ahead);

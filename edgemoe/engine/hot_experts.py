@@ -1,0 +1,171 @@
+"""Precision that follows how hot experts are: counts of what routers choose, and moves between steps (DynaExq).
+
+    step ── routers count what they choose ── observe ── an interval ends ── policy.residency.moves
+      ▲                                                                              │
+      └── advance: publish what came, start more ◄── ExpertSource.change_levels ◄────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from cache.plane_tier import PlaneTier
+from edgemoe.experts.use import ChoiceCounts
+from edgemoe.policy.hotness import Hotness, scores_of
+from edgemoe.policy.residency import capacity, moves
+from prefetch.base import ExpertSource
+from storage.base import ExpertKey
+
+
+class HotExperts:
+    """The hot set of every layer. Used by the engine's thread, between two steps.
+
+    Args:
+        settings: of hotness.
+        levels: the higher one of hot experts, and the lower one of all others.
+        source: brings experts.
+        tier: that they are resident in.
+        blocks: of the upper planes of hot experts, in the whole tier.
+        every: whether the lower planes of all experts fit.
+        layers: those of the model that have experts.
+        choices: what routers chose since the last step; emptied here.
+        slots: experts of a token.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        settings: Hotness,
+        levels: tuple[int, int],
+        source: ExpertSource,
+        tier: PlaneTier,
+        *,
+        blocks: int,
+        every: bool,
+        layers: Sequence[int],
+        choices: ChoiceCounts,
+        slots: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.choices = settings, choices
+        self._source, self._tier, self._every, self._slots, self._clock = source, tier, every, slots, clock
+        self._high, self._low = levels
+        self._layers = list(layers)
+        most = capacity(blocks, len(layers))
+        if settings.experts is not None:
+            most = [min(each, settings.experts) for each in most]
+        self.capacity = dict(zip(layers, most, strict=True))
+        """Layer -> most hot experts."""
+        self._seed: np.ndarray | None = None
+        self._fixed: dict[int, set[int]] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew, from the heat of `start_from` if there is any."""
+        layers, experts = self.choices.counts.shape
+        self._scores = scores_of(self.settings, layers, experts)
+        self._seen = self._since = 0.0
+        self._closed = self._clock()
+        self.choices.clear()
+        if self._seed is not None:
+            self._scores.seed(self._seed, self._slots)
+        self._due = self._seed is not None
+
+    def start_from(self, heat: Mapping[ExpertKey, float]) -> None:
+        """Takes the heat of earlier runs, 0 to 1, in place of a warm-up."""
+        values = np.zeros(self.choices.counts.shape)
+        for key, value in heat.items():
+            values[key.layer, key.expert] = value
+        self._seed = values if values.any() else None
+        self.forget()
+
+    def heat(self) -> dict[ExpertKey, float]:
+        """How hot each expert is that was ever chosen, relative to the hottest of its layer."""
+        relative = self._scores.values / np.maximum(self._scores.values.max(1, keepdims=True), 1e-30)
+        layers, experts = np.nonzero(relative > 1e-9)
+        return {
+            ExpertKey(layer, expert): float(relative[layer, expert])
+            for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True)
+        }
+
+    @property
+    def size(self) -> int:
+        """Experts that are hot now, of all layers."""
+        return sum(level >= self._high for level in self._tier.resident().values())
+
+    def fix(self, hot: Mapping[int, set[int]] | None) -> None:
+        """Gives layers these hot experts, at once, and keeps them; None: scores decide again."""
+        self._fixed = dict(hot) if hot is not None else None
+        if hot is not None:
+            self._change()
+            self._source.advance_changes(settle=True)
+
+    def before_step(self, *, prompt: bool) -> None:
+        """Publishes what has come since the last step, and starts more unless a prompt follows."""
+        if self._due and not prompt:
+            self._due = False
+            self._change()
+        self._source.advance_changes(start=not prompt)
+
+    def after_step(self, tokens: int, *, prompt: bool) -> None:
+        """Takes what the routers of a step chose; at the end of an interval decides what moves.
+
+        Args:
+            tokens: rows of the step.
+            prompt: they are a prompt's.
+        """
+        weight, hot = (self.settings.prompt_weight if prompt else 1.0), self.settings
+        weighted = weight * tokens
+        if weighted:
+            self._scores.observe(weight * self.choices.counts, weight * self.choices.mass, weighted)
+        self.choices.clear()
+        self._seen += tokens
+        self._since += weighted
+        if not self._since or self._seen < hot.warmup and self._seed is None:
+            return
+        ended = self._since >= hot.interval if hot.interval else self._clock() - self._closed >= hot.seconds
+        if not ended:
+            return
+        self._scores.close_interval(self._since)
+        self._since, self._closed = 0.0, self._clock()
+        self._change()
+        if hot.settled:
+            self._source.advance_changes(settle=True)
+
+    def _change(self) -> None:
+        """Tells the source what should move."""
+        resident = self._tier.resident()
+        levels = np.zeros(self.choices.counts.shape, np.int64)
+        for key, level in resident.items():
+            levels[key.layer, key.expert] = level
+        demote: dict[ExpertKey, int] = {}
+        promote: list[tuple[float, ExpertKey]] = []
+        absent: list[tuple[float, ExpertKey]] = []
+        for layer in self._layers:
+            scores, at = self._scores.values[layer], levels[layer]
+            hot = at >= self._high
+            if self._fixed is None:
+                change = moves(scores, hot, at > 0, self.capacity[layer], self.settings.margin)
+            else:
+                wanted = self._fixed.get(layer, set())
+                change = moves(*_as_scores(wanted, hot), at >= 0, len(wanted), 0.0)
+            demote |= {ExpertKey(layer, expert): self._low for expert in change.demote}
+            best = float(scores.max()) or 1.0
+            promote += [(-scores[e] / best, ExpertKey(layer, e)) for e in change.promote]
+            if self._every:
+                missing = np.flatnonzero(at < self._low).tolist()
+                absent += [(-scores[e] / best, ExpertKey(layer, e)) for e in missing]
+        wanted_at = {key: self._low for _, key in sorted(absent)} | {
+            key: self._high for _, key in sorted(promote)
+        }
+        self._source.change_levels(demote, wanted_at, rate=self.settings.rate)
+
+
+def _as_scores(wanted: set[int], hot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores that make a layer's hot set the wanted one, and the present one."""
+    scores = np.zeros(len(hot))
+    scores[sorted(wanted)] = 1.0
+    return scores, hot

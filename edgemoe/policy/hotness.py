@@ -1,0 +1,177 @@
+"""How hot each expert is: what routers have chosen lately (DynaExq, sections 3.3 and 3.5).
+
+Two signals. `mass` is the moving average of gate weights, token by token (the first version's equation 2); `count` counts
+an expert's tokens over an interval, and averages over intervals (the second version). Neither paper gives a number: all
+defaults are ours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import UserError
+
+Floats = npt.NDArray[np.float64]
+
+SIGNALS = ("mass", "count")
+"""What makes an expert hot: its gate weights, or how many tokens chose it."""
+
+
+@dataclass(frozen=True)
+class Hotness:
+    """How the precision of experts follows their use: the settings of `--policy hotness`.
+
+    Args:
+        signal: one of SIGNALS.
+        half_life: tokens after which a choice counts half, above 0.
+        interval: tokens between two looks at who is hot, 1 or more; 0: see `seconds`.
+        seconds: between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
+        margin: an expert enters the hot set of its layer if its score is above that of the coldest one there by so
+            much, as a fraction of the hot set's mean score; 0 or more.
+        warmup: tokens before the first choice, where no earlier run has left its heat; 0 or more.
+        prompt_weight: what a prompt's token counts, beside a new token's 1; 0 or more.
+        experts: most hot experts of a layer; None: as many as fit.
+        rate: bytes a second that move in the background, above 0; None: as the disk gives.
+        settled: steps wait at the end of an interval until its experts have moved: the same answers at any speed of a
+            disk.
+
+    Raises:
+        UserError: one is out of its range.
+    """
+
+    signal: str = "mass"
+    half_life: float = 256.0
+    interval: int = 64
+    seconds: float = 0.0
+    margin: float = 0.1
+    warmup: int = 64
+    prompt_weight: float = 1.0
+    experts: int | None = None
+    rate: float | None = None
+    settled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise UserError(f"--hotness {' or '.join(SIGNALS)}", repr(self.signal), "choose one of them")
+        if not 0 < self.half_life < float("inf"):
+            raise _wrong("tokens above 0 for --hot-half-life", self.half_life, "choose 256")
+        if self.interval < 0 or (not self.interval and not 0 < self.seconds < float("inf")):
+            found = f"{self.interval}t and {self.seconds:g}s"
+            raise UserError("tokens or seconds above 0 for --hot-interval", found, "choose 64t or 2s")
+        if not 0 <= self.margin < float("inf"):
+            raise _wrong("a fraction of 0 or more for --hot-margin", self.margin, "choose 0.1")
+        if self.warmup < 0:
+            raise _wrong("0 or more tokens for --hot-warmup", self.warmup, "choose 64")
+        if not 0 <= self.prompt_weight < float("inf"):
+            raise _wrong("a number of 0 or more for --hot-prompt-weight", self.prompt_weight, "choose 1")
+        if self.experts is not None and self.experts < 0:
+            raise _wrong("0 or more experts for --hot-experts", self.experts, "leave it out")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise _wrong("bytes a second above 0 for --migration-rate", self.rate, "choose 200MB")
+
+    def __str__(self) -> str:
+        """As in tables: "hot mass", "hot count, 12 a layer"."""
+        return f"hot {self.signal}" + ("" if self.experts is None else f", {self.experts} a layer")
+
+
+def _wrong(expected: str, found: float, action: str) -> UserError:
+    return UserError(expected, f"{found:g}", action)
+
+
+class Scores(ABC):
+    """The heat of every expert, from what routers chose.
+
+    Attributes:
+        values: float64 [layers, experts], 0 or more; only those of one layer compare.
+    """
+
+    def __init__(self, layers: int, experts: int, half_life: float) -> None:
+        self.values: Floats = np.zeros((layers, experts))
+        self._half_life = half_life
+
+    @abstractmethod
+    def observe(self, counts: Floats, mass: Floats, tokens: float) -> None:
+        """Takes a step's choices: tokens [layers, experts] that chose each expert, the sums [layers, experts] of their
+        gate weights, and the step's tokens, all weighted alike."""
+
+    @abstractmethod
+    def close_interval(self, tokens: float) -> None:
+        """Ends an interval of so many weighted tokens."""
+
+    @abstractmethod
+    def seed(self, heat: Floats, slots: int) -> None:
+        """Starts from the heat [layers, experts] of an earlier run, as if it had been long observed.
+
+        Args:
+            heat: 0 to 1; a layer without any stays at 0.
+            slots: experts of a token.
+        """
+
+    def _kept(self, tokens: float) -> float:
+        return float(2 ** (-tokens / self._half_life))
+
+
+class GateMass(Scores):
+    """S <- a S + (1 - a) g for each token, g its gate weight of the expert or 0 (DynaExq v1, equation 2).
+
+    The tokens of one step count as one after another whose order does not matter: they are averaged.
+
+    >>> scores = GateMass(layers=1, experts=2, half_life=1)
+    >>> scores.observe(np.array([[1, 0]]), np.array([[0.5, 0.0]]), tokens=1)
+    >>> scores.observe(np.array([[0, 0]]), np.array([[0.0, 0.0]]), tokens=1)
+    >>> scores.values.tolist()
+    [[0.125, 0.0]]
+    """
+
+    def observe(self, counts: Floats, mass: Floats, tokens: float) -> None:
+        """Averages at once."""
+        kept = self._kept(tokens)
+        self.values *= kept
+        self.values += mass * ((1 - kept) / tokens)
+
+    def close_interval(self, tokens: float) -> None:
+        """Nothing: an average has no intervals."""
+
+    def seed(self, heat: Floats, slots: int) -> None:
+        """As gate weights that add up to 1."""
+        self.values = heat / np.maximum(heat.sum(1, keepdims=True), 1e-30)
+
+
+class TokenCounts(Scores):
+    """h <- a h + (1 - a) c at the end of an interval, c the tokens that chose the expert in it (DynaExq v2, section 3.5).
+
+    >>> scores = TokenCounts(layers=1, experts=2, half_life=2)
+    >>> scores.observe(np.array([[2, 1]]), np.array([[0.7, 0.3]]), tokens=2)
+    >>> scores.close_interval(2)
+    >>> scores.values.tolist()
+    [[0.5, 0.25]]
+    """
+
+    def __init__(self, layers: int, experts: int, half_life: float) -> None:
+        super().__init__(layers, experts, half_life)
+        self._counts: Floats = np.zeros((layers, experts))
+
+    def observe(self, counts: Floats, mass: Floats, tokens: float) -> None:
+        """Counts."""
+        self._counts += counts
+
+    def close_interval(self, tokens: float) -> None:
+        """Averages; counts a token, so that intervals of different lengths compare."""
+        kept = self._kept(tokens)
+        self.values *= kept
+        self.values += self._counts * ((1 - kept) / tokens)
+        self._counts[:] = 0
+
+    def seed(self, heat: Floats, slots: int) -> None:
+        """As tokens with `slots` experts each."""
+        self.values = slots * heat / np.maximum(heat.sum(1, keepdims=True), 1e-30)
+
+
+def scores_of(settings: Hotness, layers: int, experts: int) -> Scores:
+    """The scores of a setting's signal, all 0."""
+    kind = GateMass if settings.signal == "mass" else TokenCounts
+    return kind(layers, experts, settings.half_life)

@@ -1,0 +1,136 @@
+"""Experts that change their level in the background, for steps to come (DynaExq, sections 3.3 and 3.4).
+
+    change ── demote ── at the start of a step: the upper planes' blocks are free at once
+       │
+       └──── promote ── a free block? ── read on a thread of its own ── published at the start of a later step
+                            │ none
+                            └── deferred until there is one
+
+No step waits for a promotion: it computes from the planes that are published, and evicts nothing for others. A demanded
+expert that is on its way is taken over by its request (speculation.Speculation.adopt). A read that fails leaves its expert
+as it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from prefetch.transfers import Transfer, Transfers
+from storage.base import ExpertKey
+
+IN_FLIGHT = 2
+"""Most promotions under way at once, each on its own thread."""
+
+
+class Transitions:
+    """The promotions that wait and those under way. Used by the engine's thread, between two requests.
+
+    Args:
+        transfers: runs them.
+    """
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._rate: float | None = None
+        self._allowed, self._since = 0.0, transfers.clock()
+        self._demote: dict[ExpertKey, int] = {}
+        self._promote: deque[tuple[ExpertKey, int]] = deque()
+        self._flying: list[Transfer] = []
+        self._waiting: ExpertKey | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not (self._demote or self._promote or self._flying)
+
+    def change(
+        self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], rate: float | None
+    ) -> None:
+        """Replaces what waits. Promotions that have not begun are cancelled; those that have go on.
+
+        Args:
+            demote: expert -> the level that stays of it, above 0.
+            promote: expert -> its level, the most urgent first.
+            rate: bytes a second that promotions may take on average; None: any.
+        """
+        self._drop_waiting()
+        self._demote, self._promote, self._rate = dict(demote), deque(promote.items()), rate
+
+    def advance(self, *, start: bool = True) -> None:
+        """Publishes what has arrived, demotes, and starts promotions as far as blocks and the rate allow.
+
+        Args:
+            start: False only publishes: a prompt needs the disk for itself.
+        """
+        for transfer in [each for each in self._flying if each.done or not self._mine(each)]:
+            self._flying.remove(transfer)
+            if self._mine(transfer) and (lease := self._transfers.end(transfer)):
+                self._transfers.vram.release(lease)
+        if not start:
+            return
+        for key, level in self._demote.items():
+            before = self._transfers.vram.level_of(key)
+            if before > level:
+                self._transfers.vram.drop(key, level)
+                self._transfers.counts.demoted += self._transfers.vram.level_of(key) < before
+        self._demote.clear()
+        while self._promote and len(self._flying) < IN_FLIGHT and self._may_move():
+            if not self._start(*self._promote[0]):
+                return
+            self._promote.popleft()
+
+    def settle(self) -> None:
+        """Goes through everything that waits, and waits for it; what finds no block is dropped."""
+        while not self.idle:
+            self.advance()
+            if self._flying:
+                self._transfers.await_done([each for each in self._flying if self._mine(each)])
+            elif self._promote:
+                self._promote.popleft()
+
+    def end(self) -> None:
+        """Drops what waits, waits for what is under way and publishes it."""
+        self._demote.clear()
+        self._drop_waiting()
+        while self._flying:
+            mine = [each for each in self._flying if self._mine(each)]
+            if mine:
+                self._transfers.await_done(mine)
+            self.advance(start=False)
+
+    def _drop_waiting(self) -> None:
+        self._promote.clear()
+        self._waiting = None
+        for transfer in list(self._flying):
+            if self._mine(transfer) and self._transfers.cancel(transfer):
+                self._flying.remove(transfer)
+
+    def _mine(self, transfer: Transfer) -> bool:
+        """Whether no request has taken a transfer over."""
+        return self._transfers.moving.get(transfer.key) is transfer
+
+    def _start(self, key: ExpertKey, level: int) -> bool:
+        """Starts a promotion, unless it is needless. Returns False where no block is free."""
+        transfers = self._transfers
+        if transfers.vram.level_of(key) >= level or key in transfers.under_way or key in transfers.moving:
+            return True
+        transfer = transfers.move(key, level, threads=IN_FLIGHT)
+        if transfer is None:
+            transfers.counts.deferred += self._waiting != key
+            self._waiting = key
+            return False
+        self._flying.append(transfer)
+        self._allowed -= sum(map(len, transfer.reservation.into.values()))
+        return True
+
+    def _may_move(self) -> bool:
+        """Whether the rate has room: what it allows adds up for a second at most, and may be overdrawn by two experts."""
+        if self._rate is None:
+            return True
+        now = self._transfers.clock()
+        self._allowed = min(self._allowed + self._rate * (now - self._since), self._rate)
+        self._since = now
+        return self._allowed >= 0
+
+
