@@ -85,7 +85,10 @@ class Speculation:
             key = self._candidates[0]
             level = self._predicted[key]
             # A transfer under way belongs to an earlier prediction or to the running layer, a moving one to neither.
-            if not (key in transfers.under_way or key in transfers.moving) and transfers.vram.level_of(key) < level:
+            if (
+                not (key in transfers.under_way or key in transfers.moving)
+                and transfers.vram.level_of(key) < level
+            ):
                 started = transfers.start(key, level, ahead=True)
                 if started is None:
                     return

@@ -132,5 +132,3 @@ class Transitions:
         self._allowed = min(self._allowed + self._rate * (now - self._since), self._rate)
         self._since = now
         return self._allowed >= 0
-
-

@@ -254,7 +254,7 @@ def _row(
         run.decode, len(decode_s), sum(decode_s) / len(decode_s), store, measured.of_levels(settings.levels)
     )
     full = [seconds for decodes, of, seconds in run.steps if decodes and of == batch]
-    mean_rows = sum(rows) / len(rows)
+    mean_rows, counts = sum(rows) / len(rows), run.decode.counts
     return {
         "name": f"{settings.name}, batch {batch}",
         "batch": batch,
@@ -285,7 +285,8 @@ def _row(
             ]
             for name in ("prefill", "decode")
         },
-        "hot": (run.prefill.counts + run.decode.counts).transitions if settings.hotness else None,
+        "missed": counts.requests - counts.vram_hits - counts.dram_hits,
+        "hot": counts.transitions if settings.hotness else None,
         "lynx": run.decode.use.agreement if settings.remapping else None,
         "active_paper": {
             name: of[PAPER_BATCHES.index(batch)] if batch in PAPER_BATCHES else None

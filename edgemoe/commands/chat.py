@@ -155,9 +155,7 @@ def chat_command(
             engine = stack.enter_context(Engine(store, plan, settings))
         if engine.damage and not turns.as_json:
             say(f"levels by damage, measured on {engine.damage.origin}")
-        before, answered = stack.enter_context(
-            keeping_heat(store.directory, store.manifest, engine.heat)
-        )
+        before, answered = stack.enter_context(keeping_heat(store.directory, store.manifest, engine.heat))
         engine.fill_first(before)
         conversation = Conversation(Model(engine, tokenizer, sampling, keep=True), system)
         if messages:

@@ -291,7 +291,9 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     if levels is None:
         if hotness and (rivals or max_level == 2):
             found = f"--{rivals[0].replace('_', '-')}" if rivals else "a store of 2 bits"
-            raise UserError("two levels that follow hotness, for --policy hotness", found, "leave one of them out")
+            raise UserError(
+                "two levels that follow hotness, for --policy hotness", found, "leave one of them out"
+            )
         levels, more = _automatic(max_level, rivals, fits=fits) if fits or not hotness else ((4, 2), {})
         hotness = hotness if len(levels) > 1 else None
         chosen |= more
@@ -343,7 +345,9 @@ def take_hotness(chosen: dict[str, Any]) -> Hotness | None:
     if policy == POLICIES[0]:
         if given:
             option = f"--{next(iter(given)).replace('_', '-')}"
-            raise UserError(f"--policy hotness for {option}", "--policy dymoe", "give it, or leave the other out")
+            raise UserError(
+                f"--policy hotness for {option}", "--policy dymoe", "give it, or leave the other out"
+            )
         return None
     named = {name.removeprefix("hot_"): value for name, value in given.items()}
     if "hotness" in named:
@@ -353,7 +357,9 @@ def take_hotness(chosen: dict[str, Any]) -> Hotness | None:
     if (interval := named.pop("interval", None)) is not None:
         tokens = interval.removesuffix("t")
         by_token = interval.endswith("t") and tokens.isdecimal()
-        named |= {"interval": int(tokens)} if by_token else {"interval": 0, "seconds": parse_duration(interval)}
+        named |= (
+            {"interval": int(tokens)} if by_token else {"interval": 0, "seconds": parse_duration(interval)}
+        )
     return Hotness(**named)
 
 

@@ -1,8 +1,8 @@
 """Precision that follows how hot experts are: counts of what routers choose, and moves between steps (DynaExq).
 
-    step ── routers count what they choose ── observe ── an interval ends ── policy.residency.moves
-      ▲                                                                              │
-      └── advance: publish what came, start more ◄── ExpertSource.change_levels ◄────┘
+step ── routers count what they choose ── observe ── an interval ends ── policy.residency.moves
+  ▲                                                                              │
+  └── advance: publish what came, start more ◄── ExpertSource.change_levels ◄────┘
 """
 
 from __future__ import annotations

@@ -198,7 +198,9 @@ class NativeDecodeLayers:
             self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
         self._workspace.remapping = ctypes.addressof(self._remapping) if remapping else None
 
-    def count_into(self, counts: npt.NDArray[np.float64] | None, mass: npt.NDArray[np.float64] | None) -> None:
+    def count_into(
+        self, counts: npt.NDArray[np.float64] | None, mass: npt.NDArray[np.float64] | None
+    ) -> None:
         """Has the calls that follow add every token's choice to counts, and its gate weights to mass.
 
         Args:
