@@ -162,7 +162,7 @@ class Transfers:
         return transfer
 
     def end_a_move(self) -> bool:
-        """Ends a move for a demand that lacks blocks; one that has begun is waited for. Returns False if there is none."""
+        """Ends a move for a demand that lacks blocks; waits for one that has begun. False: there is none."""
         for transfer in self.moving.values():
             if not self.cancel(transfer):
                 self.await_done((transfer,))

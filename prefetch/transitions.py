@@ -7,8 +7,8 @@
                             └── deferred until there is one
 
 No step waits for a promotion: it computes from the planes that are published, and evicts nothing for others. A demanded
-expert that is on its way is taken over by its request (speculation.Speculation.adopt). A read that fails leaves its expert
-as it was.
+expert that is on its way is taken over by its request (speculation.Speculation.adopt). A read that fails leaves its
+expert as it was.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Transitions:
         return True
 
     def _may_move(self) -> bool:
-        """Whether the rate has room: what it allows adds up for a second at most, and may be overdrawn by two experts."""
+        """Whether the rate has room: it adds up for a second at most, and promotions may overdraw it."""
         if self._rate is None:
             return True
         now = self._transfers.clock()

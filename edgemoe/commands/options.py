@@ -126,8 +126,8 @@ RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the oth
 POLICIES = ("dymoe", "hotness")
 POLICY_HELP = (
     "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
-    "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which comes in "
-    "the background, so that no token waits for it). Default: dymoe."
+    "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which comes "
+    "in the background, so that no token waits for it). Default: dymoe."
 )
 
 complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
@@ -206,8 +206,8 @@ class HotnessOptions:
         "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 64t."
     )
     hot_margin: float | None = option(
-        "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as a "
-        "fraction of the hot ones' mean. Default: 0.1."
+        "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "
+        "a fraction of the hot ones' mean. Default: 0.1."
     )
     hot_warmup: int | None = option(
         "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "

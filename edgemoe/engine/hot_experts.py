@@ -124,7 +124,7 @@ class HotExperts:
         self.choices.clear()
         self._seen += tokens
         self._since += weighted
-        if not self._since or self._seen < hot.warmup and self._seed is None:
+        if not self._since or (self._seen < hot.warmup and self._seed is None):
             return
         ended = self._since >= hot.interval if hot.interval else self._clock() - self._closed >= hot.seconds
         if not ended:

@@ -1,8 +1,8 @@
 """How hot each expert is: what routers have chosen lately (DynaExq, sections 3.3 and 3.5).
 
-Two signals. `mass` is the moving average of gate weights, token by token (the first version's equation 2); `count` counts
-an expert's tokens over an interval, and averages over intervals (the second version). Neither paper gives a number: all
-defaults are ours.
+Two signals. `mass` is the moving average of gate weights, token by token (the first version's equation 2); `count`
+counts an expert's tokens over an interval, and averages over intervals (the second version). Neither paper gives a
+number: all defaults are ours.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class GateMass(Scores):
 
 
 class TokenCounts(Scores):
-    """h <- a h + (1 - a) c at the end of an interval, c the tokens that chose the expert in it (DynaExq v2, section 3.5).
+    """h <- a h + (1 - a) c at the end of an interval, c the tokens that chose the expert (DynaExq v2, 3.5).
 
     >>> scores = TokenCounts(layers=1, experts=2, half_life=2)
     >>> scores.observe(np.array([[2, 1]]), np.array([[0.7, 0.3]]), tokens=2)

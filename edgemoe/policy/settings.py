@@ -83,8 +83,8 @@ class RunSettings:
         speculate: one of prefetch.base.MODES.
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
         hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
-            the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None: levels
-            are chosen token by token.
+            the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
+            levels are chosen token by token.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
