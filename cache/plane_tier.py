@@ -104,6 +104,8 @@ class PlaneTier:
         self._resident: dict[ExpertKey, _Version] = {}
         self._first: dict[ExpertKey, None] = {}
         """Residents marked for eviction before all others, the last of them first."""
+        self._last: frozenset[ExpertKey] = frozenset()
+        """Experts that are evicted after all others."""
         self._leases: dict[Lease, _Version] = {}
         self._pending: dict[ExpertKey, _Pending] = {}
         self._observers: list[Observer] = []
@@ -138,6 +140,11 @@ class PlaneTier:
         """Ends every mark of mark_evict_first."""
         with self._lock:
             self._first.clear()
+
+    def set_evict_last(self, keys: Iterable[ExpertKey]) -> None:
+        """Makes these the last eviction candidates, in the policy's order, in place of those set before."""
+        with self._lock:
+            self._last = frozenset(keys)
 
     def resident(self) -> dict[ExpertKey, int]:
         """Returns a snapshot of key -> level."""
@@ -369,13 +376,23 @@ class PlaneTier:
 
     def _evictable(self, kind: str, key: ExpertKey) -> Iterator[_Version]:
         """Yields candidates, other than `key`, whose block of a kind has no other reference; a marked one twice."""
-        for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
+        for candidate in self._candidates(kind):
             version = self._resident[candidate]
             index = version.indices.get(kind)
             if index is None or version.pins or candidate == key:
                 continue
             if self._blocks.sole(kind, index):
                 yield version
+
+    def _candidates(self, kind: str) -> Iterator[ExpertKey]:
+        """Yields residents that have had a block of a kind: marked ones, the policy's order, those that are last."""
+        last = []
+        for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
+            if candidate in self._last:
+                last.append(candidate)
+            else:
+                yield candidate
+        yield from last
 
     def _demote(self, version: _Version, level: int) -> None:
         """Keeps the planes of `version` that `level` needs."""

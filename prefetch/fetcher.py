@@ -9,8 +9,8 @@
     read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
 
 `transfers` has the transfers, `transfer_path` the paths of their bytes, `workers` the queue, `speculation` the
-predictions, `lookahead_gate` whether they pay, `transitions` the changes of level that hold up no step, and `layer_request` one
-layer's demands. `transfers` says what each thread may do.
+predictions, `lookahead_gate` whether they pay, `transitions` the changes of level that hold up no step, and
+`layer_request` one layer's demands. `transfers` says what each thread may do.
 """
 
 from __future__ import annotations

@@ -225,6 +225,8 @@ class Engine:
     def _follow_hotness(self, settings: RunSettings) -> None:
         """Makes what counts experts and moves their planes, or ends it."""
         self._source.release_pins()
+        if self.hot:
+            self.hot.end()
         self.hot = self._runtime.choices = None
         if settings.hotness is None:
             return

@@ -60,19 +60,23 @@ class HotExperts:
         self.capacity = dict(zip(layers, most, strict=True))
         """Layer -> most hot experts."""
         self._seed: np.ndarray | None = None
-        self._fixed: dict[int, set[int]] | None = None
         self.forget()
 
     def forget(self) -> None:
-        """Starts anew, from the heat of `start_from` if there is any."""
+        """Starts anew, without `fix`, and from the heat of `start_from` if there is any."""
         layers, experts = self.choices.counts.shape
         self._scores = scores_of(self.settings, layers, experts)
+        self._fixed: dict[int, set[int]] | None = None
         self._seen = self._since = 0.0
         self._closed = self._clock()
         self.choices.clear()
         if self._seed is not None:
             self._scores.seed(self._seed, self._slots)
         self._due = self._seed is not None
+
+    def end(self) -> None:
+        """Leaves the tier to others."""
+        self._tier.set_evict_last(())
 
     def start_from(self, heat: Mapping[ExpertKey, float]) -> None:
         """Takes the heat of earlier runs, 0 to 1, in place of a warm-up."""
@@ -158,6 +162,10 @@ class HotExperts:
             if self._every:
                 missing = np.flatnonzero(at < self._low).tolist()
                 absent += [(-scores[e] / best, ExpertKey(layer, e)) for e in missing]
+        if not self._every:
+            # Where the lower planes of all experts do not fit, hot ones are the last to lose theirs.
+            hot = {key for key, level in resident.items() if level >= self._high} - demote.keys()
+            self._tier.set_evict_last(hot | {key for _, key in promote})
         wanted_at = {key: self._low for _, key in sorted(absent)} | {
             key: self._high for _, key in sorted(promote)
         }

@@ -31,6 +31,15 @@ class Quality:
     top1_agreement: float | None
 
 
+def kl_of(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """KL of the reference's next-token distributions from ours, in nats, float64 [n].
+
+    Args:
+        ours, theirs: log probabilities, float32 [n, vocab].
+    """
+    return (theirs.exp() * (theirs - ours)).sum(-1).double()
+
+
 class QualityMeter:
     """Sums over windows. Either every window comes with the reference's logits, or none does."""
 
@@ -57,7 +66,7 @@ class QualityMeter:
         self._tokens += predicted
 
     def _compare(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        kl = (theirs.exp() * (theirs - ours)).sum(-1).double()
+        kl = kl_of(ours, theirs)
         self._kl += float(kl.sum())
         self._kl_squared += float(kl.square().sum())
         self._agreed += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
