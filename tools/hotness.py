@@ -2,8 +2,8 @@
 
     python -m tools.hotness --model STORE --reference CHECKPOINT --text prose=A.txt --text code=B.txt [--hot 4 --hot 12]
 
-Every text's first --tokens tokens count what its routers choose, the next ones measure; new tokens run one by one. Prints
-JSON, a row a measurement:
+Every text's first --tokens tokens count what its routers choose, the next ones measure; new tokens run one by one.
+Prints JSON, a row a measurement:
 
 - overlap: of the ten hottest experts of each layer in two texts (Jaccard, mean over layers; DynaExq figure 2);
 - traffic: the fraction of gate mass that the n hottest experts of a layer carry;
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,11 @@ class Measurement:
 
 
 def rows_of(
-    texts: Sequence[Text], measure: Measurement, levels: tuple[int, int], hot: Sequence[int], parts: Sequence[str]
+    texts: Sequence[Text],
+    measure: Measurement,
+    levels: tuple[int, int],
+    hot: Sequence[int],
+    parts: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of the wanted parts."""
     heat = {text.name: measure.counted(text.counted) for text in texts}
@@ -216,9 +221,7 @@ def changes(
                     name = "static, text before" if source is before else "static, text behind"
                     found[name] = measure.static(heat[source.name], most, after)
                 for policy, kl in found.items():
-                    places = [
-                        float(kl[a:b].mean()) for a, b in zip(BEHIND, BEHIND[1:], strict=False) if len(kl) > a
-                    ]
+                    places = [float(kl[a:b].mean()) for a, b in pairwise(BEHIND) if len(kl) > a]
                     yield {
                         "part": "change",
                         "before": before.name,
@@ -235,20 +238,21 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     store = open_model(options.model, "cpu")
     tokenizer = load_tokenizer(store.directory)
     reference = Reference(options.reference, store.shape.vocab, store.manifest.source)
+    window = min(WINDOW, options.tokens)
     with ExitStack() as stack:
         texts = []
         for given in options.text:
             name, _, path = given.partition("=")
             if not path:
                 raise UserError("NAME=FILE for --text", given, "write --text prose=book.txt")
-            windows = text_windows(tokenizer, Path(path), 2 * options.tokens, WINDOW)
+            windows = text_windows(tokenizer, Path(path), 2 * options.tokens, window)
             half = len(windows) // 2
             logits = stack.enter_context(LogitFile(sum(map(len, windows[half:])), store.shape.vocab))
             reference_quality(reference, windows[half:], logits, lambda: None)
             texts.append(Text(name, windows[:half], windows[half:], logits))
         del reference
         high, low = (int(level) for level in options.levels.split("/"))
-        plan = store.plan(vram_limit=None, settings=RunSettings.uniform(high), context=WINDOW)
+        plan = store.plan(vram_limit=None, settings=RunSettings.uniform(high), context=window)
         hotness = Hotness(half_life=options.half_life, interval=options.interval, margin=options.margin)
         with Engine(store, plan, RunSettings.uniform(high)) as engine:
             measure = Measurement(engine, (high, low), hotness)
@@ -266,11 +270,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="a store")
     parser.add_argument("--reference", type=Path, required=True, help="its checkpoint")
     parser.add_argument("--text", action="append", required=True, help="NAME=FILE, a domain; two or more")
-    parser.add_argument("--tokens", type=int, default=1024, help="counted, and as many measured, of each text")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, help="counted, and as many measured, of each text"
+    )
     parser.add_argument("--levels", default="4/2", help="of hot experts, and of the others")
     parser.add_argument("--hot", type=int, action="append", help="hot experts of a layer")
-    parser.add_argument("--half-life", type=float, default=256, help="as --hot-half-life")
-    parser.add_argument("--interval", type=int, default=64, help="as --hot-interval, in tokens")
+    parser.add_argument("--half-life", type=float, default=64, help="as --hot-half-life")
+    parser.add_argument("--interval", type=int, default=16, help="as --hot-interval, in tokens")
     parser.add_argument("--margin", type=float, default=0.1, help="as --hot-margin")
     parser.add_argument("--part", action="append", choices=PARTS, help="what to measure; all by default")
     options = parser.parse_args(argv)

@@ -85,4 +85,4 @@ def quality_of(rows: Sequence[EvaluationRow], settings: RunSettings) -> dict[str
 def _same_choice(row: EvaluationRow, settings: RunSettings) -> bool:
     """Returns whether the evaluation chose levels in the same way. One level for all experts is no choice."""
     chosen = {name: getattr(settings, name) for name in CHOICE_FIELDS}
-    return len(settings.levels) == 1 or {name: row.get(name) for name in chosen} == chosen
+    return len(settings.scheduled) == 1 or {name: row.get(name) for name in chosen} == chosen

@@ -99,5 +99,5 @@ def _our_rows() -> list[BenchRow]:
 
 def _with(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     """A row's settings with those given that have an effect on it."""
-    without = RANKING if len(settings.levels) == 1 else () if 0 in settings.levels else ("renormalise",)
+    without = RANKING if len(settings.scheduled) == 1 else () if 0 in settings.levels else ("renormalise",)
     return settings.with_(**{name: value for name, value in given.items() if name not in without})

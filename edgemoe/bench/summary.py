@@ -96,7 +96,7 @@ def _settings(row: BenchRow, plan: MemoryPlan) -> dict[str, Any]:
         "name": row.name,
         "setting": settings.name,
         "levels": format_levels(settings.levels),
-        "retention": settings.retention if len(settings.levels) > 1 and settings.bits is None else None,
+        "retention": settings.retention if len(settings.scheduled) > 1 and settings.bits is None else None,
         "bits": settings.bits,
         "exact": settings.exact,
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},

@@ -98,7 +98,7 @@ def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callabl
     """A setting that ranks experts, which has no effect with one level for all; `others` change with it."""
 
     def change(now: Tuning, value: str) -> Tuning:
-        if len(now.run.levels) == 1:
+        if len(now.run.scheduled) == 1:
             raise UserError(
                 f"two or more levels for /set {name} {value}",
                 f"one level for all, {now.run.levels[0]}",

@@ -200,10 +200,10 @@ class HotnessOptions:
         autocompletion=one_of("mass", "count"),
     )
     hot_half_life: float | None = option(
-        "With --policy hotness: tokens after which a choice counts half. Default: 256."
+        "With --policy hotness: tokens after which a choice counts half. Default: 64."
     )
     hot_interval: str | None = option(
-        "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 64t."
+        "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 16t."
     )
     hot_margin: float | None = option(
         "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "

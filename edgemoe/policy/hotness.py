@@ -44,8 +44,8 @@ class Hotness:
     """
 
     signal: str = "mass"
-    half_life: float = 256.0
-    interval: int = 64
+    half_life: float = 64.0
+    interval: int = 16
     seconds: float = 0.0
     margin: float = 0.1
     warmup: int = 64
@@ -58,10 +58,10 @@ class Hotness:
         if self.signal not in SIGNALS:
             raise UserError(f"--hotness {' or '.join(SIGNALS)}", repr(self.signal), "choose one of them")
         if not 0 < self.half_life < float("inf"):
-            raise _wrong("tokens above 0 for --hot-half-life", self.half_life, "choose 256")
+            raise _wrong("tokens above 0 for --hot-half-life", self.half_life, "choose 64")
         if self.interval < 0 or (not self.interval and not 0 < self.seconds < float("inf")):
             found = f"{self.interval}t and {self.seconds:g}s"
-            raise UserError("tokens or seconds above 0 for --hot-interval", found, "choose 64t or 2s")
+            raise UserError("tokens or seconds above 0 for --hot-interval", found, "choose 16t or 2s")
         if not 0 <= self.margin < float("inf"):
             raise _wrong("a fraction of 0 or more for --hot-margin", self.margin, "choose 0.1")
         if self.warmup < 0:
