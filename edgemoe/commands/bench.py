@@ -105,6 +105,8 @@ def bench_command(
     """
     form = _format(wanted.output, wanted.as_json)
     _require_batch(batches, wanted)
+    if chosen.policy == "auto":
+        raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
     require_folders(wanted.trace)
     require_plot(wanted.plot)
     from edgemoe.models.open import open_model, parse_limits, plan_levels

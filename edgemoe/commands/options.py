@@ -123,11 +123,12 @@ HEAVY_HITTERS_HELP = (
 )
 RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
 
-POLICIES = ("dymoe", "hotness")
+POLICIES = ("dymoe", "hotness", "auto")
 POLICY_HELP = (
     "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
     "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which comes "
-    "in the background, so that no token waits for it). Default: dymoe."
+    "in the background, so that no token waits for it). auto: hotness for 8 or more sequences at once, where every "
+    "expert fits at 2 bits and a tenth of them at 4. Default: dymoe."
 )
 
 complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
@@ -269,12 +270,13 @@ class SettingOptions(HotnessOptions, LevelOptions):
     )
 
 
-def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSettings:
+def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **options: Any) -> RunSettings:
     """Makes the settings of a command line.
 
     Args:
         max_level: of the store.
         fits: all experts fit at that level, which they get then where levels are automatic.
+        hot: --policy auto is hotness, where levels allow it.
         options: fields of SettingOptions.
 
     Raises:
@@ -286,8 +288,9 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     remapping = take_remapping(chosen)
-    hotness = take_hotness(chosen)
     rivals = require_one_mean(chosen)
+    two = levels is None or (len(levels) == 2 and 0 not in levels)
+    hotness = take_hotness(chosen, automatic=hot and two and not rivals)
     if levels is None:
         if hotness and (rivals or max_level == 2):
             found = f"--{rivals[0].replace('_', '-')}" if rivals else "a store of 2 bits"
@@ -330,8 +333,12 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
     return None
 
 
-def take_hotness(chosen: dict[str, Any]) -> Hotness | None:
+def take_hotness(chosen: dict[str, Any], *, automatic: bool) -> Hotness | None:
     """Takes the options of --policy out of `chosen`, option's name -> value, and makes the setting of them.
+
+    Args:
+        chosen: changed.
+        automatic: whether --policy auto is hotness.
 
     Raises:
         UserError: no such policy, an option of another policy, or one out of its range.
@@ -348,6 +355,8 @@ def take_hotness(chosen: dict[str, Any]) -> Hotness | None:
             raise UserError(
                 f"--policy hotness for {option}", "--policy dymoe", "give it, or leave the other out"
             )
+        return None
+    if policy == "auto" and not automatic:
         return None
     named = {name.removeprefix("hot_"): value for name, value in given.items()}
     if "hotness" in named:

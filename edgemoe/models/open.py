@@ -19,11 +19,19 @@ if TYPE_CHECKING:
     from storage.checkpoint import Checkpoint
 
 
+HOT_SEQUENCES, HOT_FRACTION = 8, 0.1
+"""From so many sequences at once on an automatic policy is hotness, if every expert fits at the lower level, and this
+fraction of them at the higher one (docs/decisions/0031)."""
+
+
 class ChooseSettings(Protocol):
     """commands.options.run_settings with the options given."""
 
-    def __call__(self, max_level: int, *, fits: bool) -> RunSettings:
-        """The settings for a store whose highest level is max_level; `fits`: all of its experts fit at that level."""
+    def __call__(self, max_level: int, *, fits: bool, hot: bool = False) -> RunSettings:
+        """The settings for a store whose highest level is max_level; `fits`: all of its experts fit at that level.
+
+        `hot`: an automatic policy is hotness.
+        """
 
 
 def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
@@ -171,7 +179,7 @@ def plan_levels(
     """
     _warn_of_context(store.config.get("max_position_embeddings"), context)
     level = store.manifest.max_level
-    highest, fewer = (choose(level, fits=fits) for fits in (True, False))
+    highest, fewer = choose(level, fits=True), choose(level, fits=False)
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
@@ -179,7 +187,13 @@ def plan_levels(
         settings = highest
     else:
         limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-        plan, settings = store.plan(**limits, settings=fewer, context=plan.context, parallel=parallel), fewer
+        sizes = limits | {"context": plan.context, "parallel": parallel}
+        plan, settings = store.plan(**sizes, settings=fewer), fewer
+        hotter = choose(level, fits=False, hot=True)
+        if hotter != fewer and parallel >= HOT_SEQUENCES and not store.device:
+            hot = store.plan(**sizes, settings=hotter)
+            if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
+                plan, settings = hot, hotter
     if plan.dram_blocks and not store.device:
         _warn_of_two_tiers(plan.limit_bytes(None))
     return plan, settings

@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     resident = options.vram_limit == "all"
     store, plan, settings = open_store(
         options.model,
-        lambda max_level, *, fits: SETTINGS,
+        lambda max_level, *, fits, hot=False: SETTINGS,
         vram_limit=None if resident else options.vram_limit,
         dram_limit=None,
         device="auto",
