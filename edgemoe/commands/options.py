@@ -212,7 +212,7 @@ class HotnessOptions:
     )
     hot_warmup: int | None = option(
         "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "
-        "Default: 64."
+        "Default: 16."
     )
     hot_prompt_weight: float | None = option(
         "With --policy hotness: what a token of a prompt counts beside a new token. Default: 1."

@@ -48,7 +48,7 @@ class Hotness:
     interval: int = 16
     seconds: float = 0.0
     margin: float = 0.1
-    warmup: int = 64
+    warmup: int = 16
     prompt_weight: float = 1.0
     experts: int | None = None
     rate: float | None = None
@@ -65,7 +65,7 @@ class Hotness:
         if not 0 <= self.margin < float("inf"):
             raise _wrong("a fraction of 0 or more for --hot-margin", self.margin, "choose 0.1")
         if self.warmup < 0:
-            raise _wrong("0 or more tokens for --hot-warmup", self.warmup, "choose 64")
+            raise _wrong("0 or more tokens for --hot-warmup", self.warmup, "choose 16")
         if not 0 <= self.prompt_weight < float("inf"):
             raise _wrong("a number of 0 or more for --hot-prompt-weight", self.prompt_weight, "choose 1")
         if self.experts is not None and self.experts < 0:
