@@ -237,10 +237,13 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
         """Publishes and starts changes of level."""
-        if settle:
-            self._transitions.settle()
-        else:
-            self._transitions.advance(start=start)
+        if self._transitions.idle:
+            return
+        with DeferredInterrupt():
+            if settle:
+                self._transitions.settle()
+            else:
+                self._transitions.advance(start=start)
 
     def release_pins(self) -> None:
         """Ends predictions, changes of level, their reads and their leases."""

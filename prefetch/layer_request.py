@@ -8,16 +8,13 @@ from types import TracebackType
 
 from cache.base import Lease
 from prefetch.base import Request
-from prefetch.sigint import DeferredInterrupt
+from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
 from storage.errors import DoesNotFit
 from storage.retry import GivingUp
 from storage.sizes import format_size
-
-CHECK_EVERY = 0.1
-"""Seconds of a wait for transfers after which a Ctrl-C is raised: a failing read is tried again for seconds."""
 
 
 class LayerRequest(Request):
@@ -109,9 +106,13 @@ class LayerRequest(Request):
             if not self._awaited and not self._missing:
                 break
             self.advance()
-            if not self._transfers.under_way:
+            transfers = self._transfers
+            moving = (
+                transfers.moving.values() if self._missing else ()
+            )  # they have blocks that a demand lacks
+            if not (transfers.under_way or moving):
                 self._start_alone()
-            self._transfers.await_done(self._transfers.under_way.values(), CHECK_EVERY)
+            transfers.await_done([*transfers.under_way.values(), *moving], CHECK_EVERY)
         raise StopIteration
 
     def advance(self) -> None:

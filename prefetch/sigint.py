@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
+CHECK_EVERY = 0.1
+"""Seconds of a wait for transfers after which a Ctrl-C is raised: a failing read is tried again for seconds."""
+
 
 class DeferredInterrupt:
     """A context that defers the program's handler of SIGINT to the next `check`, at the latest to its end.

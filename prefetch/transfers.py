@@ -162,14 +162,19 @@ class Transfers:
         return transfer
 
     def end_a_move(self) -> bool:
-        """Ends a move for a demand that lacks blocks; waits for one that has begun. False: there is none."""
+        """Ends a move that is done or has not begun, for a demand that lacks blocks. False: there is none."""
         for transfer in self.moving.values():
-            if not self.cancel(transfer):
-                self.await_done((transfer,))
-                if lease := self.end(transfer):
-                    self.vram.release(lease)
-            return True
+            if transfer.done:
+                self.end_move(transfer)
+                return True
+            if self.cancel(transfer):
+                return True
         return False
+
+    def end_move(self, transfer: Transfer) -> None:
+        """Publishes a move that is done; a failed one leaves its expert as it was."""
+        if lease := self.end(transfer):
+            self.vram.release(lease)
 
     def cancel(self, transfer: Transfer) -> bool:
         """Ends a transfer that has not begun, and frees its blocks. Returns whether it had not begun."""

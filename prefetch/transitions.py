@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
 from prefetch.transfers import Transfer, Transfers
 from storage.base import ExpertKey
 
@@ -47,7 +48,8 @@ class Transitions:
     def change(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], rate: float | None
     ) -> None:
-        """Replaces what waits. Promotions that have not begun are cancelled; those that have go on.
+        """Replaces what waits. Promotions that have not begun are cancelled; those that have go on, and are taken back
+        once they are complete unless they are among the new ones.
 
         Args:
             demote: expert -> the level that stays of it, above 0.
@@ -55,7 +57,12 @@ class Transitions:
             rate: bytes a second that promotions may take on average; None: any.
         """
         self._drop_waiting()
-        self._demote, self._promote, self._rate = dict(demote), deque(promote.items()), rate
+        self._demote, self._promote = dict(demote), deque(promote.items())
+        for transfer in self._flying:
+            if self._mine(transfer) and transfer.key not in promote and transfer.reservation.held:
+                self._demote.setdefault(transfer.key, transfer.reservation.held.level)
+        if rate != self._rate:
+            self._rate, self._allowed, self._since = rate, 0.0, self._transfers.clock()
 
     def advance(self, *, start: bool = True) -> None:
         """Publishes what has arrived, demotes, and starts promotions as far as blocks and the rate allow.
@@ -65,29 +72,31 @@ class Transitions:
         """
         for transfer in [each for each in self._flying if each.done or not self._mine(each)]:
             self._flying.remove(transfer)
-            if self._mine(transfer) and (lease := self._transfers.end(transfer)):
-                self._transfers.vram.release(lease)
+            if self._mine(transfer):
+                self._transfers.end_move(transfer)
         if not start:
             return
-        for key, level in self._demote.items():
-            before = self._transfers.vram.level_of(key)
+        for key in [key for key in self._demote if key not in self._transfers.moving]:
+            before, level = self._transfers.vram.level_of(key), self._demote.pop(key)
             if before > level:
                 self._transfers.vram.drop(key, level)
                 self._transfers.counts.demoted += self._transfers.vram.level_of(key) < before
-        self._demote.clear()
         while self._promote and len(self._flying) < IN_FLIGHT and self._may_move():
             if not self._start(*self._promote[0]):
                 return
             self._promote.popleft()
 
     def settle(self) -> None:
-        """Goes through everything that waits, and waits for it; what finds no block is dropped."""
-        while not self.idle:
-            self.advance()
-            if self._flying:
-                self._transfers.await_done([each for each in self._flying if self._mine(each)])
-            elif self._promote:
-                self._promote.popleft()
+        """Goes through everything that waits, at any rate, and waits for it; what finds no block is dropped."""
+        self._rate = None
+        with DeferredInterrupt() as interrupt:
+            while not self.idle:
+                self.advance()
+                interrupt.check()
+                if self._flying:
+                    self._transfers.await_done(self._flying, CHECK_EVERY)
+                elif self._promote:
+                    self._promote.popleft()
 
     def end(self) -> None:
         """Drops what waits, waits for what is under way and publishes it."""
@@ -121,11 +130,12 @@ class Transitions:
             self._waiting = key
             return False
         self._flying.append(transfer)
-        self._allowed -= sum(map(len, transfer.reservation.into.values()))
+        if self._rate is not None:
+            self._allowed -= sum(map(len, transfer.reservation.into.values()))
         return True
 
     def _may_move(self) -> bool:
-        """Whether the rate has room: it adds up for a second at most, and promotions may overdraw it."""
+        """Whether the rate allows a promotion: it adds up for a second at most, and one expert may overdraw it."""
         if self._rate is None:
             return True
         now = self._transfers.clock()

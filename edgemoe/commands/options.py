@@ -290,7 +290,7 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
     remapping = take_remapping(chosen)
     rivals = require_one_mean(chosen)
     two = levels is None or (len(levels) == 2 and 0 not in levels)
-    hotness = take_hotness(chosen, automatic=hot and two and not rivals)
+    hotness = take_hotness(chosen, automatic=hot and two and not rivals and max_level > 2)
     if levels is None:
         if hotness and (rivals or max_level == 2):
             found = f"--{rivals[0].replace('_', '-')}" if rivals else "a store of 2 bits"

@@ -36,7 +36,7 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
-from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan
+from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
@@ -213,18 +213,18 @@ class Engine:
         if settings.priced:
             self.require_damage()
         policy = self._policy(settings)
-        if settings.levels != now.levels:
-            self._source.release_pins()  # they were made for the levels before
+        if settings.hotness:
+            require_sizes(self.store.form, settings.levels)
         if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
             self._controller = self._controller_of(settings)
         self._source.configure(settings.speculate)
-        if settings.hotness != (self.hot.settings if self.hot else None):
+        if (settings.hotness, settings.levels) != (now.hotness, now.levels):
+            self._source.release_pins()  # they were made for the levels before
             self._follow_hotness(settings)
         self._runner.configure(policy)
 
     def _follow_hotness(self, settings: RunSettings) -> None:
         """Makes what counts experts and moves their planes, or ends it."""
-        self._source.release_pins()
         if self.hot:
             self.hot.end()
         self.hot = self._runtime.choices = None
@@ -319,7 +319,9 @@ class Engine:
             raise UserError("what fewer bits of each expert cost", found, action) from error
         level = self.plan.levels[0]
         self.configure(
-            before.with_(levels=(level,), bits=None, tpot_target=None, exact=True, speculate="off")
+            before.with_(
+                levels=(level,), bits=None, tpot_target=None, hotness=None, exact=True, speculate="off"
+            )
         )
         errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
         rows = min(RANDOM_TOKENS, self.plan.context)

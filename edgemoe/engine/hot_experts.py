@@ -109,6 +109,7 @@ class HotExperts:
 
     def before_step(self, *, prompt: bool) -> None:
         """Publishes what has come since the last step, and starts more unless a prompt follows."""
+        self.choices.clear()  # a step that failed may have left some
         if self._due and not prompt:
             self._due = False
             self._change()
@@ -151,12 +152,15 @@ class HotExperts:
         for layer in self._layers:
             scores, at = self._scores.values[layer], levels[layer]
             hot = at >= self._high
+            # Levels between the two are of other settings, and have blocks that hot experts need.
+            between = np.flatnonzero((at > self._low) & ~hot).tolist()
             if self._fixed is None:
                 change = moves(scores, hot, at > 0, self.capacity[layer], self.settings.margin)
             else:
                 wanted = self._fixed.get(layer, set())
                 change = moves(*_as_scores(wanted, hot), at >= 0, len(wanted), 0.0)
-            demote |= {ExpertKey(layer, expert): self._low for expert in change.demote}
+            leaving = {*change.demote, *between}.difference(change.promote)
+            demote |= {ExpertKey(layer, expert): self._low for expert in leaving}
             best = float(scores.max()) or 1.0
             promote += [(-scores[e] / best, ExpertKey(layer, e)) for e in change.promote]
             if self._every:

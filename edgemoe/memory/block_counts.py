@@ -35,7 +35,8 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
     """
     kept = [bits for bits in settings.levels if bits]
     if settings.hotness and level > kept[-1]:
-        return HOT_FRACTION
+        most = settings.hotness.experts
+        return HOT_FRACTION if most is None else min(HOT_FRACTION, most / experts)
     if level <= kept[-1]:
         return 1.0
     logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
@@ -48,7 +49,9 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
     return int((levels >= level).sum()) / max(int((levels > 0).sum()), 1)
 
 
-def count_hot_blocks(size: int, kinds: Sequence[BlockKind], lowest: int, most: int) -> dict[str, int] | None:
+def count_hot_blocks(
+    size: int, kinds: Sequence[BlockKind], lowest: int, most: int, hottest: int
+) -> dict[str, int] | None:
     """Splits `size` bytes so that all experts have the lower level, and as many as possible the higher one.
 
     Args:
@@ -56,6 +59,7 @@ def count_hot_blocks(size: int, kinds: Sequence[BlockKind], lowest: int, most: i
         kinds: of the higher level, lowest first.
         lowest: the lower level.
         most: experts.
+        hottest: most of them that may have the higher level.
 
     Returns:
         kind's name -> blocks; None: not all experts fit at the lower level.
@@ -64,7 +68,7 @@ def count_hot_blocks(size: int, kinds: Sequence[BlockKind], lowest: int, most: i
     left = size - most * sum(every)
     if left < 0:
         return None
-    hot = min(left // sum(upper), most) if upper else most
+    hot = min(left // sum(upper), hottest)
     return {kind.name: hot if kind.level > lowest else most for kind in kinds}
 
 

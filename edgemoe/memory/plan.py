@@ -14,6 +14,7 @@ from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import QUERY_BLOCK
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
@@ -211,7 +212,9 @@ def make_plan(
         vram_blocks=vram_blocks,
         dram_blocks=dram_blocks,
         experts=shape.experts,
-        hot_experts=min(vram_blocks.values()) if settings.hotness else None,
+        hot_experts=(
+            min(*vram_blocks.values(), _most_hot(settings.hotness, shape)) if settings.hotness else None
+        ),
         parallel=parallel,
         scored_rows=_scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
@@ -258,16 +261,35 @@ def _blocks(
     """
     sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
     kinds = form.kinds_at(settings.levels[0])
-    if settings.hotness and all(kind.level <= settings.levels[-1] for kind in kinds):
-        found = f"levels {format_levels(settings.levels)}, which take the same blocks with this kernel"
-        raise UserError("levels of different size, for --policy hotness", found, "give --levels 8/4")
+    if settings.hotness:
+        require_sizes(form, settings.levels)
     pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
     fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
-    vram = count_hot_blocks(planes, kinds, settings.levels[-1], shape.experts) if settings.hotness else None
+    vram = None
+    if settings.hotness:
+        hottest = _most_hot(settings.hotness, shape)
+        vram = count_hot_blocks(planes, kinds, settings.levels[-1], shape.experts, hottest)
     vram = vram or count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
     left = shape.experts - (max(vram.values()) if exclusive else 0)
     return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
+
+
+def _most_hot(hotness: Hotness, shape: ModelShape) -> int:
+    """Experts of a model that a setting lets be hot at once."""
+    each = shape.experts_per_layer if hotness.experts is None else hotness.experts
+    return min(each * (shape.experts // shape.experts_per_layer), shape.experts)
+
+
+def require_sizes(form: ResidentForm, levels: tuple[int, ...]) -> None:
+    """Refuses levels of precision by hotness between which a kernel's experts have the same size.
+
+    Raises:
+        UserError: the highest level of `levels` takes the blocks of the lowest.
+    """
+    if all(kind.level <= levels[-1] for kind in form.kinds_at(levels[0])):
+        found = f"levels {format_levels(levels)}, which take the same blocks with this kernel"
+        raise UserError("levels of different size, for --policy hotness", found, "give --levels 8/4")
 
 
 def staging_buffers(settings: RunSettings) -> int:

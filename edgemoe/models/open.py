@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgemoe.console.loading import starting
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.machine import devices, process
+from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
@@ -183,14 +185,15 @@ def plan_levels(
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
-    if fewer == highest or plan.experts_resident[str(level)] >= store.shape.experts:
-        settings = highest
-    else:
-        limits = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-        sizes = limits | {"context": plan.context, "parallel": parallel}
+    sizes = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
+    sizes |= {"context": plan.context, "parallel": parallel}
+    settings = highest
+    if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
         plan, settings = store.plan(**sizes, settings=fewer), fewer
-        hotter = choose(level, fits=False, hot=True)
-        if hotter != fewer and parallel >= HOT_SEQUENCES and not store.device:
+    fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
+    if parallel >= HOT_SEQUENCES and not fits and not store.device:
+        with suppress(UserError):  # other options contradict hotness
+            hotter = choose(level, fits=False, hot=True)
             hot = store.plan(**sizes, settings=hotter)
             if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
                 plan, settings = hot, hotter

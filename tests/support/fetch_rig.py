@@ -85,7 +85,7 @@ class Rig:
 
     Args:
         form: of both tiers.
-        vram: experts that the fast tier has blocks for.
+        vram: experts that the fast tier has blocks for, or blocks of each kind, by its name.
         dram: experts that the slow tier has blocks for; None: there is no slow tier.
         workers, gate: as Fetcher.
         look_ahead: as Fetcher.configure.
@@ -95,7 +95,7 @@ class Rig:
     def __init__(
         self,
         form: ToyForm | WholeToy,
-        vram: int,
+        vram: int | Mapping[str, int],
         dram: int | None = None,
         workers: int = 2,
         look_ahead: str = "off",
@@ -116,8 +116,9 @@ class Rig:
         )
         self.fetcher.configure(look_ahead)
 
-    def _tier(self, name: str, experts: int) -> PlaneTier:
-        capacity = {kind.name: experts for kind in self.form.kinds}
+    def _tier(self, name: str, experts: int | Mapping[str, int]) -> PlaneTier:
+        by_kind = isinstance(experts, Mapping)
+        capacity = experts if by_kind else {kind.name: experts for kind in self.form.kinds}
         return PlaneTier(self.form, capacity, self.policy, device="cpu", name=name)
 
     def fetch(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> list[ExpertKey]:
@@ -144,11 +145,12 @@ class Rig:
                     assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
 
     def landed(self, *keys: ExpertKey) -> None:
-        """Waits until the workers have ended the transfers under way of some experts."""
+        """Waits until the workers have ended the transfers under way, and the moves, of some experts."""
         transfers = self.fetcher._transfers
         for key in keys:
-            if key in transfers.under_way:
-                transfers.await_done((transfers.under_way[key],))
+            for transfer in (transfers.under_way.get(key), transfers.moving.get(key)):
+                if transfer:
+                    transfers.await_done((transfer,))
 
     def whole(self) -> None:
         """Asserts that no block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
@@ -177,4 +179,5 @@ def rigs() -> Iterator[type[Rig]]:
         for gate in each.reader.gates.values():
             gate.set()
         each.fetcher.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("transfer-")] == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert [name for name in names if name.startswith(("transfer-", "move-"))] == []

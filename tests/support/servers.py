@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -23,10 +24,10 @@ GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset({2}))
 
 
 def a_model(
-    store: Path, *, context: int = 128, parallel: int = 4, level: int = 8, keep: bool = False
+    store: Path, *, context: int = 128, parallel: int = 4, level: int = 8, keep: bool = False, **changes: Any
 ) -> Model:
-    """A model in memory, every expert at one level, greedy by default."""
-    settings = RunSettings(levels=(level,), exact=True, readers=4)
+    """A model in memory, greedy by default; `changes` are settings, by default every expert is at one level."""
+    settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
     opened = StoreModel.open(store)
     plan = opened.plan(vram_limit=None, settings=settings, context=context, parallel=parallel)
     return Model(Engine(opened, plan, settings), load_tokenizer(store), GREEDY, keep=keep)

@@ -20,6 +20,7 @@ ANSWER = Answer(
     ssd_bytes_per_token=26e6,
     levels={"8": 0, "4": 9, "2": 1, "0": 0},
     reused=0,
+    hot=None,
     lynx=None,
     effective_retention=0.9,
     bits=4.21,

@@ -7,6 +7,9 @@ import math
 
 import pytest
 from conftest import CHAT_TEMPLATE
+from servers import a_model, server_of
+
+from edgemoe.policy.hotness import Hotness
 
 TEXT = "the quick brown fox"
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -312,3 +315,18 @@ def test_metrics_count_answers(server):
     assert len(parts) == 6
     assert sum(parts.values()) <= after[f"edgemoe:memory_limit_bytes{label}"]
     assert grown('edgemoe:expert_requests_total{level="8",model_name="tiny"}') > 0
+
+
+def test_metrics_count_moves(tiny_store):
+    """Of --policy hotness: experts by kind of move, and the bytes of the promotions among them."""
+    hot = Hotness(interval=2, warmup=0)
+    model = a_model(tiny_store, context=64, levels=(4, 2), exact=False, hotness=hot)
+    with server_of(model) as server:
+        post(server, "/v1/completions", prompt=TEXT, max_tokens=20, ignore_eos=True)
+        server.idle()
+        text = server.client.get("/metrics").text
+    names = ['edgemoe:expert_transitions_total{kind="promoted"', "edgemoe:transition_bytes_total"]
+    promoted, size = (float(line.split()[1]) for line in text.splitlines() if line.startswith(tuple(names)))
+    assert size == 4096 * promoted > 0
+    assert 'kind="deferred"' in text
+    assert 'kind="moved_bytes"' not in text
