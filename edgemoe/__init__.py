@@ -125,7 +125,7 @@ def load(
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
         keep_source: keep the downloaded checkpoint of a Hub model.
-        settings: options of `edgemoe chat --help`: retention=0.9, speculate="off", ...
+        settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
     Raises:
         UserError: no such model, or a wrong option. ModelRefused: it cannot be run.

@@ -92,7 +92,7 @@ def bench_command(
     *,
     model: options.ModelOption = options.DEMO,
     limits: options.LimitOptions,
-    chosen: options.SettingOptions,
+    chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     threads: options.ThreadsOption = None,
     prompts: PromptOptions,
@@ -188,7 +188,7 @@ def _require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
 
 
 def _ablation(
-    ablation: str, max_level: int, chosen: options.SettingOptions
+    ablation: str, max_level: int, chosen: options.StepSettingOptions
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 

@@ -207,6 +207,17 @@ class SettingOptions(LevelOptions):
         "the critical ones), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
+    in_place: str | None = option(
+        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
+        "link; off copies each of them into VRAM first. Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class StepSettingOptions(SettingOptions):
+    """Options of run_settings where several sequences may share a step: those of a single one, and --lynx."""
+
     lynx: bool = option(
         "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
         "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
@@ -218,11 +229,6 @@ class SettingOptions(LevelOptions):
     lynx_beta: int | None = option(
         "With --lynx: bins below the best expert's, 1 to 8; the last has all lower scores. Default: 4."
     )
-    in_place: str | None = option(
-        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
-        "link; off copies each of them into VRAM first. Default: on.",
-        autocompletion=one_of("on", "off"),
-    )
 
 
 def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSettings:
@@ -231,14 +237,14 @@ def run_settings(max_level: int, *, fits: bool = True, **options: Any) -> RunSet
     Args:
         max_level: of the store.
         fits: all experts fit at that level, which they get then where levels are automatic.
-        options: fields of SettingOptions.
+        options: fields of StepSettingOptions.
 
     Raises:
         UserError: a value out of its range, two options that exclude each other, or an option without effect.
     """
     from edgemoe.policy.settings import RunSettings
 
-    given = SettingOptions(**options)
+    given = StepSettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     remapping = take_remapping(chosen)
