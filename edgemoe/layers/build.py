@@ -25,8 +25,8 @@ from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
-from edgemoe.machine.huge_pages import in_huge_pages
 from edgemoe.machine.model_code import without_compiler
+from edgemoe.machine.pages import in_huge_pages
 from storage.checkpoint import Config
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import Spec, read_header
