@@ -23,6 +23,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kernels import threads
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.memory.plan import PREFILL_ROWS
@@ -312,7 +313,9 @@ class Scheduler:
             with DeferredInterrupt():  # Ctrl-C comes within the engine's step, or behind all of it
                 if self._take_turn():
                     try:
-                        self._step()
+                        # OpenMP would give each thread that drives a worker of its own.
+                        with threads.for_step():
+                            self._step()
                     finally:
                         with self._turn:
                             self._driving = False

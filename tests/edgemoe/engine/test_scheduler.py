@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from integrity import check_integrity
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -423,3 +425,30 @@ def test_a_failed_fill_is_only_logged(open_engine, tiny_store, monkeypatch, capl
     scheduler.close()
     assert request.reason == "length"
     assert "prefetch into free blocks failed" in caplog.text
+
+
+@pytest.mark.skipif(not native.available() or os.cpu_count() == 1, reason="torch has one thread in no step")
+def test_threads_that_drive_leave_no_others(open_engine, tiny_store):
+    """A callback whose operator is large enough for torch's threads: each driving thread would keep a worker."""
+    scheduler, ended = Scheduler(open_engine(tiny_store, level=4)), threading.Event()
+
+    def on_token(token: int, logits: torch.Tensor) -> bool:
+        return bool(torch.ones(64, 4096).sum() == 0)
+
+    def drive(done: threading.Event) -> None:
+        scheduler.run(Request([3, 4, 5], Sampler(GREEDY), on_token=on_token))
+        done.set()
+        ended.wait(60)
+
+    drivers, counts = list[threading.Thread](), list[int]()
+    for _ in range(3):
+        done = threading.Event()
+        drivers.append(threading.Thread(target=drive, args=(done,)))
+        drivers[-1].start()
+        assert done.wait(60)
+        counts.append(psutil.Process().num_threads())
+    ended.set()
+    for driver in drivers:
+        driver.join()
+    scheduler.close()
+    assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
