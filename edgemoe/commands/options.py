@@ -89,7 +89,7 @@ ParallelOption = Annotated[
     typer.Option(
         "--parallel",
         min=1,
-        help="Sequences that run at once, at most 32, each with a KV for all of --context.",
+        help="Sequences that run at once, at most 64, each with a KV for all of --context.",
     ),
 ]
 KeepSourceOption = Annotated[

@@ -36,7 +36,7 @@ from storage.errors import (
 )
 from storage.reader import RecordReader
 
-MANY = 32
+MANY = 64
 CHUNK = 5
 GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
 
@@ -90,7 +90,7 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("how", [{"level": 4}, {"levels": (4, 2), "exact": True, "retention": 0.5}])
 def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
-    """32 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
+    """64 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
