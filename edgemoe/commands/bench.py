@@ -62,7 +62,8 @@ class BatchOptions:
         "With --batch: tokens of a prompt in one step. Default: 512 alone, 128 beside others.", min=1
     )
     every: int | None = option(
-        "With --batch: decode steps between two chunks while answers run. Default: 4.", min=1
+        "With --batch: decode steps between two chunks while answers run; 0: prompts first. Default: 4.",
+        min=0,
     )
 
 
@@ -128,7 +129,7 @@ def bench_command(
 
     together = None
     if batches.batch is not None:
-        pace = Pace(batches.chunk, batches.every or Pace.every)
+        pace = Pace(batches.chunk, Pace.every if batches.every is None else batches.every)
         together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
     evaluated = load_quality(wanted.quality) if wanted.quality else None
     tokens = context or prompts.prompt_tokens + prompts.new_tokens

@@ -137,7 +137,7 @@ class Pace:
     Args:
         chunk: tokens of a prompt in one step, 1 to PREFILL_ROWS; None: PREFILL_ROWS where one sequence may run,
             CHUNK_BESIDE_OTHERS where several may. It never depends on what runs, so neither do answers.
-        every: decode steps between two chunks, while any sequence decodes.
+        every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
     """
 
     chunk: int | None = None
@@ -146,8 +146,8 @@ class Pace:
     def __post_init__(self) -> None:
         if self.chunk is not None and not 1 <= self.chunk <= PREFILL_ROWS:
             raise UserError(f"a chunk of 1 to {PREFILL_ROWS} tokens", f"{self.chunk}", "choose another one")
-        if self.every < 1:
-            raise UserError("1 or more decode steps between two chunks", f"{self.every}", "choose 4")
+        if self.every < 0:
+            raise UserError("0 or more decode steps between two chunks", f"{self.every}", "choose 4")
 
 
 class Scheduler:

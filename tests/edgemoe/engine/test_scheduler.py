@@ -100,7 +100,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
     @given(
         joins=st.lists(st.integers(0, 60), min_size=MANY, max_size=MANY),
         leaves=st.dictionaries(st.integers(0, MANY - 1), st.integers(0, 80), max_size=6),
-        every=st.integers(1, 4),
+        every=st.integers(0, 4),
     )
     def run(joins: list[int], leaves: dict[int, int], every: int) -> None:
         scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=every))
@@ -173,6 +173,19 @@ def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_sto
     assert steps[: len(expected)] == expected
     assert set(steps[len(expected) :]) == {("decode", 1)}
     assert first.trace.decode_rows == first.trace.decode_steps + 1
+
+
+def test_prompts_first_fill_a_step(open_engine, tiny_store):
+    """Without decode steps between chunks every prompt runs before the sequences decode together."""
+    scheduler = Scheduler(open_engine(tiny_store, parallel=3), Pace(chunk=4, every=0))
+    requests = [Kept([5 + i] * (3 + 3 * i), 6) for i in range(3)]
+    for request in requests:
+        scheduler.submit(request)
+    for request in requests:
+        scheduler.wait(request)
+    assert [request.trace.decode_rows for request in requests] == [3 * 5] * 3
+    with pytest.raises(UserError, match="0 or more decode steps"):
+        Pace(every=-1)
 
 
 def test_requests_wait_for_kv_in_the_order_of_arrival(open_engine, tiny_store):
