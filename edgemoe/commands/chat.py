@@ -109,7 +109,7 @@ def chat_command(
 
     whole = _prompt(prompt, turns)
     choose = partial(options.run_settings, **vars(chosen))
-    choose(8)  # rejects a wrong option before the model is opened
+    options.run_settings(8, **vars(chosen))  # rejects a wrong option before the model is opened
     store, plan, settings = open_store(
         model,
         choose,

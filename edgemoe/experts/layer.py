@@ -33,6 +33,9 @@ with without_triton():
 
 NAME = "edgemoe"
 
+Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
+"""Layer, logits [T, E] that order experts as its router does, and k -> experts, int64 [T, k], the likeliest first."""
+
 
 @dataclass(frozen=True)
 class Routed:
@@ -80,6 +83,7 @@ class ExpertRuntime:
         use: counts the experts that were computed.
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
+        reroute: chooses the experts of every step in the routers' place, for a study; None: they choose.
         step: the state of the step that runs; set by the model runner.
     """
 
@@ -90,6 +94,7 @@ class ExpertRuntime:
     use: ExpertUse = field(default_factory=ExpertUse)
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
+    reroute: Reroute | None = None
     step: StepKV = field(init=False)
 
     @property

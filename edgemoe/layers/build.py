@@ -100,8 +100,8 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
             model.set_submodule(name, norm)
     if family.fused_gqa:
         _place_native_parts(model, family)
-    for name in modules.values():
-        remap_choices(_router_beside(model, name), family, model.config, runtime)
+    for layer, name in modules.items():
+        remap_choices(layer, _router_beside(model, name), family, model.config, runtime)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]

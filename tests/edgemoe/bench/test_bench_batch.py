@@ -52,7 +52,7 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
 
 @pytest.mark.parametrize("batches", ["", "0", "1,x", "65", "-1"])
 def test_wrong_batches_are_refused(batches):
-    with pytest.raises(UserError, match="batches of 1 to 32"):
+    with pytest.raises(UserError, match="batches of 1 to 64"):
         BatchRequest.parse(batches, "closed", Pace())
 
 
