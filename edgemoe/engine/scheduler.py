@@ -26,6 +26,7 @@ from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels import threads
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.machine.process import return_free_memory
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.counts import TransferCounts
@@ -34,6 +35,9 @@ from storage.errors import DoesNotFit, NotFinite, UserError
 
 CHUNK_BESIDE_OTHERS = 128
 """Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
+
+REQUESTS_A_TRIM = 256
+"""Ended requests after which free memory goes back to the system: that takes a millisecond."""
 
 CANCELLED = "cancelled"
 """The reason of a request that was cancelled."""
@@ -170,7 +174,7 @@ class Scheduler:
         self._prompt: Request | None = None
         self._running: list[Request] = []
         self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
-        self._since_chunk = 0
+        self._since_chunk, self._ended = 0, 0
         self._turn = threading.Condition()
         self._driving, self._closed = False, False
         self._thread: threading.Thread | None = None
@@ -480,6 +484,9 @@ class Scheduler:
             self._free(request.sequence, request.tokens, error)
             request.sequence = None
         request.reason, request.error = reason, error
+        self._ended += 1
+        if self._ended % REQUESTS_A_TRIM == 0:
+            return_free_memory()  # malloc keeps the holes that a rare long prompt leaves between other blocks
         request.on_end()
 
     def _free(self, sequence: SequenceKV, tokens: Sequence[int], error: BaseException | None) -> None:

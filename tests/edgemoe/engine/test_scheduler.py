@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -18,11 +19,12 @@ from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
+from edgemoe.machine.process import resident_bytes
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt
@@ -465,3 +467,26 @@ def test_threads_that_drive_leave_no_others(open_engine, tiny_store):
         driver.join()
     scheduler.close()
     assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another malloc than glibc's")
+def test_memory_that_malloc_keeps_goes_back_after_some_requests(open_engine, tiny_store):
+    """Holes between blocks that stay are resident until so many requests have ended."""
+    library, size, blocks = ctypes.CDLL(None), 1 << 16, []
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    scheduler = Scheduler(open_engine(tiny_store, level=4))
+    for _ in range(1000):
+        blocks.append(library.malloc(size))
+        ctypes.memset(blocks[-1], 1, size)
+    stay = blocks[::10]
+    for block in sorted({*blocks} - {*stay}):
+        library.free(block)
+    before = resident_bytes()
+    for _ in range(REQUESTS_A_TRIM - 1):
+        scheduler.run(Kept([5], 1))
+    assert resident_bytes() > before - 400 * size
+    scheduler.run(Kept([5], 1))
+    assert resident_bytes() < before - 800 * size
+    for block in stay:
+        library.free(block)
+    scheduler.close()
