@@ -184,10 +184,13 @@ class _Evaluation:
         for arm in arms:
             tasks = arm.study == "lynx-tasks"
             found = sum(map(len, self._tasks.values())) if tasks else len(self.windows)
-            if arm.batch > 1 and arm.batch > found:
+            wanted = 2 if arm.cache else arm.batch  # of a cache's bytes the first window does not count
+            if wanted > max(found, 1):
                 what = "chat tasks" if tasks else "windows of the text"
-                option = "a larger --task-count" if tasks else "a smaller --window or more --tokens"
-                raise UserError(f"{arm.batch} {what} for --study {arm.study}", f"{found}", f"give {option}")
+                option = (
+                    "--tasks, or a larger --task-count" if tasks else "a smaller --window or more --tokens"
+                )
+                raise UserError(f"{wanted} {what} for --study {arm.study}", f"{found}", f"give {option}")
 
     def reference(self, checkpoint: Path, keep: LogitFile) -> list[EvalRow]:
         """Returns the bf16 row, and those of the study of layers. The model is freed when this returns."""

@@ -19,9 +19,8 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
         variation: of the study of sensitivity.
         layers: that have experts, ascending.
     """
-    third = variation.third
-    size = len(layers) / THIRDS
-    free = {layer for i, layer in enumerate(layers) if third is None or int(i / size) == third}
+    third, count = variation.third, len(layers)
+    free = {layer for i, layer in enumerate(layers) if third is None or THIRDS * i // count == third}
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
         if layer not in free or len(logits) == 1:

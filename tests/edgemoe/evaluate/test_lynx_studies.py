@@ -234,11 +234,16 @@ def test_tasks_in_random_order_and_by_kind():
     [
         (Arm(FOUR, ("decode",), "lynx", 9), "9 windows of the text for --study lynx, got 8"),
         (Arm(FOUR, ("decode",), "lynx-tasks", 8), "8 chat tasks for --study lynx-tasks, got 0"),
+        (
+            Arm(FOUR, ("decode",), "residency", cache=0.5),
+            "2 windows of the text for --study residency, got 1",
+        ),
     ],
 )
-def test_fewer_than_run_at_once_are_refused(evaluate, arm, message):
+def test_fewer_than_a_study_needs_are_refused(evaluate, arm, message):
+    """Windows and tasks at once, and a window behind the one that fills a cache."""
     with pytest.raises(UserError, match=message):
-        evaluate([arm])
+        evaluate([arm], **({"window": 96} if arm.cache else {}))
 
 
 def test_arms_of_the_studies():
