@@ -118,14 +118,14 @@ def load(
             memory, and no second tier.
         device: cpu, cuda or auto.
         context: tokens of each sequence; None: the model's, at most 4096.
-        parallel: sequences that run at once, at most 32.
+        parallel: sequences that run at once, at most 64.
         levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
             8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
         keep_source: keep the downloaded checkpoint of a Hub model.
-        settings: options of `edgemoe chat --help`: retention=0.9, speculate="off", ...
+        settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
     Raises:
         UserError: no such model, or a wrong option. ModelRefused: it cannot be run.

@@ -18,18 +18,19 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.metrics import QualityMeter
+from edgemoe.evaluate.lynx.cached import cached_quality
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
 from edgemoe.experts.use import mean_bits
-from edgemoe.kv.step import Segment, Step
 from edgemoe.models.open import open_model
 from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
@@ -128,44 +129,30 @@ def _replacement(engine: Engine, layer: int, fraction: float) -> Any:
     return replace
 
 
+@contextmanager
+def changes(engine: Engine, rule: Rule) -> Iterator[None]:
+    """A block inside of which a rule holds; through modules, where the compiled kernel has no such rule."""
+    if rule.drop or rule.instead:
+        engine._runner._fused = None
+    if rule.drop:
+        engine._runner.configure(DropAbsent(engine, rule.drop))
+    if rule.instead:
+        replace_absent(engine, rule.instead)
+    yield
+
+
 def measure(
     store: StoreModel, windows: Windows, logits: LogitFile, rule: Rule, cache: float, eviction: str
 ) -> dict[str, Any]:
     """Runs a rule with a cache; returns its row."""
     settings = rule.settings.with_(eviction=eviction)
-    least = store.plan(vram_limit=None, settings=settings, context=WINDOW)
-    experts = sum(len(layer.records) for layer in store.manifest.layers.values())
-    fixed = least.dense_bytes + least.kv_bytes + least.workspace_bytes
+    run = cached_quality(store, settings, cache, windows, logits, partial(changes, rule=rule), lambda: None)
+    scheduled, quality = run.use.scheduled, run.quality
     bytes_at_4 = store.form.bytes_at(4)
-    plan = store.plan(vram_limit=fixed + int(cache * experts * bytes_at_4), settings=settings, context=WINDOW)
-    read, pairs, meter = 0, 0, QualityMeter()
-    scheduled: dict[int, int] = {}
-    with Engine(store, plan, settings) as engine:
-        if rule.drop or rule.instead:
-            engine._runner._fused = None
-        if rule.drop:
-            engine._runner.configure(DropAbsent(engine, rule.drop))
-        if rule.instead:
-            replace_absent(engine, rule.instead)
-        sequence = engine.new_sequence()
-        for number, window in enumerate(windows):
-            sequence.crop(0)
-            engine.take_counts()
-            engine.take_use()
-            ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
-            meter.add(ours, window, logits.read(number))
-            if number:
-                use = engine.take_use()
-                read += engine.take_counts().ssd_bytes
-                pairs += sum(use.scheduled.values())
-                scheduled = {
-                    level: scheduled.get(level, 0) + n for level, n in (scheduled | use.scheduled).items()
-                }
-    quality = meter.quality()
     return {
         "cache": cache,
         "rule": rule.name,
-        "bits_read_per_expert": 8 * read / pairs / (8 * bytes_at_4 / BITS_PER_WEIGHT[4]),
+        "bits_read_per_expert": run.read_bytes / sum(scheduled.values()) / bytes_at_4 * BITS_PER_WEIGHT[4],
         "bits_scheduled": mean_bits(scheduled),
         "kl": quality.kl,
         "kl_stderr": quality.kl_stderr,

@@ -62,7 +62,8 @@ class BatchOptions:
         "With --batch: tokens of a prompt in one step. Default: 512 alone, 128 beside others.", min=1
     )
     every: int | None = option(
-        "With --batch: decode steps between two chunks while answers run. Default: 4.", min=1
+        "With --batch: decode steps between two chunks while answers run; 0: prompts first. Default: 4.",
+        min=0,
     )
 
 
@@ -92,7 +93,7 @@ def bench_command(
     *,
     model: options.ModelOption = options.DEMO,
     limits: options.LimitOptions,
-    chosen: options.SettingOptions,
+    chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     threads: options.ThreadsOption = None,
     prompts: PromptOptions,
@@ -130,7 +131,7 @@ def bench_command(
 
     together = None
     if batches.batch is not None:
-        pace = Pace(batches.chunk, batches.every or Pace.every)
+        pace = Pace(batches.chunk, Pace.every if batches.every is None else batches.every)
         together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
     evaluated = load_quality(wanted.quality) if wanted.quality else None
     tokens = context or prompts.prompt_tokens + prompts.new_tokens
@@ -190,7 +191,7 @@ def _require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
 
 
 def _ablation(
-    ablation: str, max_level: int, chosen: options.SettingOptions
+    ablation: str, max_level: int, chosen: options.StepSettingOptions
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 

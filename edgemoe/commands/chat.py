@@ -109,9 +109,7 @@ def chat_command(
 
     whole = _prompt(prompt, turns)
     choose = partial(options.run_settings, **vars(chosen))
-    options.require_several(
-        options.run_settings(8, **vars(chosen)), 1, "it to bench --batch or serve --parallel"
-    )
+    options.run_settings(8, **vars(chosen))  # rejects a wrong option before the model is opened
     store, plan, settings = open_store(
         model,
         choose,

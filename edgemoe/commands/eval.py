@@ -66,11 +66,22 @@ class MeasureOptions:
     )
     study: list[str] | None = option(
         "Rows beside the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
-        "agree on experts); layers (of --reference, one at 2 bits, the rest "
+        "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
+        "together); residency (with a cache, resident experts first); layers (of --reference, one at 2 bits, the rest "
         "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
         "inputs). Repeat for more.",
         autocompletion=one_of(
-            "signals", "depth", "critical", "skipping", "lynx", "layers", "routing", "similarity"
+            *(
+                "signals",
+                "depth",
+                "critical",
+                "skipping",
+                "lynx",
+                "lynx-sensitivity",
+                "lynx-tasks",
+                "residency",
+            ),
+            *("layers", "routing", "similarity"),
         ),
     )
     reuse: bool = option(
@@ -197,6 +208,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
         accuracy = table.task_lines(report.rows) if measure.tasks else []
         blocks = (
             table.quality_lines(report.rows),
+            table.together_lines(report.rows),
             table.routing_lines(report.routing),
             table.similarity_lines(report.similarity),
             accuracy,

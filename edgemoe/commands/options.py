@@ -91,7 +91,7 @@ ParallelOption = Annotated[
     typer.Option(
         "--parallel",
         min=1,
-        help="Sequences that run at once, at most 32, each with a KV for all of --context.",
+        help="Sequences that run at once, at most 64, each with a KV for all of --context.",
     ),
 ]
 KeepSourceOption = Annotated[
@@ -252,6 +252,17 @@ class SettingOptions(HotnessOptions, LevelOptions):
         "the critical ones), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
+    in_place: str | None = option(
+        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
+        "link; off copies each of them into VRAM first. Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class StepSettingOptions(SettingOptions):
+    """Options of run_settings where several sequences may share a step: those of a single one, and --lynx."""
+
     lynx: bool = option(
         "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
         "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
@@ -263,11 +274,6 @@ class SettingOptions(HotnessOptions, LevelOptions):
     lynx_beta: int | None = option(
         "With --lynx: bins below the best expert's, 1 to 8; the last has all lower scores. Default: 4."
     )
-    in_place: str | None = option(
-        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
-        "link; off copies each of them into VRAM first. Default: on.",
-        autocompletion=one_of("on", "off"),
-    )
 
 
 def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **options: Any) -> RunSettings:
@@ -277,14 +283,14 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
         max_level: of the store.
         fits: all experts fit at that level, which they get then where levels are automatic.
         hot: --policy auto is hotness, where levels allow it.
-        options: fields of SettingOptions.
+        options: fields of StepSettingOptions.
 
     Raises:
         UserError: a value out of its range, two options that exclude each other, or an option without effect.
     """
     from edgemoe.policy.settings import RunSettings
 
-    given = SettingOptions(**options)
+    given = StepSettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     remapping = take_remapping(chosen)

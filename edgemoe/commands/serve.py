@@ -65,7 +65,7 @@ def serve_command(
     model: options.ModelOption = options.DEMO,
     address: AddressOptions,
     limits: options.LimitOptions,
-    chosen: options.SettingOptions,
+    chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     parallel: options.ParallelOption = 1,
     queue: QueueOption = 8,

@@ -18,7 +18,7 @@ from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.layer import ExpertProbe, ExpertRuntime
+from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.families.table import known_family
@@ -291,14 +291,30 @@ class Engine:
         if settings.hotness and self.device:
             found = f"--device {self.device.name}"
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
-        family = self.store.config["model_type"]
-        if settings.remapping and known_family(family).gate is None:
-            raise UserError(
-                "a model whose routers choose by one score for each expert, for --lynx",
-                f"model_type {family}",
-                "leave --lynx out",
-            )
+        if settings.remapping:
+            self._require_gate("--lynx")
         return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+
+    def _require_gate(self, option: str) -> None:
+        """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
+        family = self.store.config["model_type"]
+        if known_family(family).gate is None:
+            wanted = f"a model whose routers choose by one score for each expert, for {option}"
+            raise UserError(wanted, f"model_type {family}", f"leave {option} out")
+
+    @contextmanager
+    def rerouted(self, rule: Reroute) -> Iterator[None]:
+        """Has a rule choose the experts of every step inside the block, from the logits of the routers.
+
+        Raises:
+            UserError: the family's routers do not choose by one score for each expert.
+        """
+        self._require_gate("--study")
+        self._runtime.reroute = rule
+        try:
+            yield
+        finally:
+            self._runtime.reroute = None
 
     def _measured(self) -> Calibration:
         """Measures every expert's error on random tokens; the result goes beside a store that has no calibration.

@@ -1,8 +1,8 @@
 """Runs one step through the model.
 
 There are two paths. New tokens, one a sequence, through a model of a family with fused_gqa take layers.fused_decode, on
-a GPU a single one layers.graph.decode; every other step, a prompt's step of one token too, goes through transformers'
-modules, whose attention and experts are this program's.
+a GPU a single one layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
+study chooses, goes through transformers' modules, whose attention and experts are this program's.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class ModelRunner:
         self._runtime.step = kv
         # One context for all layers: setting a signal's handler takes longer than a layer's Python otherwise.
         with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
-            if self._fused and kv.decode and step.rows == len(step.segments) <= self._fused.most_rows:
-                return self._fused([segment.tokens[0] for segment in step.segments], kv)
+            fused = None if self._runtime.reroute else self._fused
+            if fused and kv.decode and step.rows == len(step.segments) <= fused.most_rows:
+                return fused([segment.tokens[0] for segment in step.segments], kv)
             return self._through_modules(step, kv, all_rows=all_rows)
 
     def _through_modules(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:

@@ -23,8 +23,10 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kernels import threads
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.machine.process import return_free_memory
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.counts import TransferCounts
@@ -33,6 +35,9 @@ from storage.errors import DoesNotFit, NotFinite, UserError
 
 CHUNK_BESIDE_OTHERS = 128
 """Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
+
+REQUESTS_A_TRIM = 256
+"""Ended requests after which free memory goes back to the system: that takes a millisecond."""
 
 CANCELLED = "cancelled"
 """The reason of a request that was cancelled."""
@@ -136,7 +141,7 @@ class Pace:
     Args:
         chunk: tokens of a prompt in one step, 1 to PREFILL_ROWS; None: PREFILL_ROWS where one sequence may run,
             CHUNK_BESIDE_OTHERS where several may. It never depends on what runs, so neither do answers.
-        every: decode steps between two chunks, while any sequence decodes.
+        every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
     """
 
     chunk: int | None = None
@@ -145,8 +150,8 @@ class Pace:
     def __post_init__(self) -> None:
         if self.chunk is not None and not 1 <= self.chunk <= PREFILL_ROWS:
             raise UserError(f"a chunk of 1 to {PREFILL_ROWS} tokens", f"{self.chunk}", "choose another one")
-        if self.every < 1:
-            raise UserError("1 or more decode steps between two chunks", f"{self.every}", "choose 4")
+        if self.every < 0:
+            raise UserError("0 or more decode steps between two chunks", f"{self.every}", "choose 4")
 
 
 class Scheduler:
@@ -169,7 +174,7 @@ class Scheduler:
         self._prompt: Request | None = None
         self._running: list[Request] = []
         self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
-        self._since_chunk = 0
+        self._since_chunk, self._ended = 0, 0
         self._turn = threading.Condition()
         self._driving, self._closed = False, False
         self._thread: threading.Thread | None = None
@@ -312,7 +317,9 @@ class Scheduler:
             with DeferredInterrupt():  # Ctrl-C comes within the engine's step, or behind all of it
                 if self._take_turn():
                     try:
-                        self._step()
+                        # OpenMP would give each thread that drives a worker of its own.
+                        with threads.for_step():
+                            self._step()
                     finally:
                         with self._turn:
                             self._driving = False
@@ -477,6 +484,9 @@ class Scheduler:
             self._free(request.sequence, request.tokens, error)
             request.sequence = None
         request.reason, request.error = reason, error
+        self._ended += 1
+        if self._ended % REQUESTS_A_TRIM == 0:
+            return_free_memory()  # malloc keeps the holes that a rare long prompt leaves between other blocks
         request.on_end()
 
     def _free(self, sequence: SequenceKV, tokens: Sequence[int], error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The paper's claims (DyMoE, tables 1 and 2, figures 3 to 6), compared with measured rows."""
+"""Claims of papers (DyMoE, tables 1 and 2, figures 3 to 6; Lynx, figures 9 and 10), compared with measured rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
-from edgemoe.evaluate.rows import BF16, EvalRow
+from edgemoe.evaluate.rows import BF16, EvalRow, gain
 from edgemoe.evaluate.studies import PHASES, TABLE, Phase, signal_name
 
 CLOSE = 1.02
@@ -19,6 +19,9 @@ BEYOND_NOISE = 2.0
 
 HIGH = 0.7
 """Smallest mean correlation of loads, and smallest mean cosine of states, that counts as high."""
+
+POINT = 0.01
+"""Accuracy that agreement on experts may cost."""
 
 UNEQUAL_BITS = 0.05
 """Difference in bits per weight from which a comparison mentions it."""
@@ -37,10 +40,10 @@ class Claim:
 
 
 def claims_of(rows: Sequence[EvalRow]) -> list[Claim]:
-    """Returns every claim that the rows have the figures for; rows without KL are ignored."""
+    """Returns every claim that the rows have the figures for; rows without KL count for chat tasks only."""
     measured = [row for row in rows if row.kl is not None]
-    makers = (_uniform, _retention, _substitute, _signals, _depth, _layers)
-    return [claim for make in makers for claim in make(measured)]
+    makers = (_uniform, _retention, _substitute, _signals, _depth, _layers, _phases)
+    return [claim for make in makers for claim in make(measured)] + list(_tasks(rows))
 
 
 def _kl(row: EvalRow) -> float:
@@ -157,6 +160,28 @@ def _layers(rows: Sequence[EvalRow]) -> Iterator[Claim]:
                 None if abs(shallow - deep) <= _noise(*family) / half else shallow > deep,
                 f"mean KL of the first half {shallow:.5f}, of the second {deep:.5f}; by layer "
                 + ", ".join(f"{_kl(row):.5f}" for row in family),
+            )
+
+
+def _phases(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Lynx, figure 9: agreement on experts costs more in prompts than in new tokens."""
+    by = {row.variation: row for row in rows if row.study == "lynx-sensitivity"}
+    prefill, decode = (by.get(f"{phase} alone") for phase in PHASES)
+    if prefill and decode:
+        text = "new tokens that agree on experts cost less than prompts that do (Lynx, figure 9)"
+        yield _compared(text, decode, prefill, lambda row: row.variation)
+
+
+def _tasks(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Lynx, section 5.2: accuracy stays within one point."""
+    for row in rows:
+        if row.turns and row.active is not None:
+            mean, error = gain(row)
+            surely, hardly = mean - BEYOND_NOISE * error, mean + BEYOND_NOISE * error
+            yield Claim(
+                f"{row.setting}: chat tasks stay within {100 * POINT:g} point of each token's own choice (Lynx, 5.2)",
+                True if surely >= -POINT else False if hardly < -POINT else None,
+                f"{100 * mean:+.2f} points, standard error {100 * error:.2f}, over {row.turns} turns",
             )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,6 +63,18 @@ class EvalRow:
     """With --lynx, distinct experts that steps used, as a fraction of those that their tokens chose by themselves."""
     remapped: int | None = None
     """With --lynx, (token, expert) pairs that the token did not choose by itself."""
+    variation: str | None = None
+    """What a study chose in the routers' place, by a rule that no option has (studies.Variation)."""
+    cache: float | None = None
+    """Fraction of all experts' bytes at 4 bits that were in memory at most; None: as the limits say."""
+    bytes_per_token: float | None = None
+    """With a cache, bytes read from disk for a new token, mean from the second window on."""
+    turns: int | None = None
+    """Of chat tasks that are compared with `won` and `lost`."""
+    won: int | None = None
+    """Turns that are right here and wrong in the study's first row."""
+    lost: int | None = None
+    """Turns that are wrong here and right in the study's first row."""
     exact: bool = True
     """False where resident planes above the scheduled level are used (conservative reuse)."""
     study: str = TABLE
@@ -74,6 +87,20 @@ def with_accuracy(row: EvalRow, by_kind: Mapping[str, float] | None) -> EvalRow:
         return row
     mean = sum(by_kind.values()) / len(by_kind)
     return replace(row, task_accuracy=mean, task_accuracy_by_kind=dict(by_kind))
+
+
+def with_pairs(row: EvalRow, right: Sequence[bool], first: Sequence[bool]) -> EvalRow:
+    """Returns the row with its turns compared, one by one, with those of the study's first row."""
+    pairs = list(zip(right, first, strict=True))
+    won, lost = (sum(pair == kind for pair in pairs) for kind in ((True, False), (False, True)))
+    return replace(row, turns=len(pairs), won=won, lost=lost)
+
+
+def gain(row: EvalRow) -> tuple[float, float]:
+    """The change of the fraction of right turns of a row of with_pairs, and its standard error over the turns."""
+    turns, won, lost = row.turns or 0, row.won or 0, row.lost or 0
+    mean = (won - lost) / turns
+    return mean, math.sqrt(((won + lost) / turns - mean**2) / turns)
 
 
 def reference_row(quality: Quality | None) -> EvalRow:
@@ -116,6 +143,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         batch=arm.batch,
         active=use.active / use.active_before if use.active_before else None,
         remapped=use.remapped if use.active_before else None,
+        variation=arm.variation.name if arm.variation else None,
+        cache=arm.cache or None,
         exact=settings.exact,
         study=arm.study,
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},

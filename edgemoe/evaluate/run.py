@@ -23,10 +23,22 @@ from edgemoe.evaluate.accuracy import (
     task_accuracy,
 )
 from edgemoe.evaluate.claims import Claim, claims_of, routing_claims, similarity_claims
+from edgemoe.evaluate.lynx.cached import cached_rows
+from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
+from edgemoe.evaluate.lynx.phases import phases_quality
+from edgemoe.evaluate.lynx.rules import agreeing
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.observations import Observations, RoutingRow, SimilarityRow, observe
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.rows import BF16, EvalRow, lowered_row, reference_row, setting_row, with_accuracy
+from edgemoe.evaluate.rows import (
+    BF16,
+    EvalRow,
+    lowered_row,
+    reference_row,
+    setting_row,
+    with_accuracy,
+    with_pairs,
+)
 from edgemoe.evaluate.score import (
     Windows,
     lowered_quality,
@@ -103,11 +115,13 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     Shows progress and remaining time on stderr: of the reference and of each setting, text and tasks apart.
 
     Raises:
-        UserError: the text or the reference is unusable, or tasks are wanted of a model without a chat template.
+        UserError: the text or the reference is unusable, tasks are wanted of a model without a chat template, or there
+            are fewer windows or tasks than a study runs at once.
         DoesNotFit: the limits are too small, or the disk for the reference's logits.
     """
-    arms, left_out = _possible(request.arms, store.manifest.max_level)
+    arms, left_out = _possible(request.arms, store)
     evaluation = _Evaluation(store, request)
+    evaluation.require(arms)
     plan = plan_eval(store, request)  # limits that are too small are reported before the reference runs
     windows = evaluation.windows
     rows: list[EvalRow] = []
@@ -116,7 +130,8 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
         if request.reference:
             logits = stack.enter_context(LogitFile(sum(map(len, windows)), store.shape.vocab))
             rows += evaluation.reference(request.reference, logits)
-        rows += evaluation.settings(arms, plan, logits)
+        rows += evaluation.settings([arm for arm in arms if not arm.cache], plan, logits)
+        rows += cached_rows(store, [arm for arm in arms if arm.cache], windows, logits)
     environment = _environment(store, request, windows) | {"damage": evaluation.damage}
     observed = evaluation.observed
     routing = observed.routing() if observed and "routing" in request.observed else []
@@ -131,7 +146,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
     Raises:
         UserError: no arm that the store can run. DoesNotFit: the limits are too small.
     """
-    arms, _ = _possible(request.arms, store.manifest.max_level)
+    arms, _ = _possible(request.arms, store)
     context = request.window
     if request.task_count:
         context = max(context, min(TASK_CONTEXT, store.default_context()))
@@ -157,10 +172,25 @@ class _Evaluation:
         self.windows: Windows = []
         if request.text:
             self.windows = text_windows(tokenizer, request.text, request.tokens, request.window)
+        self._alone: list[bool] = []
+        """Whether each turn of the chat tasks is right in the first row of their study."""
         self._tasks = _tasks(tokenizer, request.task_count, request.seed)
         own = generation_config(store.directory)
         greedy = {"temperature": 0, "top_p": 1, "seed": 0, "max_new_tokens": 1}
         self._stop = Sampling.of_model(own, tokenizer.eos_token_id, **greedy).stop
+
+    def require(self, arms: list[Arm]) -> None:
+        """Refuses more windows or chat tasks at once than there are."""
+        for arm in arms:
+            tasks = arm.study == "lynx-tasks"
+            found = sum(map(len, self._tasks.values())) if tasks else len(self.windows)
+            wanted = 2 if arm.cache else arm.batch  # of a cache's bytes the first window does not count
+            if wanted > max(found, 1):
+                what = "chat tasks" if tasks else "windows of the text"
+                option = (
+                    "--tasks, or a larger --task-count" if tasks else "a smaller --window or more --tokens"
+                )
+                raise UserError(f"{wanted} {what} for --study {arm.study}", f"{found}", f"give {option}")
 
     def reference(self, checkpoint: Path, keep: LogitFile) -> list[EvalRow]:
         """Returns the bf16 row, and those of the study of layers. The model is freed when this returns."""
@@ -201,6 +231,15 @@ class _Evaluation:
         return rows
 
     def _arm(self, engine: Engine, arm: Arm, logits: LogitFile | None, label: str) -> list[EvalRow]:
+        if arm.study == "lynx-tasks":
+            with CountProgress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as progress:
+                tasks = shuffled(self._tasks, self._request.seed)
+                together = TogetherTasks(engine, self._tokenizer, self._stop, progress.advance)
+                right, use = together.run(tasks, arm)
+            turns = [turn for of_task in right for turn in of_task]
+            self._alone = self._alone or turns
+            row = with_accuracy(setting_row(arm, "decode", None, use), accuracy_by_kind(tasks, right))
+            return [with_pairs(row, turns, self._alone)]
         by_kind = None
         if self._tasks and arm.study == TABLE:
             engine.configure(arm.settings)
@@ -229,9 +268,17 @@ class _Evaluation:
         """Measures an arm on the text, its windows one after another or as many together as it says."""
         if arm.batch == 1:
             return setting_quality(engine, sequence, arm.settings, phase, self.windows, logits, done)
-        more = [engine.new_sequence() for _ in range(min(arm.batch, len(self.windows)) - 1)]
+        more = [engine.new_sequence() for _ in range(arm.batch - 1)]
         try:
-            return together_quality(engine, [sequence, *more], arm.settings, self.windows, logits, done)
+            sequences, variation = [sequence, *more], arm.variation
+            rest = self.windows, logits, done
+            if variation is None:
+                return together_quality(engine, sequences, arm.settings, *rest)
+            rule = agreeing(variation, sorted(self._store.manifest.layers))
+            if variation.phases is not None:
+                return phases_quality(engine, sequences, arm.settings, rule, variation.phases, *rest)
+            with engine.rerouted(rule):
+                return together_quality(engine, sequences, arm.settings, *rest)
         finally:
             for each in more:
                 engine.end_sequence(each)
@@ -241,10 +288,15 @@ class _Evaluation:
             return task_accuracy(self._tasks, start, progress.advance)
 
 
-def _possible(arms: tuple[Arm, ...], max_level: int) -> tuple[list[Arm], list[str]]:
-    """Returns the arms that need no more bits than `max_level`, and the names of the others, which are logged."""
+def _possible(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], list[str]]:
+    """Returns the arms that a store can run, and the names of those that need more bits, which are logged.
+
+    Ranks that its tokens do not have are left out.
+    """
+    max_level, ranks = store.manifest.max_level, store.shape.top_k
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
+    kept = [arm for arm in kept if arm.variation is None or arm.variation.ranks_needed <= ranks]
     names = ", ".join(left_out)
     if not kept:
         raise UserError(

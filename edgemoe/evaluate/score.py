@@ -113,20 +113,35 @@ def together_quality(
     meter = QualityMeter()
     for first in range(0, len(windows), len(sequences)):
         some = windows[first : first + len(sequences)]
-        logits: list[list[torch.Tensor]] = [[] for _ in some]
         for sequence in sequences:
             sequence.crop(0)
-        for position in range(max(map(len, some))):
-            going = [i for i, window in enumerate(some) if position < len(window)]
-            step = Step(tuple(Segment(sequences[i], (some[i][position],)) for i in going))
-            for i, row in zip(going, engine.step(step), strict=True):
-                logits[i].append(row)
+        logits = together_logits(engine, sequences, some)
         for number, (window, rows) in enumerate(zip(some, logits, strict=True), first):
-            meter.add(torch.stack(rows), window, reference.read(number) if reference else None)
+            meter.add(rows, window, reference.read(number) if reference else None)
             done()
     for sequence in sequences:
         sequence.crop(0)
     return meter.quality(), engine.take_use()
+
+
+def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Windows) -> list[torch.Tensor]:
+    """Appends a part of text to each of some sequences, a token of each in a step.
+
+    Args:
+        engine: in its settings.
+        sequences: at least as many as parts.
+        parts: of token ids.
+
+    Returns:
+        of each part the logits after each token, float32 [n, vocab].
+    """
+    logits: list[list[torch.Tensor]] = [[] for _ in parts]
+    for position in range(max(map(len, parts))):
+        going = [i for i, part in enumerate(parts) if position < len(part)]
+        step = Step(tuple(Segment(sequences[i], (parts[i][position],)) for i in going))
+        for i, row in zip(going, engine.step(step), strict=True):
+            logits[i].append(row)
+    return [torch.stack(rows) for rows in logits]
 
 
 def setting_quality(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
 from edgemoe.policy.importance import needs_attention
-from edgemoe.policy.remapping import Remapping
+from edgemoe.policy.remapping import Movable, Remapping
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
 from storage.errors import UserError
 
@@ -19,7 +19,10 @@ TABLE = "table"
 OBSERVED = ("layers", "routing", "similarity")
 """Studies of the bf16 model with one layer lowered, and of what routers choose and see (DyMoE figures 5, 4 and 6)."""
 
-STUDIES = ("signals", "depth", "critical", "skipping", "lynx", *OBSERVED)
+STUDIES = (
+    *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),
+    *OBSERVED,
+)
 
 FOUR_LEVELS = (8, 4, 2, 0)
 
@@ -37,9 +40,27 @@ SIGNAL_RETENTIONS = (0.5, 0.75, 0.9)
 SIGNAL_SHARES = (0.05, 0.1, 0.2, 0.5)
 """Fractions of heavy hitters, for signals that count them."""
 
-LYNX_BATCHES = (8, 16, 32)
+LYNX_BATCHES = (8, 16, 32, 64)
 LYNX_BINS = ((1, 1), (1, 2), (2, 4), (4, 8), (2, 6))
 """(alpha, bins) of the study of remapped experts; beta / alpha of 2 is the paper's reading, as far as it says."""
+
+THIRDS = 3
+"""Parts of the depth, of which the study of sensitivity remaps one at a time."""
+
+SENSITIVITY_BATCH = 16
+MOST_RANKS = 8
+"""Ranks of a token's experts, from the likeliest down, of the study of sensitivity."""
+
+RESIDENT_ALPHAS = (32.0, 16.0, 8.0, 4.0, 2.0)
+"""Bins for each unit of a logit, within which a resident expert comes first."""
+
+RESIDENT_BITS = (4.25, 3.85, 3.45, 3.05)
+"""Mean bits of levels by damage, alone and with resident experts first at COMBINED_ALPHA."""
+
+COMBINED_ALPHA = 16.0
+
+CACHE = 0.4
+"""Fraction of all experts' bytes at 4 bits that the cache of the study of residency has."""
 
 DEPTH_RETENTION = 0.75
 CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
@@ -54,6 +75,32 @@ def signal_name(importance: str, heavy_hitters: float) -> str:
 
 
 @dataclass(frozen=True)
+class Variation:
+    """What a study chooses in the routers' place, by rules that no option has.
+
+    Args:
+        name: for tables; distinct within a study.
+        remapping: how tokens agree.
+        only: experts that may change; None: all but the likeliest.
+        third: of the depth, from 0, whose layers agree; None: all.
+        phases: of windows whose first half is a prompt, those that agree; None: windows are new tokens throughout.
+        alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
+    """
+
+    name: str
+    remapping: Remapping = field(default_factory=Remapping)
+    only: Movable | None = None
+    third: int | None = None
+    phases: tuple[Phase, ...] | None = None
+    alpha: float = 0.0
+
+    @property
+    def ranks_needed(self) -> int:
+        """Experts that a token must have for the rule to change any."""
+        return max(self.only.ranks, default=0) + 1 if self.only and self.only.ranks else 0
+
+
+@dataclass(frozen=True)
 class Arm:
     """A setting, the phases that it is measured in, and the table or study that it belongs to.
 
@@ -61,13 +108,17 @@ class Arm:
         settings: of the engine.
         phases: a row each.
         study: TABLE or one of STUDIES.
-        batch: windows that are decoded together, a token of each in a step.
+        batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
+        variation: of the settings, that no option has; None: they are what is measured.
+        cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
     """
 
     settings: RunSettings
     phases: tuple[Phase, ...]
     study: str
     batch: int = 1
+    variation: Variation | None = None
+    cache: float = 0.0
 
     @property
     def name(self) -> str:
@@ -82,8 +133,11 @@ class Arm:
             "critical": f" {settings.critical}",
             "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
             "lynx": f", batch {self.batch}",
+            "lynx-tasks": f", {self.batch} chats",
+            "residency": f", cache {self.cache:g}",
         }
-        return settings.name + varied.get(self.study, "") + ("" if settings.exact else " reuse")
+        variation = f", {self.variation.name}" if self.variation else ""
+        return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")
 
 
 def table_arms(
@@ -123,7 +177,10 @@ def study_arms(study: str) -> list[Arm]:
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
     - skipping: with and without scaling the other gate weights up where experts are skipped;
-    - lynx: experts that the tokens of a batch agree on (Lynx's figures 11 and 14), at 4 bits.
+    - lynx: experts that the tokens of a batch agree on (Lynx's figures 11 and 14), at 4 bits;
+    - lynx-sensitivity: one bin, rank or third of the depth alone may change, or one phase (Lynx's figures 5 to 9);
+    - lynx-tasks: chat tasks answered several at once, with agreement and without (Lynx's figure 10);
+    - residency: resident experts first, at batch 1 with a cache of CACHE, beside levels by damage.
 
     A study of OBSERVED has none: it does not run settings.
 
@@ -132,13 +189,8 @@ def study_arms(study: str) -> list[Arm]:
     """
     phases = PHASES
     varied: list[tuple[tuple[int, ...], dict[str, Any]]]
-    if study == "lynx":
-        base = RunSettings.uniform(4)
-        bins = [None, *(Remapping(*each) for each in LYNX_BINS)]
-        return [
-            Arm(base.with_(remapping=each), ("decode",), study, batch)
-            for batch, each in product(LYNX_BATCHES, bins)
-        ]
+    if study in _AGREEING:
+        return _AGREEING[study]()
     if study == "signals":
         phases = ("prefill",)
         ranked: list[dict[str, Any]] = [
@@ -166,3 +218,61 @@ def study_arms(study: str) -> list[Arm]:
         raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")
     base = RunSettings(retention=DEPTH_RETENTION, exact=True)
     return [Arm(base.with_(levels=levels, **changes), phases, study) for levels, changes in varied]
+
+
+def _lynx() -> list[Arm]:
+    base, bins = RunSettings.uniform(4), [None, *(Remapping(*each) for each in LYNX_BINS)]
+    return [
+        Arm(base.with_(remapping=each), ("decode",), "lynx", batch)
+        for batch, each in product(LYNX_BATCHES, bins)
+    ]
+
+
+def _sensitivity() -> list[Arm]:
+    """Ranks that a model's tokens do not have change nothing; the evaluation leaves them out."""
+    lynx = Remapping()
+    varied = [
+        Variation("nothing", only=Movable(bins=())),
+        Variation("all"),
+        *(Variation(f"bin {i}", only=Movable(bins=(i,))) for i in range(lynx.bins + 1)),
+        *(Variation(f"rank {i + 1}", only=Movable(ranks=(i,))) for i in range(MOST_RANKS)),
+        *(Variation(f"third {i + 1} of the layers", third=i) for i in range(THIRDS)),
+        Variation("neither phase", phases=()),
+        *(Variation(f"{phase} alone", phases=(phase,)) for phase in PHASES),
+    ]
+    base = RunSettings.uniform(4)
+    return [Arm(base, ("decode",), "lynx-sensitivity", SENSITIVITY_BATCH, each) for each in varied]
+
+
+def _tasks() -> list[Arm]:
+    base, first, *others = RunSettings.uniform(4), *LYNX_BATCHES
+    lynx = base.with_(remapping=Remapping())
+    return [
+        Arm(settings, ("decode",), "lynx-tasks", batch)
+        for settings, batch in ((base, first), *((lynx, batch) for batch in (first, *others)))
+    ]
+
+
+def _residency() -> list[Arm]:
+    four = RunSettings.uniform(4)
+    by_damage = [RunSettings(levels=FOUR_LEVELS, bits=bits) for bits in RESIDENT_BITS]
+    varied: list[tuple[RunSettings, float]] = [
+        *((four, alpha) for alpha in (0.0, *RESIDENT_ALPHAS)),
+        *((settings, alpha) for settings in by_damage for alpha in (0.0, COMBINED_ALPHA)),
+    ]
+    return [
+        Arm(
+            *(settings, ("decode",), "residency"),
+            variation=Variation(f"resident first, alpha {alpha:g}", alpha=alpha) if alpha else None,
+            cache=CACHE,
+        )
+        for settings, alpha in varied
+    ]
+
+
+_AGREEING: dict[str, Callable[[], list[Arm]]] = {
+    "lynx": _lynx,
+    "lynx-sensitivity": _sensitivity,
+    "lynx-tasks": _tasks,
+    "residency": _residency,
+}

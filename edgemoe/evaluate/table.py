@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgemoe.evaluate.claims import Claim
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
-from edgemoe.evaluate.rows import EvalRow
+from edgemoe.evaluate.rows import EvalRow, gain
 from edgemoe.evaluate.studies import TABLE, signal_name
 
 _Column = tuple[str, Callable[[EvalRow], str]]
@@ -41,6 +41,17 @@ _COLUMNS: dict[str, list[_Column]] = {
         ("batch", lambda row: f"{row.batch}"),
         ("active %", lambda row: _number(row.active and 100 * row.active, ".1f")),
         ("pairs changed", lambda row: _number(row.remapped, "d")),
+        *_QUALITY,
+    ],
+    "lynx-sensitivity": [
+        ("may change", lambda row: row.variation or "-"),
+        ("active %", lambda row: _number(row.active and 100 * row.active, ".1f")),
+        ("pairs changed", lambda row: _number(row.remapped, "d")),
+        *_QUALITY,
+    ],
+    "residency": [
+        ("cache", lambda row: _number(row.cache, ".2f")),
+        ("KB a token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),
         *_QUALITY,
     ],
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
@@ -114,6 +125,24 @@ def task_lines(rows: Sequence[EvalRow]) -> list[str]:
     body = [[kind, *(_number(by_kind[kind], ".3f") for by_kind in columns.values())] for kind in kinds]
     mean = ["all kinds", *(_number(means[setting], ".3f") for setting in columns)]
     return _aligned([["task", *columns], *body, mean], left=1)
+
+
+def together_lines(rows: Sequence[EvalRow]) -> list[str]:
+    """Returns the lines of the study of tasks that are answered several at once."""
+    titles = ["setting", "batch", "active %", "tasks", "turns", "won", "lost", "points", "+-"]
+    body = [
+        [
+            row.setting,
+            f"{row.batch}",
+            _number(row.active and 100 * row.active, ".1f"),
+            _number(row.task_accuracy, ".4f"),
+            *(f"{count}" for count in (row.turns, row.won, row.lost)),
+            *(_number(100 * value, ".2f") for value in gain(row)),
+        ]
+        for row in rows
+        if row.turns
+    ]
+    return ["study: lynx-tasks (beside its first row)", *_aligned([titles, *body], left=1)] if body else []
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:

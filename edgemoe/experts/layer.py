@@ -33,6 +33,9 @@ with without_triton():
 
 NAME = "edgemoe"
 
+Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
+"""Layer, logits [T, E] that order experts as its router does, and k -> experts, int64 [T, k], the likeliest first."""
+
 
 @dataclass(frozen=True)
 class Routed:
@@ -81,6 +84,7 @@ class ExpertRuntime:
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
         choices: counts what routers choose; None: nothing is counted.
+        reroute: chooses the experts of every step in the routers' place, for a study; None: they choose.
         step: the state of the step that runs; set by the model runner.
     """
 
@@ -92,6 +96,7 @@ class ExpertRuntime:
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
     choices: ChoiceCounts | None = None
+    reroute: Reroute | None = None
     step: StepKV = field(init=False)
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.shape import KVShape
-from edgemoe.machine.huge_pages import in_small_pages
+from edgemoe.machine.pages import sparse_tensor
 from storage.errors import ContextExceeded
 
 
@@ -44,12 +46,13 @@ class SequenceKV:
         self.reserved = context if reserved is None else reserved
         self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         size = len(shape.layers), shape.heads, context
-        self.keys = torch.empty(*size, shape.key_dim, dtype=torch.bfloat16, device=place)
-        self.values = torch.empty(*size, shape.value_dim, dtype=torch.bfloat16, device=place)
-        if shape.latent:
-            self.values = self.keys[..., : shape.latent]
-        if self.keys.device.type == "cpu":
-            in_small_pages((self.keys, self.values))  # a huge page would take those of other tokens too
+        made = sparse_tensor if torch.device(place).type == "cpu" else partial(torch.empty, device=place)
+        self.keys = made((*size, shape.key_dim), dtype=torch.bfloat16)
+        self.values = (
+            self.keys[..., : shape.latent]
+            if shape.latent
+            else made((*size, shape.value_dim), dtype=torch.bfloat16)
+        )
         self.slices = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 

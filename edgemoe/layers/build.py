@@ -25,8 +25,8 @@ from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
-from edgemoe.machine.huge_pages import in_huge_pages
 from edgemoe.machine.model_code import without_compiler
+from edgemoe.machine.pages import in_huge_pages
 from storage.checkpoint import Config
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import Spec, read_header
@@ -100,8 +100,8 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
             model.set_submodule(name, norm)
     if family.fused_gqa:
         _place_native_parts(model, family)
-    for name in modules.values():
-        remap_choices(_router_beside(model, name), family, model.config, runtime)
+    for layer, name in modules.items():
+        remap_choices(layer, _router_beside(model, name), family, model.config, runtime)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
-"""Routers whose new tokens agree on experts (policy/remapping.py), over transformers' own."""
+"""Routers whose tokens' experts are chosen again behind them (policy/remapping.py), over transformers' own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,42 +11,53 @@ from torch import nn
 
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.base import Family, Gate
-from edgemoe.policy.remapping import Remapping
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """What a router returns: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
 
+Choose = Callable[[torch.Tensor, int], torch.Tensor]
+"""Logits [T, E] that order experts as the router does, and k -> experts, int64 [T, k], the likeliest first."""
+
 _LEAST_SCORE = 1e-30
 
 
-def remap_choices(router: nn.Module, family: Family, config: Any, runtime: ExpertRuntime) -> None:
-    """Has a router's choices remapped in steps of several new tokens, and counted, where the settings say so."""
+def remap_choices(layer: int, router: nn.Module, family: Family, config: Any, runtime: ExpertRuntime) -> None:
+    """Has a layer's router's choices made again, and counted, in steps in which the runtime says so."""
     if family.gate:
         normalise = bool(family.gate.normalise(config))
-        router.register_forward_hook(partial(_remapped, runtime, family.gate, normalise))
+        router.register_forward_hook(partial(_remapped, layer, runtime, family.gate, normalise))
 
 
 def _remapped(
-    runtime: ExpertRuntime, gate: Gate, normalise: bool, router: Any, inputs: Any, choice: Choice
+    layer: int,
+    runtime: ExpertRuntime,
+    gate: Gate,
+    normalise: bool,
+    router: Any,
+    inputs: Any,
+    choice: Choice,
 ) -> Choice:
     """Replaces a router's choice (a forward hook)."""
-    remapping = runtime.remapping
-    if remapping is None:
+    if runtime.reroute:
+        choose: Choose = partial(runtime.reroute, layer)
+    elif runtime.remapping:
+        choose = runtime.remapping.choose
+    else:
         return choice
-    made = remapped(remapping, gate, router, choice, normalise=normalise)
+    made = remapped(choose, gate, router, choice, normalise=normalise)
     (_, _, before), (_, _, after) = choice, made
     runtime.use.add_remapped(before.unique().numel(), after.unique().numel(), _changed(before, after))
     return made
 
 
-def remapped(remapping: Remapping, gate: Gate, router: Any, choice: Choice, *, normalise: bool) -> Choice:
-    """The choice after the step's tokens have agreed.
+def remapped(choose: Choose, gate: Gate, router: Any, choice: Choice, *, normalise: bool) -> Choice:
+    """The choice made again.
 
     A new expert's gate weight is the token's first one's times the ratio of their scores, which keeps whatever a router
     multiplies them with; where weights have a fixed sum, they are scaled to it.
 
     Args:
-        remapping: how they agree.
+        choose: makes it.
         gate: of the router's family.
         router: transformers' module; its bias for the choice and its groups of experts count.
         choice: the router's own.
@@ -53,7 +65,7 @@ def remapped(remapping: Remapping, gate: Gate, router: Any, choice: Choice, *, n
     """
     logits, gates, own = choice
     logits, weights = logits.float(), gates.float()
-    chosen = remapping.choose(_for_choice(router, gate, logits, own), own.shape[1])
+    chosen = choose(_for_choice(router, gate, logits, own), own.shape[1])
     first = weights.max(1, keepdim=True)
     likeliest = own.gather(1, first.indices)
     ratio = _scores(gate, logits).gather(1, chosen) / _scores(gate, logits).gather(1, likeliest)

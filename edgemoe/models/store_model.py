@@ -26,8 +26,8 @@ from storage.layout import LAYOUTS
 from storage.manifest import DENSE_NAME, Manifest
 from storage.untrusted import read_json, refuse_special_files
 
-MOST_PARALLEL = 32
-"""Most sequences that run at once."""
+MOST_PARALLEL = 64
+"""Most sequences that run at once; the compiled kernel has as many rows (MOST_ROWS in decode_layers.c)."""
 
 _DEPENDS_ON_LENGTH = ("longrope", "dynamic")
 """Rotary positions that transformers chooses by the largest position of a whole step."""

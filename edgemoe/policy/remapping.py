@@ -7,6 +7,7 @@ Every token keeps its likeliest expert and its number of experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from storage.errors import UserError
 
 MOST_BINS = 8
 """Most bins below the first: whole numbers of 64 bits count the votes of 64 tokens then."""
+
+_UNBOUNDED = 1 << 30
+"""Bins below the first where no expert is to share the last one for want of bins."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +50,96 @@ class Remapping:
         """As in tables: "lynx 2/4"."""
         return f"lynx {self.alpha:g}/{self.bins}"
 
-    def choose(self, logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, top_k: int, only: Movable | None = None) -> torch.Tensor:
         """Chooses each token's experts: by bin, then by votes, by logit and by number, its likeliest one always.
 
-        The same choice as edgemoe_remap's of csrc/router.c.
+        Without `only` the same choice as edgemoe_remap's of csrc/router.c.
 
         Args:
             logits: [T, E], any float dtype, of the T new tokens of a step; -inf: no expert of this token.
             top_k: experts of a token.
+            only: experts that may change, of a study; None: all but the likeliest.
 
         Returns:
             int64 [T, top_k], the likeliest first.
         """
         logits = logits.float()
-        order = logits.argsort(dim=1, descending=True, stable=True)
-        own, likeliest = order[:, :top_k], order[:, :1]
-        best = logits.gather(1, likeliest)
-        bins = ((logits - best) * self.alpha).ceil().clamp_min(-self.bins)
-        # NaN is not above -inf either.
-        bins = torch.where(logits > -torch.inf, bins, -self.bins - 1).to(torch.int64)
-        finite = best.isfinite()
+        bins = bins_of(logits, self.alpha, self.bins)
         powers = torch.tensor([0, *(len(logits) ** i for i in range(self.bins + 1))], device=logits.device)
-        votes = (powers[bins.clamp_min(-self.bins - 1) + self.bins + 1] * finite).sum(0)
-        bins.scatter_(1, likeliest, 1)
-        for key in (votes.expand_as(bins), bins):
-            order = order.gather(1, key.gather(1, order).argsort(dim=1, descending=True, stable=True))
-        chosen = order[:, :top_k].sort(1).values
-        by_logit = logits.gather(1, chosen).argsort(dim=1, descending=True, stable=True)
-        return torch.where(finite, chosen.gather(1, by_logit), own)
+        finite = logits.amax(1, keepdim=True).isfinite()
+        votes = (powers[bins + self.bins + 1] * finite).sum(0).expand_as(bins)
+        if only and only.bins is not None:
+            votes = votes * torch.isin(-bins, torch.tensor(only.bins, device=logits.device))
+        fixed = (
+            [0] if only is None or only.ranks is None else [i for i in range(top_k) if i not in only.ranks]
+        )
+        return take(logits, bins, votes, top_k, fixed)
+
+
+@dataclass(frozen=True)
+class Movable:
+    """Which of a token's experts may change (Lynx's figures 5 to 7). Without a field all may, but the likeliest.
+
+    Args:
+        bins: from the likeliest expert's, 0, down: votes order these alone.
+        ranks: of the token's own experts, 0 the likeliest; the others stay.
+    """
+
+    bins: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+def prefer_resident(logits: torch.Tensor, top_k: int, alpha: float, resident: torch.Tensor) -> torch.Tensor:
+    """Chooses each token's experts: by bin, of a bin those that are resident first; its likeliest one always.
+
+    Args:
+        logits: [T, E], any float dtype.
+        top_k: experts of a token.
+        alpha: bins for each unit of a logit; there are as many as it takes.
+        resident: bool [E].
+
+    Returns:
+        int64 [T, top_k], the likeliest first.
+    """
+    logits = logits.float()
+    bins = bins_of(logits, alpha, _UNBOUNDED)
+    return take(logits, bins, resident.to(torch.int64).expand_as(bins), top_k, [0])
+
+
+def bins_of(logits: torch.Tensor, alpha: float, most: int) -> torch.Tensor:
+    """The bin of each of a token's experts: 0 near the best logit, down to -most; one less for -inf and NaN.
+
+    Args:
+        logits: float32 [T, E].
+        alpha: bins for each unit of a logit.
+        most: bins below the first.
+
+    Returns:
+        int64 [T, E].
+    """
+    bins = ((logits - logits.amax(1, keepdim=True)) * alpha).ceil().clamp_min(-most)
+    return torch.where(logits > -torch.inf, bins, -most - 1).nan_to_num(-most - 1).to(torch.int64)
+
+
+def take(
+    logits: torch.Tensor, bins: torch.Tensor, votes: torch.Tensor, top_k: int, fixed: Sequence[int]
+) -> torch.Tensor:
+    """Takes each token's experts by bin, votes, logit and number, and orders them by logit.
+
+    Args:
+        logits: float32 [T, E]; a row without a finite maximum keeps its own order.
+        bins, votes: int64 [T, E].
+        top_k: experts of a token.
+        fixed: ranks of the token's own experts, by logit, that are taken always.
+
+    Returns:
+        int64 [T, top_k].
+    """
+    order = logits.argsort(dim=1, descending=True, stable=True)
+    own = order[:, :top_k]
+    bins = bins.scatter(1, own[:, list(fixed)], 1)
+    for key in (votes, bins):
+        order = order.gather(1, key.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    chosen = order[:, :top_k].sort(1).values
+    by_logit = logits.gather(1, chosen).argsort(dim=1, descending=True, stable=True)
+    return torch.where(logits.amax(1, keepdim=True).isfinite(), chosen.gather(1, by_logit), own)

@@ -346,9 +346,6 @@ def test_a_closed_pipe_ends_the_program(tiny_store):
         (("--bits", "3.5", "--retention", "0.75"), "--retention 0.75 and --bits 3.5"),
         (("--exact", "4", "--bits", "3.5"), "two or more levels for --bits 3.5"),
         (("--levels", "4/2", "--bits", "5"), "mean bits a weight above 2.5, at most 4.5"),
-        (("--lynx",), "several sequences at once, for --lynx"),
-        (("--lynx-beta", "3"), "--lynx for --lynx-beta"),
-        (("--lynx", "--lynx-alpha", "0"), "above 0 for --lynx-alpha"),
         (("--bits", "3.5", "--importance", "load"), "two levels that go by retention, for --importance load"),
     ],
 )
@@ -357,6 +354,32 @@ def test_an_option_without_effect_exits_2(run, command, options, message):
     code, out, err = run(command, "--model", "there-is-none", *options)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("command", ["bench", "serve"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lynx",), "several sequences at once, for --lynx"),
+        (("--lynx-beta", "3"), "--lynx for --lynx-beta"),
+        (("--lynx", "--lynx-alpha", "0"), "above 0 for --lynx-alpha"),
+    ],
+)
+def test_agreeing_on_experts_without_effect_exits_2(run, command, options, message):
+    """Where one sequence runs at a time, and options of --lynx without it or out of range."""
+    code, out, err = run(command, "--model", "there-is-none", *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_only_commands_of_several_sequences_have_lynx(run):
+    """A chat, which runs one sequence, neither lists nor takes --lynx and its two others."""
+    listing = {command for command in COMMANDS if "--lynx" in run(command, "--help")[1]}
+    assert listing == {"bench", "serve"}
+    for name in ("--lynx", "--lynx-alpha", "--lynx-beta"):
+        code, out, err = run("chat", "--model", "there-is-none", name, "3")
+        assert (code, out) == (2, "")
+        assert name in err
 
 
 def test_help_loads_no_heavy_package():

@@ -135,3 +135,39 @@ def test_an_answer_counts_its_steps(tiny_store):
     assert max(answer.lynx["active_before"] for answer in answers) > 0
     with edgemoe.load(tiny_store, exact=4) as model:
         assert model.generate("fox", max_new_tokens=2).lynx is None
+
+
+def test_a_rule_chooses_in_the_routers_place(open_engine, tiny_store):
+    """Inside the block every step has the rule's experts, of one token too; behind it the bits are as before."""
+    engine, seen = open_engine(tiny_store, level=4, parallel=4), []
+    before = alone(engine)
+
+    def last(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
+        seen.append((layer, len(logits)))
+        return logits.float().argsort(dim=1)[:, :top_k]
+
+    chosen: list[torch.Tensor] = []
+    engine.watch(lambda layer, experts: chosen.append(experts.clone()))
+    with engine.rerouted(last):
+        assert not torch.equal(alone(engine), before)
+        assert {layer for layer, _ in seen} == {0, 2}
+        assert {rows for _, rows in seen} == {1, *map(len, PROMPTS)}
+        assert len(chosen) == len(seen)
+    assert engine.take_use().agreement["remapped"] > 0
+    assert torch.equal(alone(engine), before)
+
+
+def test_a_rule_that_is_the_routers_own_keeps_the_modules_bits(open_engine, tiny_store):
+    """Gate weights of the same experts are made as the routers make them."""
+    engine = open_engine(tiny_store, level=4, parallel=4)
+    fused = together(engine)
+    with engine.rerouted(lambda layer, logits, top_k: logits.float().topk(top_k).indices):
+        own = together(engine)
+    assert (own - fused).norm() < 0.03 * fused.norm()
+
+
+def test_only_routers_with_scores_can_be_ruled(open_engine, tiny_store, monkeypatch):
+    engine = open_engine(tiny_store, level=4)
+    monkeypatch.setitem(engine.store.config, "model_type", "phimoe")
+    with pytest.raises(UserError, match="for --study"), engine.rerouted(lambda *step: step[1]):
+        pass

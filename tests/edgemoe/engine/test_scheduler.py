@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,10 +19,12 @@ from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
+from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
+from edgemoe.machine.process import resident_bytes
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt
@@ -34,7 +38,7 @@ from storage.errors import (
 )
 from storage.reader import RecordReader
 
-MANY = 32
+MANY = 64
 CHUNK = 5
 GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
 
@@ -88,7 +92,7 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("how", [{"level": 4}, {"levels": (4, 2), "exact": True, "retention": 0.5}])
 def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
-    """32 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
+    """64 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
@@ -98,7 +102,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
     @given(
         joins=st.lists(st.integers(0, 60), min_size=MANY, max_size=MANY),
         leaves=st.dictionaries(st.integers(0, MANY - 1), st.integers(0, 80), max_size=6),
-        every=st.integers(1, 4),
+        every=st.integers(0, 4),
     )
     def run(joins: list[int], leaves: dict[int, int], every: int) -> None:
         scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=every))
@@ -171,6 +175,19 @@ def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_sto
     assert steps[: len(expected)] == expected
     assert set(steps[len(expected) :]) == {("decode", 1)}
     assert first.trace.decode_rows == first.trace.decode_steps + 1
+
+
+def test_prompts_first_fill_a_step(open_engine, tiny_store):
+    """Without decode steps between chunks every prompt runs before the sequences decode together."""
+    scheduler = Scheduler(open_engine(tiny_store, parallel=3), Pace(chunk=4, every=0))
+    requests = [Kept([5 + i] * (3 + 3 * i), 6) for i in range(3)]
+    for request in requests:
+        scheduler.submit(request)
+    for request in requests:
+        scheduler.wait(request)
+    assert [request.trace.decode_rows for request in requests] == [3 * 5] * 3
+    with pytest.raises(UserError, match="0 or more decode steps"):
+        Pace(every=-1)
 
 
 def test_requests_wait_for_kv_in_the_order_of_arrival(open_engine, tiny_store):
@@ -423,3 +440,53 @@ def test_a_failed_fill_is_only_logged(open_engine, tiny_store, monkeypatch, capl
     scheduler.close()
     assert request.reason == "length"
     assert "prefetch into free blocks failed" in caplog.text
+
+
+@pytest.mark.skipif(not native.available() or os.cpu_count() == 1, reason="torch has one thread in no step")
+def test_threads_that_drive_leave_no_others(open_engine, tiny_store):
+    """A callback whose operator is large enough for torch's threads: each driving thread would keep a worker."""
+    scheduler, ended = Scheduler(open_engine(tiny_store, level=4)), threading.Event()
+
+    def on_token(token: int, logits: torch.Tensor) -> bool:
+        return bool(torch.ones(64, 4096).sum() == 0)
+
+    def drive(done: threading.Event) -> None:
+        scheduler.run(Request([3, 4, 5], Sampler(GREEDY), on_token=on_token))
+        done.set()
+        ended.wait(60)
+
+    drivers, counts = list[threading.Thread](), list[int]()
+    for _ in range(3):
+        done = threading.Event()
+        drivers.append(threading.Thread(target=drive, args=(done,)))
+        drivers[-1].start()
+        assert done.wait(60)
+        counts.append(psutil.Process().num_threads())
+    ended.set()
+    for driver in drivers:
+        driver.join()
+    scheduler.close()
+    assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another malloc than glibc's")
+def test_memory_that_malloc_keeps_goes_back_after_some_requests(open_engine, tiny_store):
+    """Holes between blocks that stay are resident until so many requests have ended."""
+    library, size, blocks = ctypes.CDLL(None), 1 << 16, []
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    scheduler = Scheduler(open_engine(tiny_store, level=4))
+    for _ in range(1000):
+        blocks.append(library.malloc(size))
+        ctypes.memset(blocks[-1], 1, size)
+    stay = blocks[::10]
+    for block in sorted({*blocks} - {*stay}):
+        library.free(block)
+    before = resident_bytes()
+    for _ in range(REQUESTS_A_TRIM - 1):
+        scheduler.run(Kept([5], 1))
+    assert resident_bytes() > before - 400 * size
+    scheduler.run(Kept([5], 1))
+    assert resident_bytes() < before - 800 * size
+    for block in stay:
+        library.free(block)
+    scheduler.close()

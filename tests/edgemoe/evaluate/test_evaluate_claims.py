@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
@@ -78,10 +80,9 @@ def test_observed_studies_run_no_settings(study):
 
 def test_an_unknown_study_is_refused():
     """The error names the studies that exist."""
-    with pytest.raises(
-        UserError, match="signals, depth, critical, skipping, lynx, layers, routing, similarity"
-    ):
+    with pytest.raises(UserError) as refused:
         study_arms("breadth")
+    assert ", ".join(STUDIES) in str(refused.value)
 
 
 def test_bits_are_over_experts_in_prefill_and_pairs_in_decode():
@@ -215,7 +216,7 @@ def test_tables_of_what_routers_do():
     assert routing_lines([]) == similarity_lines([]) == []
 
 
-@pytest.mark.parametrize("study", sorted({*STUDIES} - {"routing", "similarity"}))
+@pytest.mark.parametrize("study", sorted({*STUDIES} - {"routing", "similarity", "lynx-tasks"}))
 def test_every_study_has_a_table(study):
     """Its name stands above a line for the row."""
     lines = quality_lines([row(study=study)])
@@ -257,3 +258,25 @@ def test_a_plot_that_cannot_be_written(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(UserError, match="kl"):
         plot_kl([row()], tmp_path / "none" / "kl.png")
+
+
+def phased(name: str, kl: float, stderr: float = 0.0001) -> EvalRow:
+    return replace(row(kl=kl, stderr=stderr, study="lynx-sensitivity"), variation=name)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "holds"), [(0.02, 0.01, True), (0.01, 0.02, False), (0.02, 0.02, None)]
+)
+def test_the_claim_on_phases(prefill, decode, holds):
+    """Lynx, figure 9: agreement in new tokens is to cost less than in prompts."""
+    [claim] = claims_of([phased("prefill alone", prefill), phased("decode alone", decode)])
+    assert (claim.holds, "figure 9" in claim.claim) == (holds, True)
+
+
+@pytest.mark.parametrize(("won", "lost", "holds"), [(3, 5, True), (0, 60, False), (20, 30, None)])
+def test_the_claim_on_tasks(won, lost, holds):
+    """Of 1,000 turns; a point is ten of them, and noise two standard errors; the first row makes no claim."""
+    measured = replace(row(study="lynx-tasks"), kl=None, active=0.7, turns=1000, won=won, lost=lost)
+    [claim] = claims_of([replace(measured, active=None, won=0, lost=0), measured])
+    assert claim.holds is holds
+    assert f"{(won - lost) / 10:+.2f} points" in claim.figures

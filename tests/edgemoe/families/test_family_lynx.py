@@ -22,7 +22,7 @@ def choices(model_type: str, rows: torch.Tensor, **changes: object):
             router.weight.mul_(20)
             own = router(rows)
             normalise = bool(family.gate.normalise(model.config))
-            yield router, own, remapped(Remapping(1, 2), family.gate, router, own, normalise=normalise)
+            yield router, own, remapped(Remapping(1, 2).choose, family.gate, router, own, normalise=normalise)
 
 
 def rows(count: int) -> torch.Tensor:

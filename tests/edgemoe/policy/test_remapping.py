@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.structures import RemappingRule
-from edgemoe.policy.remapping import Remapping
+from edgemoe.policy.remapping import MOST_BINS, Movable, Remapping, prefer_resident
 from storage.errors import UserError
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
@@ -50,6 +50,42 @@ def test_tokens_agree_as_the_paper_says(step):
     logits, top_k, remapping = step
     want = by_hand(logits.float().tolist(), top_k, remapping.alpha, remapping.bins)
     assert remapping.choose(logits, top_k).tolist() == want
+
+
+@given(steps(), st.data())
+def test_only_some_bins_or_ranks_change(step, data):
+    """Votes count within the bins alone, and the token's own experts of other ranks stay, by a plain loop."""
+    logits, top_k, remapping = step
+    bins = data.draw(st.none() | st.sets(st.integers(0, remapping.bins)))
+    ranks = data.draw(st.none() | st.sets(st.integers(0, top_k - 1)))
+    only = Movable(None if bins is None else tuple(bins), None if ranks is None else tuple(ranks))
+    rows, experts = logits.float().tolist(), range(logits.shape[1])
+    binned = [
+        [max(math.ceil(remapping.alpha * (z - max(row))), -remapping.bins) for z in row] for row in rows
+    ]
+    score = [sum(Fraction(len(rows)) ** of[e] for of in binned) for e in experts]
+    for row, of, found in zip(rows, binned, remapping.choose(logits, top_k, only).tolist(), strict=True):
+        own = sorted(experts, key=lambda e: (-row[e], e))[:top_k]
+        stay = own[:1] if ranks is None else [e for rank, e in enumerate(own) if rank not in ranks]
+        votes = [score[e] if bins is None or -of[e] in bins else 0 for e in experts]
+        others = sorted(set(experts) - set(stay), key=lambda e: (-of[e], -votes[e], -row[e], e))
+        want = stay + others[: top_k - len(stay)]
+        assert found == sorted(want, key=lambda e: (-row[e], e))
+
+
+@given(steps(), st.data())
+def test_resident_experts_come_first_within_a_bin(step, data):
+    """By a plain loop, with as many bins as the logits need."""
+    logits, top_k, remapping = step
+    experts = range(logits.shape[1])
+    there = data.draw(st.sets(st.sampled_from(experts)))
+    resident = torch.tensor([e in there for e in experts])
+    found = prefer_resident(logits, top_k, remapping.alpha, resident).tolist()
+    for row, chosen in zip(logits.float().tolist(), found, strict=True):
+        first = row.index(max(row))
+        of = [math.ceil(remapping.alpha * (z - max(row))) for z in row]
+        ranked = sorted(experts, key=lambda e: (e != first, -of[e], e not in there, -row[e], e))
+        assert chosen == sorted(ranked[:top_k], key=lambda e: (-row[e], e))
 
 
 @given(steps())
@@ -98,10 +134,10 @@ def in_c(
     """edgemoe_remap over the choice that edgemoe_router_topk makes of these logits: chosen, gates and counts."""
     tokens, experts = logits.shape
     # A weight of the logits' columns and one-hot inputs have these logits as their product.
-    padded = torch.zeros(experts, 32, dtype=torch.bfloat16)
+    padded = torch.zeros(experts, 64, dtype=torch.bfloat16)
     padded[:, :tokens] = logits.T
     router = NativeRouter(padded, top_k, normalise=normalise, rounded=False)
-    x = torch.eye(32, dtype=torch.bfloat16)[:tokens].contiguous()
+    x = torch.eye(64, dtype=torch.bfloat16)[:tokens].contiguous()
     found, chosen, gates = router(x)
     assert torch.equal(found, logits)
     votes, counts = torch.zeros(experts, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
@@ -112,6 +148,17 @@ def in_c(
         *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
     )
     return before, chosen, gates, counts
+
+
+@needs_native
+def test_the_most_tokens_and_bins_count_without_overflow():
+    """The likeliest experts of 64 tokens, 32 of each of two, have 32 times 64 to the eighth votes."""
+    logits = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)).bfloat16() / 4
+    logits[:32, 0], logits[32:, 1] = 4, 4
+    remapping = Remapping(4, MOST_BINS)
+    want = by_hand(logits.float().tolist(), 3, 4, MOST_BINS)
+    assert remapping.choose(logits, 3).tolist() == want
+    assert in_c(logits, 3, remapping, normalise=True)[1].tolist() == want
 
 
 @needs_native

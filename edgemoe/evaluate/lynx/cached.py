@@ -1,0 +1,119 @@
+"""One setting with a cache that holds a part of the experts: windows token by token, and the bytes that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from edgemoe.console.progress import CountProgress
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.evaluate.lynx.rules import resident_first
+from edgemoe.evaluate.metrics import Quality, QualityMeter
+from edgemoe.evaluate.reference import LogitFile
+from edgemoe.evaluate.rows import EvalRow, setting_row
+from edgemoe.evaluate.score import Windows
+from edgemoe.evaluate.studies import Arm
+from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.step import Segment, Step
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What was measured.
+
+    Args:
+        quality: over all windows.
+        use: from the second window on, when the cache is full.
+        read_bytes: from disk, from the second window on.
+        tokens: from the second window on.
+    """
+
+    quality: Quality
+    use: ExpertUse
+    read_bytes: int
+    tokens: int
+
+
+def cached_plan(store: StoreModel, settings: RunSettings, cache: float, context: int) -> MemoryPlan:
+    """A plan whose tier of experts has a fraction of the bytes that all experts take at 4 bits.
+
+    Raises:
+        DoesNotFit: fewer than two experts fit.
+    """
+    least = store.plan(vram_limit=None, settings=settings, context=context)
+    experts = sum(len(layer.records) for layer in store.manifest.layers.values())
+    fixed = least.dense_bytes + least.kv_bytes + least.workspace_bytes
+    tier = int(cache * experts * store.form.bytes_at(4))
+    return store.plan(vram_limit=fixed + tier, settings=settings, context=context)
+
+
+def cached_rows(
+    store: StoreModel, arms: Sequence[Arm], windows: Windows, logits: LogitFile | None
+) -> list[EvalRow]:
+    """Measures every arm that has a cache, with resident experts first where it says so; shows progress on stderr.
+
+    Args:
+        store: of the model.
+        arms: each with a cache.
+        windows: of token ids, two or more.
+        logits: the reference's of the same windows, or None.
+
+    Raises:
+        DoesNotFit: from cached_plan.
+    """
+    rows: list[EvalRow] = []
+    for number, arm in enumerate(arms, 1):
+        alpha = arm.variation.alpha if arm.variation else 0.0
+
+        def changed(engine: Engine, alpha: float = alpha) -> AbstractContextManager[None]:
+            return engine.rerouted(resident_first(engine, alpha)) if alpha else nullcontext()
+
+        with CountProgress(f"{arm.name} ({number} of {len(arms)})", len(windows)) as progress:
+            run = cached_quality(store, arm.settings, arm.cache, windows, logits, changed, progress.advance)
+        row = setting_row(arm, "decode", run.quality, run.use)
+        rows.append(replace(row, bytes_per_token=run.read_bytes / run.tokens))
+    return rows
+
+
+def cached_quality(
+    store: StoreModel,
+    settings: RunSettings,
+    cache: float,
+    windows: Windows,
+    reference: LogitFile | None,
+    changed: Callable[[Engine], AbstractContextManager[None]],
+    done: Callable[[], None],
+) -> Cached:
+    """Measures one setting in steps of one token, with an engine of its own.
+
+    Args:
+        store: of the model.
+        settings: of the engine; planes in memory are used above their level unless they are exact.
+        cache: fraction of the bytes that all experts take at 4 bits.
+        windows: of token ids, two or more.
+        reference: logits of the same windows, or None.
+        changed: engine -> a block inside of which it runs.
+        done: called after every window.
+
+    Raises:
+        DoesNotFit: from cached_plan.
+    """
+    plan = cached_plan(store, settings, cache, max(map(len, windows)))
+    read, use, meter = 0, ExpertUse(), QualityMeter()
+    with Engine(store, plan, settings) as engine, changed(engine):
+        sequence = engine.new_sequence()
+        for number, window in enumerate(windows):
+            sequence.crop(0)
+            engine.take_counts()
+            engine.take_use()
+            ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
+            meter.add(ours, window, reference.read(number) if reference else None)
+            if number:
+                use, read = use + engine.take_use(), read + engine.take_counts().ssd_bytes
+            done()
+    return Cached(meter.quality(), use, read, sum(map(len, windows[1:])))

@@ -1,0 +1,41 @@
+"""Rules that choose a step's experts in the routers' place (Engine.rerouted)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.evaluate.studies import THIRDS, Variation
+from edgemoe.experts.layer import Reroute
+from edgemoe.policy.remapping import prefer_resident
+
+
+def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
+    """Makes the rule by which the tokens of every step of several agree, as far as a variation lets them.
+
+    Args:
+        variation: of the study of sensitivity.
+        layers: that have experts, ascending.
+    """
+    third, count = variation.third, len(layers)
+    free = {layer for i, layer in enumerate(layers) if third is None or THIRDS * i // count == third}
+
+    def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
+        if layer not in free or len(logits) == 1:
+            return logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]
+        return variation.remapping.choose(logits, top_k, variation.only)
+
+    return choose
+
+
+def resident_first(engine: Engine, alpha: float) -> Reroute:
+    """Makes the rule by which a token takes resident experts first, of those in one bin of 1/alpha of a logit."""
+
+    def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
+        resident = torch.zeros(logits.shape[1], dtype=torch.bool)
+        resident[[key.expert for key in engine.vram.resident() if key.layer == layer]] = True
+        return prefer_resident(logits, top_k, alpha, resident)
+
+    return choose

@@ -1,0 +1,82 @@
+"""Pages of tensors, by the operating system's count: huge ones, and ones that take memory when they are written."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgemoe.machine.pages import in_huge_pages, sparse_tensor
+
+SMAPS = Path("/proc/self/smaps_rollup")
+LARGE = 16 << 20
+PAGEMAP, PRESENT = Path("/proc/self/pagemap"), 1 << 63
+
+
+def huge_bytes() -> int:
+    """Bytes of this process's anonymous memory that lie in huge pages."""
+    found = re.search(r"AnonHugePages:\s+(\d+) kB", SMAPS.read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="the system does not count huge pages")
+def test_large_tensors_move_into_huge_pages():
+    """A large tensor moves except for its ends; its view and a small tensor are accepted, and no byte changes."""
+    large, small = torch.arange(LARGE // 4, dtype=torch.int32), torch.arange(100)
+    before = huge_bytes()
+    in_huge_pages([large, large[7:], small])
+    if huge_bytes() == before:
+        pytest.skip("the system grants no huge pages")
+    assert huge_bytes() - before >= LARGE - (4 << 20)
+    assert torch.equal(large, torch.arange(LARGE // 4, dtype=torch.int32))
+    assert torch.equal(small, torch.arange(100))
+
+
+def test_small_tensors_are_accepted():
+    """No tensor, an empty one, and one smaller than a huge page are no error."""
+    in_huge_pages([])
+    in_huge_pages([torch.empty(0), torch.ones(1000)])
+
+
+def present_pages(tensor: torch.Tensor) -> int:
+    """Pages of a tensor's storage that are in memory."""
+    storage = tensor.untyped_storage()
+    first, end = (
+        storage.data_ptr() // mmap.PAGESIZE,
+        -(-(storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE),
+    )
+    with PAGEMAP.open("rb") as file:
+        file.seek(8 * first)
+        entries = struct.unpack(f"<{end - first}Q", file.read(8 * (end - first)))
+    return sum(bool(entry & PRESENT) for entry in entries)
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
+def test_a_sparse_tensor_takes_the_pages_that_are_written():
+    """Also where tensors of its size were written and freed before, between others that stay."""
+    size = (64, mmap.PAGESIZE)  # 256 KiB: malloc would take it from its heap
+    earlier = [sparse_tensor(size, torch.uint8).fill_(1) for _ in range(40)]
+    assert all(present_pages(each) == 64 for each in earlier)
+    del earlier[::2]
+    made = [sparse_tensor(size, torch.uint8) for _ in range(20)]
+    assert [present_pages(each) for each in made] == [0] * 20
+    made[0][3:5] = 7
+    assert present_pages(made[0]) == 2
+    assert made[0].sum() == 2 * mmap.PAGESIZE * 7
+    assert sparse_tensor((2, 3), torch.bfloat16).shape == (2, 3)
+
+
+def test_a_system_without_huge_pages_gives_sparse_tensors_too(monkeypatch):
+    """The advice is refused with EINVAL there."""
+
+    class Refusing(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("edgemoe.machine.pages.mmap.mmap", Refusing)
+    assert sparse_tensor((4,), torch.int32).tolist() == [0] * 4
