@@ -6,9 +6,9 @@
                             │ none
                             └── deferred until there is one
 
-No step waits for a promotion: it computes from the planes that are published, and evicts nothing for others. A demanded
-expert that is on its way is taken over by its request (speculation.Speculation.adopt). A read that fails leaves its
-expert as it was.
+No step waits for a promotion as long as it has other blocks: it computes from the planes that are published, and a
+promotion evicts nothing. A demanded expert that is on its way is taken over by its request
+(speculation.Speculation.adopt). A read that fails leaves its expert as it was.
 """
 
 from __future__ import annotations
