@@ -77,7 +77,7 @@ ROOMS = (
         "models",
         "memory",
     ),
-    *("layers", "hub", "experts", "families", "console", "kernels", "kv", "policy", "machine"),
+    *("grammar", "layers", "hub", "experts", "families", "console", "kernels", "kv", "policy", "machine"),
 )
 """The rooms of edgemoe; each may import itself and those after it."""
 

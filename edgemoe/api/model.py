@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.grammar.lark import json_answer
+from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from storage.errors import UserError
 from storage.untrusted import foreign_code
 
@@ -40,6 +43,8 @@ class Choices(TypedDict, total=False):
     seed: int
     logprobs: int
     prompt_logprobs: int
+    special_tokens: bool
+    schema: Mapping[str, object] | Grammar
 
 
 class AnswerFuture(Future[Answer]):
@@ -136,6 +141,8 @@ class Model:
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self._scheduler = Scheduler(engine, pace, keep=keep)
+        self._vocabulary: Vocabulary | None = None
+        self._reading = threading.Lock()
 
     def generate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
         """Answers a prompt.
@@ -150,14 +157,14 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        return self.run(self.begin(self._tokens(prompt), Sampler(self._sampling(choices)), start))
+        return self.run(self.begin(self._tokens(prompt), self._sampler(choices), start))
 
     def begin(
         self,
         tokens: list[int],
         sampler: Sampler,
         start: float,
-        on_text: Callable[[str], None] = lambda piece: None,
+        on_text: Callable[[str], bool | None] = lambda piece: None,
         *,
         client: str = "",
     ) -> Generation:
@@ -180,7 +187,7 @@ class Model:
             as generate, here or at a piece.
         """
         start, pieces = time.perf_counter(), deque[str]()
-        sampler = Sampler(self._sampling(choices))
+        sampler = self._sampler(choices)
         generation = self.begin(self._tokens(prompt), sampler, start, pieces.append)
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
@@ -188,7 +195,7 @@ class Model:
     def submit(
         self,
         prompt: Prompt,
-        on_text: Callable[[str], None] = lambda piece: None,
+        on_text: Callable[[str], bool | None] = lambda piece: None,
         *,
         client: str = "",
         **choices: Unpack[Choices],
@@ -197,14 +204,15 @@ class Model:
 
         Args:
             prompt: see Prompt.
-            on_text: called with each piece of text, in the thread that computes; an error in it ends the answer.
+            on_text: called with each piece of text, in the thread that computes; True ends the answer, and so does an
+                error in it.
             client: requests of several clients that wait begin in turn.
             choices: see Choices.
 
         Raises:
             as generate, here or in the future.
         """
-        start, sampler = time.perf_counter(), Sampler(self._sampling(choices))
+        start, sampler = time.perf_counter(), self._sampler(choices)
         generation = self.begin(self._tokens(prompt), sampler, start, on_text, client=client)
         future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(_resolve, future, generation)
@@ -283,6 +291,28 @@ class Model:
         """
         return self._tokens(prompt, template)
 
+    def grammar(self, schema: Mapping[str, object]) -> Grammar:
+        """Compiles a JSON schema, for the `schema` of any number of answers.
+
+        Raises:
+            UserError: a part of it cannot be enforced, or llguidance is missing.
+            ModelRefused: the model's tokenizer cannot be used for it.
+        """
+        vocabulary = self.vocabulary()
+        return Grammar(vocabulary, json_answer(vocabulary, schema))
+
+    def vocabulary(self) -> Vocabulary:
+        """Returns the model's tokens as grammars read them, made at the first call; it is no part of the limit.
+
+        Raises:
+            UserError, ModelRefused: as Vocabulary.
+        """
+        with self._reading:
+            if self._vocabulary is None:
+                with self.engine.outside_limit():
+                    self._vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
+            return self._vocabulary
+
     def keep_warm(self) -> None:
         """From now on reads experts into free blocks while no request is under way, on the thread of futures."""
         self._scheduler.start(fill=True)
@@ -316,13 +346,14 @@ class Model:
         messages = [part for part in prompt if not isinstance(part, int)]
         return encode_chat(self.tokenizer, messages, template or {})
 
-    def _sampling(self, choices: Choices) -> Sampling:
-        """The model's sampling, changed by the choices given."""
+    def _sampler(self, choices: Choices) -> Sampler:
+        """A sampler of the model's settings, changed by the choices given."""
         given: dict[str, Any] = dict(choices)
         unknown = given.keys() - Choices.__annotations__.keys()
         if unknown:
             known = ", ".join(Choices.__annotations__)
             raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
+        schema = given.pop("schema", None)
         if "stop" in given:
             stop = given.pop("stop")
             given["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -331,7 +362,11 @@ class Model:
         if "logit_bias" in given:
             given["logit_bias"] = tuple(given["logit_bias"].items())
             self._require_tokens([token for token, _ in given["logit_bias"]])
-        return replace(self.sampling, **given)
+        sampling = replace(self.sampling, **given)
+        if schema is None:
+            return Sampler(sampling)
+        grammar = schema if isinstance(schema, Grammar) else self.grammar(schema)
+        return Sampler(sampling, Matcher(grammar))
 
     def _require_tokens(self, tokens: Sequence[int]) -> None:
         vocab = self.engine.shape.vocab

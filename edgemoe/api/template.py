@@ -32,8 +32,9 @@ SLACK_CHARACTERS = 1 << 20
 
 _WANTED = "text from the chat template"
 
-Message = Mapping[str, str]
-"""{"role": system, user or assistant, "content": text}."""
+Message = Mapping[str, Any]
+"""{"role": system, user, assistant or tool, "content": text}; an assistant's may have `tool_calls`, each {"id", "type":
+"function", "function": {"name", "arguments": object}}, and `reasoning_content`; a tool's has `tool_call_id`."""
 
 
 class TemplateRenderer:
@@ -147,31 +148,39 @@ def renderer() -> TemplateRenderer:
     return TemplateRenderer()
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message], more: Mapping[str, object] | None = None) -> str:
-    """Renders a conversation by its model's chat template, up to the begin of the next answer.
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    more: Mapping[str, object] | None = None,
+    *,
+    to_answer: bool = True,
+) -> str:
+    """Renders a conversation by its model's chat template.
 
-    Equals transformers' `apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)`; without a
-    chat template, the texts joined by newlines.
+    Equals transformers' `apply_chat_template(messages, add_generation_prompt=to_answer, tokenize=False, **more)`;
+    without a chat template, the texts joined by newlines.
 
     Args:
         tokenizer: of the model.
         messages: of the conversation.
-        more: further variables of the template, JSON; none replaces the messages.
+        more: further variables of the template, JSON, such as `tools`; none replaces the messages.
+        to_answer: up to the begin of the next answer.
 
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render.
     """
     if not tokenizer.chat_template:
         return "\n".join(message["content"] for message in messages)
+    tools = (more or {}).get("tools")
     with foreign_code("a chat template and special tokens that transformers finds"):
-        template, special = tokenizer.get_chat_template(), tokenizer.special_tokens_map
+        template, special = tokenizer.get_chat_template(tools=tools), tokenizer.special_tokens_map
     variables = {
         **special,
+        "tools": None,
         **(more or {}),
         "messages": [dict(message) for message in messages],
-        "tools": None,
         "documents": None,
-        "add_generation_prompt": True,
+        "add_generation_prompt": to_answer,
     }
     return renderer().render(template, variables)
 
@@ -199,6 +208,15 @@ def encode_chat(
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render; the tokenizer cannot encode the text.
     """
-    text, templated = render_chat(tokenizer, messages, more), bool(tokenizer.chat_template)
+    return encode_text(tokenizer, render_chat(tokenizer, messages, more))
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Encodes a text that render_chat has written, or a part of it that begins at a special token.
+
+    Raises:
+        ModelRefused: the tokenizer cannot encode it.
+    """
+    templated = bool(tokenizer.chat_template)
     with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
         return list(tokenizer(text, add_special_tokens=not templated, verbose=False)["input_ids"])

@@ -30,7 +30,7 @@ EXAMPLES = (
     "--api-key-file KEY | curl http://127.0.0.1:8080/v1/models"
 )
 
-PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
 """What edgemoe[serve] installs."""
 
 QueueOption = Annotated[

@@ -96,7 +96,7 @@ class Generation:
         tokens: ids of the whole prompt; grows by the answer's ids.
         sampler: chooses tokens; its settings end the answer.
         start: time.perf_counter() before templating and tokenizing, in seconds.
-        on_text: called with each piece of text as soon as it is complete.
+        on_text: called with each piece of text as soon as it is complete; True ends the answer.
         client: as in Request.
 
     Attributes:
@@ -111,15 +111,16 @@ class Generation:
         tokens: list[int],
         sampler: Sampler,
         start: float,
-        on_text: Callable[[str], None],
+        on_text: Callable[[str], bool | None],
         *,
         client: str = "",
     ) -> None:
         self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
-        self._text = TextStream(tokenizer, sampler.sampling.stop_strings)
+        sampling = sampler.sampling
+        self._text = TextStream(tokenizer, sampling.stop_strings, special_tokens=sampling.special_tokens)
         self._ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        top = sampler.sampling.prompt_logprobs
+        top = sampling.prompt_logprobs
         self._scores = PromptScores(tokens, top) if top is not None else None
         self.request = Request(
             tokens,
@@ -142,12 +143,10 @@ class Generation:
         if token in sampling.stop:
             return True
         self._ids.append(token)
-        self._show(self._text.add(token))
-        return self._text.stopped
+        return self._show(self._text.add(token)) or self._text.stopped
 
-    def _show(self, piece: str) -> None:
-        if piece:
-            self._on_text(piece)
+    def _show(self, piece: str) -> bool:
+        return bool(piece and self._on_text(piece))
 
     def answer(self) -> Answer:
         """Returns the answer of a request that has ended without an error, and streams what is left of its text.

@@ -16,6 +16,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from edgemoe.grammar.matcher import Matcher
 from storage.errors import UserError
 
 UNLIMITED = sys.maxsize
@@ -62,6 +63,7 @@ class Sampling:
         stop_strings: texts that end an answer, and are no part of it.
         top_logprobs: tokens whose log probabilities are kept beside the chosen one's; None: none, not even that.
         prompt_logprobs: the same for each of the prompt's tokens but the first.
+        special_tokens: the text has those of the answer's tokens that a tokenizer leaves out of text.
 
     Raises:
         UserError: a value out of its range.
@@ -81,6 +83,7 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    special_tokens: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -180,10 +183,15 @@ class PromptScores:
 
 
 class Sampler:
-    """Chooses tokens, with the random state of one conversation."""
+    """Chooses tokens, with the random state of one conversation.
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    Args:
+        sampling: settings.
+        matcher: of one answer, whose tokens a grammar restricts; None: none does.
+    """
+
+    def __init__(self, sampling: Sampling, matcher: Matcher | None = None) -> None:
+        self.sampling, self._matcher = sampling, matcher
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._processors = LogitsProcessorList()
         if sampling.repetition_penalty != 1:
@@ -191,6 +199,8 @@ class Sampler:
         if sampling.logit_bias:
             bias = {(token,): float(value) for token, value in sampling.logit_bias}
             self._processors.append(SequenceBiasLogitsProcessor(bias))
+        if matcher:
+            self._processors.append(matcher)
         self._greedy = sampling.temperature < COLD
         if not self._greedy:
             if sampling.temperature != 1:
@@ -216,7 +226,16 @@ class Sampler:
             tokens: ids of prompt and answer so far.
             logits: float32 [vocab]; not changed.
             new: how many of the last tokens are the answer's.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
         """
+        token = self._chosen(tokens, logits, new)
+        if self._matcher:
+            self._matcher.take(token)
+        return token
+
+    def _chosen(self, tokens: Sequence[int], logits: torch.Tensor, new: int) -> int:
         scores = self._penalised(logits, tokens[len(tokens) - new :])
         if self._processors:
             scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]

@@ -18,15 +18,16 @@ class TextStream:
     Args:
         tokenizer: a fast tokenizer of transformers.
         stops: strings that end the text, none of them empty; the text ends before the first of them.
+        special_tokens: the text has the tokenizer's special tokens.
 
     Attributes:
         text: all so far, without a stop string.
         stopped: whether a stop string has come.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
-        self._stream, self._tokens = DecodeStream(skip_special_tokens=True), list[int]()
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, special_tokens: bool = False) -> None:
+        self._tokenizer, self._stops, self._skip = tokenizer, stops, not special_tokens
+        self._stream, self._tokens = DecodeStream(skip_special_tokens=self._skip), list[int]()
         self._shown, self.text, self.stopped = 0, "", False
 
     def add(self, token: int) -> str:
@@ -49,7 +50,7 @@ class TextStream:
         """
         if not self.stopped:
             with foreign_code(_DECODES):
-                whole = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+                whole = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)
             # Not shown twice where the tokenizer decodes all tokens in another way than one by one.
             if not whole.startswith(self.text[: self._shown]):
                 self._shown = len(whole)

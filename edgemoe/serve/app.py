@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -11,15 +11,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from edgemoe.serve.chat_fields import ChatFields, TokenizeFields, as_messages
 from edgemoe.serve.errors import HANDLERS, ApiError
-from edgemoe.serve.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from edgemoe.serve.fields import CompletionFields, DetokenizeFields, parse
 from edgemoe.serve.guard import Access, Guard
 from edgemoe.serve.job import Job
 from edgemoe.serve.metrics import CONTENT_TYPE
 from edgemoe.serve.page import page, state
-from edgemoe.serve.replies import ChatReply, CompletionReply, Reply
+from edgemoe.serve.replies import ChatReply, CompletionReply, Reply, Shown
 from edgemoe.serve.responses import StreamResponse, WholeResponse
 from edgemoe.serve.serving import Serving, body_of, model_object
+
+if TYPE_CHECKING:
+    from edgemoe.api.chat_prompt import ChatPrompt
+    from edgemoe.api.model import Model
 
 _TOKENIZER = ("eos_token", "bos_token", "pad_token", "unk_token", "chat_template", "model_max_length")
 """What clients read of a tokenizer."""
@@ -94,26 +99,43 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = parse(ChatFields, await body_of(request))
         fields.require_supported()
-        messages = [message.as_message() for message in fields.messages]
-        serving, template = self._serving, fields.template()
-        job = await serving.start(
-            "chat", _client(request), [messages], fields.choices(), "messages", **template
-        )
-        return self._respond(job, ChatReply(serving.name, job.prompts, serving.text_of), fields)
+        serving, messages, schema = self._serving, as_messages(fields.messages), fields.answer_schema()
+        serving.require()
+        tools, template = fields.tool_use(), fields.template()
+
+        def encode(model: Model) -> list[ChatPrompt]:
+            return [serving.chats.make(messages, template, tools, schema)]
+
+        form = "response_format" if tools is None else "tools"
+        job = await serving.start("chat", request, encode, fields.choices(), "messages", form)
+        return self._respond(job, ChatReply(serving.name, job.prompts, serving.text_of, job.readers), fields)
 
     async def complete(self, request: Request) -> Response | StreamResponse | WholeResponse:
         """POST /v1/completions."""
         fields = parse(CompletionFields, await body_of(request))
         fields.require_supported()
         serving, prompts = self._serving, fields.prompts()
-        job = await serving.start("completion", _client(request), prompts, fields.choices(), "prompt")
+
+        def encode(model: Model) -> list[ChatPrompt]:
+            from edgemoe.api.chat_prompt import ChatPrompt
+
+            if not fields.suffix:
+                return [ChatPrompt(model.encode(each)) for each in prompts]
+            from edgemoe.api.infill import infill_prompt
+
+            return [ChatPrompt(infill_prompt(model.tokenizer, each, fields.suffix)) for each in prompts]
+
+        job = await serving.start("completion", request, encode, fields.choices(), "prompt")
         echo = None
         if fields.echo:
             texts = [each if isinstance(each, str) else serving.decode(each) for each in prompts]
-            echo = [text for text in texts for _ in range(fields.count)]
-        reply = CompletionReply(
-            serving.name, job.prompts, serving.text_of, echo=echo, shown=0 if fields.max_tokens == 0 else None
+            echo = [text for text in texts for _ in range(fields.candidates)]
+        shown = Shown(
+            tokens=0 if fields.max_tokens == 0 else None,
+            best=(fields.count, fields.candidates),
+            logprobs=fields.logprobs is not None,
         )
+        reply = CompletionReply(serving.name, job.prompts, serving.text_of, shown, echo=echo)
         return self._respond(job, reply, fields)
 
     def _respond(
@@ -129,8 +151,8 @@ class Endpoints:
         """POST /tokenize: a text's token ids, or those of messages in the chat template."""
         fields, model = parse(TokenizeFields, await body_of(request)), self._serving.require()
         if fields.messages is not None:
-            messages = [message.as_message() for message in fields.messages]
-            template = fields.chat_template_kwargs or {}
+            messages, template = as_messages(fields.messages), fields.chat_template_kwargs or {}
+            template |= {"tools": [tool.as_tool() for tool in fields.tools]} if fields.tools else {}
             tokens = await asyncio.to_thread(model.encode, messages, **template)
         else:
             text = fields.content if fields.prompt is None else fields.prompt
@@ -157,8 +179,3 @@ class Endpoints:
         tokenizer = self._serving.require().tokenizer
         known = {name: getattr(tokenizer, name, None) for name in _TOKENIZER}
         return JSONResponse({"tokenizer_class": type(tokenizer).__name__} | known)
-
-
-def _client(request: Request) -> str:
-    """Names the client of a request by its address: all of them have the same key."""
-    return request.client.host if request.client else ""

@@ -21,9 +21,6 @@ MOST_TOP = 20
 COMPLETION_TOKENS = 16
 """max_tokens of /v1/completions, as OpenAI has it."""
 
-_ROLES = {"developer": "system"}
-"""OpenAI's newer names of roles -> those that chat templates have."""
-
 
 class Fields(BaseModel):
     """Fields of a JSON object. A field that is null counts as left out."""
@@ -82,12 +79,17 @@ class SamplingFields(Fields):
         return self.n or 1
 
     @property
+    def candidates(self) -> int:
+        """Answers to each prompt that are generated."""
+        return self.count
+
+    @property
     def usage_wanted(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def choices(self) -> list[Choices]:
-        """The settings of each of `count` answers; without a seed each is random."""
+        """The settings of each of `candidates` answers; without a seed each is random."""
         given: dict[str, Any] = {
             name: value
             for name in ("temperature", "top_p", "min_p", "repetition_penalty", *_PENALTIES)
@@ -100,7 +102,7 @@ class SamplingFields(Fields):
         if self.logit_bias:
             given["logit_bias"] = _token_biases(self.logit_bias)
         first = secrets.randbits(31) if self.seed is None else self.seed
-        return [cast("Choices", given | {"seed": (first + i) % (1 << 63)}) for i in range(self.count)]
+        return [cast("Choices", given | {"seed": (first + i) % (1 << 63)}) for i in range(self.candidates)]
 
     def refuse(self, name: str, why: str) -> None:
         """Raises the error of a field that the server cannot obey."""
@@ -118,81 +120,6 @@ def _token_biases(biases: dict[str, float]) -> dict[int, float]:
         raise ApiError(400, message, param="logit_bias") from None
 
 
-class Part(Fields):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
-class MessageFields(Fields):
-    """A message of a conversation."""
-
-    role: str
-    content: str | list[Part] | None = None
-
-    def as_message(self) -> dict[str, str]:
-        """The message that chat templates take.
-
-        Raises:
-            ApiError: a part that is no text.
-        """
-        content = self.content or ""
-        if isinstance(content, list):
-            other = next((part.type for part in content if part.type != "text"), None)
-            if other is not None:
-                message = f"expected parts of type text, got {other!r}: this model takes text alone"
-                raise ApiError(400, message, param="messages", code="unsupported_content")
-            content = "\n".join(part.text or "" for part in content)
-        return {"role": _ROLES.get(self.role, self.role), "content": content}
-
-
-class ResponseFormat(Fields):
-    """The form that an answer is to have."""
-
-    type: str
-
-
-class ChatFields(SamplingFields):
-    """The body of /v1/chat/completions."""
-
-    messages: Annotated[list[MessageFields], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    response_format: ResponseFormat | None = None
-
-    def require_supported(self) -> None:
-        """Refuses what would change the answer's form, and is not there."""
-        if (self.tools and self.tool_choice != "none") or self.functions:
-            self.refuse("tools" if self.tools else "functions", "calls of tools are not supported")
-        if self.response_format and self.response_format.type != "text":
-            self.refuse("response_format", "only text is supported")
-        if self.top_logprobs is not None and not self.logprobs:
-            message = "expected logprobs true with top_logprobs, got none: set it"
-            raise ApiError(400, message, param="top_logprobs")
-
-    def template(self) -> dict[str, object]:
-        """Variables for the chat template."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
-
-    def choices(self) -> list[Choices]:
-        """Adds log probabilities and the limit of the answer, where there is one."""
-        more: Choices = {}
-        if self.logprobs:
-            more["logprobs"] = self.top_logprobs or 0
-        most = self.max_completion_tokens or self.max_tokens
-        if most:
-            more["max_new_tokens"] = most
-        return [choice | more for choice in super().choices()]
-
-
 class CompletionFields(SamplingFields):
     """The body of /v1/completions."""
 
@@ -200,14 +127,22 @@ class CompletionFields(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Answers to each prompt that are generated, of which the `count` likeliest are shown."""
+        return self.best_of or self.count
 
     def require_supported(self) -> None:
-        """Refuses what would change the answer's form, and is not there."""
-        if self.suffix:
-            self.refuse("suffix", "a text in the middle is not supported")
-        if self.best_of is not None and self.best_of != self.count:
-            self.refuse("best_of", "choices are not ranked; use n")
+        """Refuses fields that contradict each other."""
+        if self.candidates < self.count or (self.candidates > self.count and self.stream):
+            found = f"{self.best_of} with n {self.count}{' and stream' if self.stream else ''}"
+            message = f"expected best_of of n or more, and only n in a stream, got {found}: use n"
+            raise ApiError(400, message, param="best_of")
+        if self.suffix and self.echo:
+            message = "expected either suffix or echo, got both: leave one of them out"
+            raise ApiError(400, message, param="suffix")
         if self.max_tokens == 0 and not self.echo:
             message = "expected max_tokens of 1 or more without echo, got 0: raise it, or set echo"
             raise ApiError(400, message, param="max_tokens")
@@ -221,8 +156,8 @@ class CompletionFields(SamplingFields):
         prompt = self.prompt
         several = not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], int))
         prompts: Any = prompt if several else [prompt]
-        if not 1 <= len(prompts) * self.count <= MOST_CHOICES:
-            found = f"{len(prompts)} prompts of {self.count}"
+        if not 1 <= len(prompts) * self.candidates <= MOST_CHOICES:
+            found = f"{len(prompts)} prompts of {self.candidates}"
             message = (
                 f"expected 1 to {MOST_CHOICES} answers in one request, got {found}: send several requests"
             )
@@ -237,17 +172,9 @@ class CompletionFields(SamplingFields):
             more["logprobs"] = self.logprobs
             if self.echo:
                 more["prompt_logprobs"] = self.logprobs
+        elif self.candidates > self.count:
+            more["logprobs"] = 0  # to rank them
         return [choice | more for choice in super().choices()]
-
-
-class TokenizeFields(Fields):
-    """The body of /tokenize: a text as `prompt` or `content`, or messages."""
-
-    prompt: str | None = None
-    content: str | None = None
-    messages: list[MessageFields] | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeFields(Fields):

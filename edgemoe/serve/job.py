@@ -14,23 +14,42 @@ from typing import TYPE_CHECKING
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 
 if TYPE_CHECKING:
+    from edgemoe.api.answer_form import AnswerReader, Delta
     from edgemoe.api.model import AnswerFuture, Choices, Model
     from edgemoe.engine.generate import Answer
 
 
 @dataclass(frozen=True)
 class Event:
-    """News of one answer: a piece of its text, or all of it at its end.
+    """News of one answer: a part of it, or all of it at its end.
 
     Args:
         index: of the answer in its request.
-        piece: text; "" with `answer`.
+        part: text, or what its reader has found in it; "" with `answer`.
         answer: the whole one.
     """
 
     index: int
-    piece: str
+    part: str | Sequence[Delta]
     answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An answer that a request wants.
+
+    Args:
+        prompt: token ids.
+        choices: how it is generated.
+        reader: finds its parts; None: it is text.
+        on_answer: called with a whole answer that has a reader, before the client has its end, in the thread that
+            computes.
+    """
+
+    prompt: list[int]
+    choices: Choices
+    reader: AnswerReader | None = None
+    on_answer: Callable[[Answer], None] = lambda answer: None
 
 
 class Job:
@@ -38,8 +57,7 @@ class Job:
 
     Args:
         model: computes them.
-        prompts: token ids of each answer's prompt.
-        choices: of each answer.
+        wanted: each answer.
         kind: for the list of requests.
         client: that sent it.
         on_end: called once, when the job is left.
@@ -48,18 +66,17 @@ class Job:
     def __init__(
         self,
         model: Model,
-        prompts: Sequence[list[int]],
-        choices: Sequence[Choices],
+        wanted: Sequence[Wanted],
         kind: str,
         client: str,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        self._model, self._wanted, self.kind = model, list(zip(prompts, choices, strict=True)), kind
-        self.client = client
+        self._model, self._wanted, self.kind, self.client = model, list(wanted), kind, client
         self._events, self._loop = asyncio.Queue[Event | BaseException](), asyncio.get_running_loop()
         self._left, self._on_end = False, on_end
         self.start = time.monotonic()
-        self.prompts = list(prompts)
+        self.prompts = [list(each.prompt) for each in wanted]
+        self.readers = [each.reader for each in wanted]
         self.futures: list[AnswerFuture] = []
         self.answers: list[Answer | None] = [None] * len(self.prompts)
         self.error: ApiError | None = None
@@ -79,25 +96,36 @@ class Job:
             raise
 
     def _submit(self) -> None:
-        for index, (tokens, choices) in enumerate(self._wanted):
-            future = self._model.submit(tokens, partial(self._piece, index), client=self.client, **choices)
+        for index, each in enumerate(self._wanted):
+            show = partial(self._piece, index)
+            future = self._model.submit(each.prompt, show, client=self.client, **each.choices)
             self.futures.append(future)
             future.add_done_callback(partial(self._end, index))
             if self._left:  # while it was submitted
                 future.cancel()
                 return
 
-    def _piece(self, index: int, piece: str) -> None:
-        self._put(Event(index, piece))
+    def _piece(self, index: int, piece: str) -> bool:
+        """Takes a piece of an answer; returns whether it is complete."""
+        reader = self.readers[index]
+        self._put(Event(index, reader.feed(piece) if reader else piece))
+        return reader is not None and reader.full
 
     def _end(self, index: int, future: Future[Answer]) -> None:
         if future.cancelled():
             self._put(ApiError(503, "the server ends", kind=UNAVAILABLE))
+        elif error := future.exception():
+            self._put(error)
         else:
-            self._put(future.exception() or Event(index, "", future.result()))
+            answer, wanted = future.result(), self._wanted[index]
+            if wanted.reader:
+                self._put(Event(index, wanted.reader.end()))
+                wanted.on_answer(answer)
+            self._put(Event(index, "", answer))
 
     def _put(self, event: Event | BaseException) -> None:
-        if not self._left:
+        news = not isinstance(event, Event) or event.part or event.answer
+        if news and not self._left:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def events(self, pause: float) -> AsyncGenerator[Event | None, None]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from edgemoe.serve.logprob_shapes import Decode, of_chat, of_completion
 
 if TYPE_CHECKING:
+    from edgemoe.api.answer_form import AnswerReader, Call, Delta
     from edgemoe.api.status import Progress
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
@@ -90,7 +92,7 @@ class Reply(ABC):
     def whole(self, answers: Sequence[Answer]) -> Shape:
         """The object of a request that is not streamed."""
         choices = [
-            self._whole(index, answer) | {"index": index, "finish_reason": _reason(answer)}
+            self._whole(index, answer) | {"index": index, "finish_reason": self._reason(index, answer)}
             for index, answer in enumerate(answers)
         ]
         return {**self._object(self.whole_object), "choices": choices, **self._costs(answers)}
@@ -107,9 +109,13 @@ class Reply(ABC):
         """A chunk of text, with the log probabilities that earlier chunks lack."""
         return self._chunk(index, self._piece(index, text, tokens))
 
+    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> Shape:
+        """A chunk of what a reader has found, with the log probabilities that earlier chunks lack."""
+        return self.piece(index, delta.text, tokens)
+
     def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> Shape:
         """The chunk at the end of an answer, with the log probabilities that earlier chunks lack."""
-        end = self._chunk(index, self._piece(index, "", tokens), _reason(answer))
+        end = self._chunk(index, self._piece(index, "", tokens), self._reason(index, answer))
         return {**end, "timings": timings(answer), "edgemoe": counts(answer)}
 
     def usage(self, answers: Sequence[Answer]) -> Shape:
@@ -137,6 +143,9 @@ class Reply(ABC):
         choice = {"index": index, **body, "finish_reason": reason}
         return {**self._object(self.chunk_object), "choices": [choice]}
 
+    def _reason(self, index: int, answer: Answer) -> str:
+        return _REASONS.get(answer.finish_reason, answer.finish_reason)
+
     @abstractmethod
     def _whole(self, index: int, answer: Answer) -> Shape:
         """An answer's text and log probabilities."""
@@ -147,22 +156,77 @@ class Reply(ABC):
 
 
 class ChatReply(Reply):
-    """The shapes of /v1/chat/completions."""
+    """The shapes of /v1/chat/completions.
+
+    Args:
+        model, prompts, text_of: as in Reply.
+        readers: of each answer; None: it is text.
+    """
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: str,
+        prompts: Sequence[list[int]],
+        text_of: Decode,
+        readers: Sequence[AnswerReader | None],
+    ) -> None:
+        super().__init__(model, prompts, text_of)
+        self._readers, self._called = readers, [0] * len(prompts)
 
     def first(self, index: int) -> Shape:
         """The role, which comes before the prompt runs."""
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})
 
+    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> Shape:
+        """A chunk of what a reader has found, with the log probabilities that earlier chunks lack."""
+        body: Shape = {delta.kind: delta.text}
+        if delta.call:
+            body = {"tool_calls": [{"index": self._called[index], **_called(delta.call)}]}
+            self._called[index] += 1
+        return self._chunk(index, {"delta": body, "logprobs": self._logprobs(tokens)})
+
     def _whole(self, index: int, answer: Answer) -> Shape:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: Shape = {"role": "assistant", "content": answer.text, "refusal": None}
+        if reader := self._readers[index]:
+            message["content"] = reader.texts.get("content", None if reader.calls else "")
+            if "reasoning_content" in reader.texts:
+                message["reasoning_content"] = reader.texts["reasoning_content"]
+            if reader.calls:
+                message["tool_calls"] = [_called(call) for call in reader.calls]
         logprobs = of_chat(answer.logprobs, self._text_of) if answer.logprobs is not None else None
         return {"message": message, "logprobs": logprobs}
 
     def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
-        delta = {"content": text} if text else {}
-        return {"delta": delta, "logprobs": of_chat(tokens, self._text_of) if tokens else None}
+        return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(tokens)}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Shape | None:
+        return of_chat(tokens, self._text_of) if tokens else None
+
+    def _reason(self, index: int, answer: Answer) -> str:
+        reader, reason = self._readers[index], super()._reason(index, answer)
+        return "tool_calls" if reason == "stop" and reader and reader.calls else reason
+
+
+def _called(call: Call) -> Shape:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of completions.
+
+    Args:
+        tokens: of an answer; None: all.
+        best: (n, m): of each m answers the n with the highest mean log probability of a token.
+        logprobs: whether they are shown.
+    """
+
+    tokens: int | None = None
+    best: tuple[int, int] = (1, 1)
+    logprobs: bool = True
 
 
 class CompletionReply(Reply):
@@ -170,8 +234,8 @@ class CompletionReply(Reply):
 
     Args:
         model, prompts, text_of: as in Reply.
+        shown: of the answers.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
-        shown: tokens of an answer that are shown; None: all.
     """
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -181,13 +245,23 @@ class CompletionReply(Reply):
         model: str,
         prompts: Sequence[list[int]],
         text_of: Decode,
+        shown: Shown,
         *,
         echo: Sequence[str] | None = None,
-        shown: int | None = None,
     ) -> None:
         super().__init__(model, prompts, text_of)
         self._echo, self._shown = echo, shown
         self._offsets = [0] * len(prompts)
+
+    def whole(self, answers: Sequence[Answer]) -> Shape:
+        """The object of a request that is not streamed, with the likeliest answers to each prompt."""
+        whole, (n, of) = super().whole(answers), self._shown.best
+        best = [
+            at
+            for first in range(0, len(answers), of)
+            for at in sorted(range(first, first + of), key=lambda i: -_mean(answers[i]) if of > n else 0)[:n]
+        ]
+        return whole | {"choices": [whole["choices"][at] | {"index": i} for i, at in enumerate(best)]}
 
     def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Shape | None:
         """The prompt's text."""
@@ -198,15 +272,15 @@ class CompletionReply(Reply):
         return self._chunk(index, {"text": self._echo[index], "logprobs": logprobs})
 
     def _whole(self, index: int, answer: Answer) -> Shape:
-        text = "" if self._shown == 0 else answer.text
-        tokens = [*(answer.prompt_logprobs or []), *(answer.logprobs or [])[: self._shown]]
+        text = "" if self._shown.tokens == 0 else answer.text
+        tokens = [*(answer.prompt_logprobs or []), *(answer.logprobs or [])[: self._shown.tokens]]
         first = self.prompts[index][0] if answer.prompt_logprobs is not None else None
         echo = self._echo[index] if self._echo else ""
-        logprobs = of_completion(first, tokens, self._text_of) if answer.logprobs is not None else None
+        logprobs = of_completion(first, tokens, self._text_of) if self._shown.logprobs else None
         return {"text": echo + text, "logprobs": logprobs}
 
     def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
-        if self._shown == 0:
+        if self._shown.tokens == 0:
             return {"text": "", "logprobs": None}
         if not tokens:
             return {"text": text, "logprobs": None}
@@ -215,5 +289,7 @@ class CompletionReply(Reply):
         return {"text": text, "logprobs": logprobs}
 
 
-def _reason(answer: Answer) -> str:
-    return _REASONS.get(answer.finish_reason, answer.finish_reason)
+def _mean(answer: Answer) -> float:
+    """Mean log probability of an answer's tokens."""
+    every = answer.logprobs or []
+    return sum(each.logprob for each in every) / max(len(every), 1)

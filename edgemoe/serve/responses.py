@@ -116,11 +116,14 @@ class StreamResponse:
                     yield chunk
             tokens = list(future.logprobs[seen[index] :])
             seen[index] += len(tokens)
-            yield (
-                reply.last(index, event.answer, tokens)
-                if event.answer
-                else reply.piece(index, event.piece, tokens)
-            )
+            if event.answer:
+                yield reply.last(index, event.answer, tokens)
+            elif isinstance(event.part, str):
+                yield reply.piece(index, event.part, tokens)
+            else:
+                for delta in event.part:
+                    yield reply.delta(index, delta, tokens)
+                    tokens = []
         if self._usage:
             yield reply.usage([answer for answer in job.answers if answer])
 

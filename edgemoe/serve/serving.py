@@ -6,25 +6,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
-from edgemoe.serve.job import Job, Queue
+from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.metrics import Metrics
-from storage.errors import EdgemoeError
+from storage.errors import EdgemoeError, UserError
 from storage.untrusted import foreign_code
 
 if TYPE_CHECKING:
-    from edgemoe.api.model import Choices, Model, Prompt
+    from edgemoe.api.answer_form import AnswerReader
+    from edgemoe.api.chat_prompt import ChatPrompt, ChatPrompts
+    from edgemoe.api.model import Choices, Model
+    from edgemoe.engine.generate import Answer
 
 BODY_BYTES = 16 << 20
 """Most bytes of a request's body: some million tokens of text."""
 
 BODY_SECONDS = 30.0
 """Time in which all of a body must have come."""
+
+COMPILE_SECONDS = 60.0
+"""Time in which an answer's grammar must be compiled; the first one of a model waits for its vocabulary."""
 
 _CLOSE = {"connection": "close"}
 """Header of a response to a request whose body is not read to its end."""
@@ -56,6 +62,9 @@ class Serving:
     def open(self, model: Model) -> None:
         """Begins to serve."""
         self.metrics.watch(model)
+        from edgemoe.api.chat_prompt import ChatPrompts
+
+        self.chats: ChatPrompts = ChatPrompts(model)
         self.text_of = lru_cache(1 << 16)(self._text_of)
         self.model = model
 
@@ -73,36 +82,41 @@ class Serving:
     async def start(
         self,
         kind: str,
-        client: str,
-        prompts: Sequence[Prompt],
+        request: Request,
+        encode: Callable[[Model], Sequence[ChatPrompt]],
         choices: Sequence[Choices],
         param: str,
-        **template: object,
+        form_param: str = "response_format",
     ) -> Job:
         """Submits each prompt with each of the choices; without a limit an answer may fill the context.
 
         Args:
             kind: of request, for the list of them.
-            client: that sent it; clients' requests begin in turn.
-            prompts: see Prompt.
+            request: of a client; clients' requests begin in turn.
+            encode: makes the prompts, on another thread.
             choices: of the answers to each prompt.
             param: the field that the prompts are in.
-            template: as Model.encode.
+            form_param: the field that describes the answers' form.
 
         Raises:
-            ApiError: the queue is full, or a prompt or a choice is wrong.
+            ApiError: the queue is full, or a prompt, a choice or a form is wrong.
+            ClientDisconnect: the client has left meanwhile.
         """
-        model = self.require()
+        model, client = self.require(), client_of(request)
         self.queue.enter(client)
         try:
-            encoded = [await asyncio.to_thread(model.encode, each, **template) for each in prompts]
-            most = model.engine.plan.context
-            every = [(tokens, choice) for tokens in encoded for choice in choices]
-            tokens = [list(tokens) for tokens, _ in every]
-            limited: list[Choices] = [
-                {"max_new_tokens": max(most - len(t), 1), **given} for t, given in every
-            ]
-            job = Job(model, tokens, limited, kind, client, self._ended)
+            prompts = await asyncio.to_thread(encode, model)
+            wanted: list[Wanted] = []
+            for prompt in prompts:
+                given = await self._choices(model, prompt, form_param)
+                for choice in choices:
+                    both: Choices = {**given, **choice}
+                    reader = prompt.reader() if prompt.reader else None
+                    keep = partial(self._keep, reader, "stop" in choice)
+                    wanted.append(Wanted(list(prompt.tokens), both, reader, keep))
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            job = Job(model, wanted, kind, client, self._ended)
         except BaseException as error:
             self.queue.leave(client)
             raise _known(error, param) from error
@@ -112,6 +126,30 @@ class Serving:
         except BaseException as error:
             raise _known(error, param) from error
         return job
+
+    def _keep(self, reader: AnswerReader | None, cut: bool, answer: Answer) -> None:
+        """Keeps an answer that has ended by itself, so that later turns have its tokens."""
+        if reader and answer.finish_reason == "stop" and not cut:
+            self.chats.replays.add(answer.tokens, reader)
+
+    async def _choices(self, model: Model, prompt: ChatPrompt, param: str) -> Choices:
+        """The choices that a prompt brings: its answers' form, and what is left of the context.
+
+        Raises:
+            ApiError: the form cannot be enforced.
+        """
+        given: Choices = {"max_new_tokens": max(model.engine.plan.context - len(prompt.tokens), 1)}
+        if prompt.reader:
+            given["special_tokens"] = True
+        if prompt.grammar:
+            try:
+                given["schema"] = await asyncio.wait_for(asyncio.to_thread(prompt.grammar), COMPILE_SECONDS)
+            except TimeoutError:
+                message = f"expected a schema that compiles within {COMPILE_SECONDS:g} s, got another"
+                raise ApiError(400, f"{message}: send a smaller one", param=param) from None
+            except UserError as error:
+                raise ApiError(400, str(error), param=param) from error
+        return given
 
     def _ended(self, job: Job) -> None:
         self.queue.remove(job)
@@ -156,6 +194,11 @@ class Serving:
 
 def _known(error: BaseException, param: str) -> BaseException:
     return ApiError.of(error, param) if isinstance(error, EdgemoeError) else error
+
+
+def client_of(request: Request) -> str:
+    """Names the client of a request by its address: all of them have the same key."""
+    return request.client.host if request.client else ""
 
 
 async def body_of(request: Request) -> bytes:

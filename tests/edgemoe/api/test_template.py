@@ -145,7 +145,7 @@ def test_a_long_conversation_is_rendered():
     text = "word " * 1_000_000
     template = TEMPLATES["chatml"]
     tokenizer = SimpleNamespace(
-        chat_template=template, special_tokens_map={}, get_chat_template=lambda: template
+        chat_template=template, special_tokens_map={}, get_chat_template=lambda tools: template
     )
     assert text.strip() in render_chat(tokenizer, [{"role": "user", "content": text}])
     assert renderer() is renderer()

@@ -1,0 +1,122 @@
+"""Chats of one model for programs that send all messages each time: tokens, the grammar of the answer, its reader."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from edgemoe.api.answer_form import AnswerForm, AnswerReader
+from edgemoe.api.model import Model
+from edgemoe.api.replay import Replays
+from edgemoe.api.template import Message
+from edgemoe.api.tool_use import ToolUse, call_form, reasoning_of, require_tools
+from edgemoe.grammar.lark import Reasoning, json_answer
+from edgemoe.grammar.matcher import Grammar
+from storage.errors import ModelRefused
+from storage.untrusted import foreign_code
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation whose answer comes next.
+
+    Args:
+        tokens: ids of the prompt.
+        reader: makes the reader of an answer; None: answers are plain text.
+        grammar: compiles the grammar of the answer, which takes a while; None: it has none.
+
+    Raises:
+        UserError: by `grammar`: a schema cannot be enforced.
+    """
+
+    tokens: list[int]
+    reader: Callable[[], AnswerReader] | None = None
+    grammar: Callable[[], Grammar] | None = None
+
+
+class ChatPrompts:
+    """Makes the prompts of a model's chats, and keeps its answers with calls (Replays). Thread-safe.
+
+    Args:
+        model: of the chats.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.replays = model, Replays()
+
+    @cached_property
+    def _found(self) -> AnswerForm | ModelRefused | None:
+        """The form of the model's answers; None: plain text. A broken one matters to chats with tools alone."""
+        try:
+            return AnswerForm.of(self._model.tokenizer)
+        except ModelRefused as error:
+            logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
+            return error
+
+    def make(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        tools: ToolUse | None = None,
+        schema: Mapping[str, object] | None = None,
+    ) -> ChatPrompt:
+        """Makes the prompt of a conversation.
+
+        Args:
+            messages: of the conversation.
+            variables: for the chat template.
+            tools: that the answer may call.
+            schema: of the answer, JSON.
+
+        Raises:
+            UserError: the chat template refuses the messages, or there are no calls of tools with this model.
+            ModelRefused: the model's template or tokenizer is broken.
+        """
+        tokenizer, found, ends = self._model.tokenizer, self._found, self._ends
+        if tools and isinstance(found, ModelRefused):
+            raise found
+        form = None if isinstance(found, ModelRefused) else found
+        if tools:
+            form = require_tools(tokenizer, form, variables)
+            variables = {**variables, "tools": list(tools.tools)}
+        if form is None:
+            compiled = None if schema is None else lambda: self._model.grammar(schema)
+            return ChatPrompt(self._model.encode(messages, **variables), None, compiled)
+        text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
+        offered = list(tools.tools) if tools else None
+        most = 1 if tools and not tools.several else None
+        return ChatPrompt(
+            tokens,
+            lambda: form.reader(text, offered, most),
+            self._grammar(text, form, variables, tools, schema),
+        )
+
+    def _grammar(
+        self,
+        prompt: str,
+        form: AnswerForm,
+        variables: Mapping[str, object],
+        tools: ToolUse | None,
+        schema: Mapping[str, object] | None,
+    ) -> Callable[[], Grammar] | None:
+        reasoning, model = reasoning_of(form, prompt), self._model
+        if schema is not None:
+            return lambda: self._json(schema, reasoning)
+        if tools is None or not tools.enforced:
+            return None
+        written = call_form(model.tokenizer, form, variables, self._ends)
+        return lambda: Grammar(model.vocabulary(), tools.grammar(model.vocabulary(), written, reasoning))
+
+    def _json(self, schema: Mapping[str, object], reasoning: Reasoning | None) -> Grammar:
+        """The grammar of a schema, which is compiled without reasoning first: its errors come before any text."""
+        grammar, words = self._model.grammar(schema), self._model.vocabulary()
+        return Grammar(words, json_answer(words, schema, reasoning)) if reasoning else grammar
+
+    @cached_property
+    def _ends(self) -> list[str]:
+        """Texts of the tokens that end an answer."""
+        with foreign_code("a tokenizer that decodes the model's tokens"):
+            ends = [self._model.tokenizer.decode([token]) for token in sorted(self._model.sampling.stop)]
+        return [text for text in ends if text]

@@ -1,0 +1,116 @@
+"""Answers with calls as the model has written them, so that later turns keep their tokens.
+
+A client sends a call back as JSON, and the chat template writes it in its own way: other spaces, other escapes, other
+tokens. Where it writes the same message as the model did, the model's own tokens take the place of the template's.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgemoe.api.answer_form import AnswerForm, AnswerReader, Call, Kind
+from edgemoe.api.template import Message, encode_text, render_chat
+
+MOST_TURNS = 1024
+
+MOST_TOKENS = 1 << 20
+"""Of all turns."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer with calls.
+
+    Args:
+        tokens: ids, without the one that ended it; an array of C's int.
+        texts: kind -> text.
+        calls: at least one.
+    """
+
+    tokens: array[int]
+    texts: Mapping[Kind, str]
+    calls: tuple[Call, ...]
+
+    def equals(self, reader: AnswerReader) -> bool:
+        """Whether a reader has found the same texts and calls, ids aside."""
+        own = [(call.name, call.arguments) for call in self.calls]
+        return dict(self.texts) == reader.texts and own == [(c.name, c.arguments) for c in reader.calls]
+
+
+class Replays:
+    """The latest answers with calls, by the ids of these, which only their own client knows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turns = OrderedDict[str, Turn]()
+        self._tokens, self._lock = 0, threading.Lock()
+
+    def add(self, tokens: Sequence[int], reader: AnswerReader) -> None:
+        """Keeps an answer that has ended; without a call, nothing."""
+        if not reader.calls:
+            return
+        turn = Turn(array("i", tokens), dict(reader.texts), tuple(reader.calls))
+        with self._lock:
+            self._turns[turn.calls[0].id] = turn
+            self._tokens += len(tokens)
+            while len(self._turns) > MOST_TURNS or self._tokens > MOST_TOKENS:
+                self._tokens -= len(self._turns.popitem(last=False)[1].tokens)
+
+    def of(self, message: Message) -> Turn | None:
+        """The answer that a message repeats; None: it is not known."""
+        ids = [call.get("id") for call in message.get("tool_calls") or ()]
+        with self._lock:
+            turn = self._turns.get(ids[0]) if ids else None
+        return turn if turn and [call.id for call in turn.calls] == ids else None
+
+    def encode(
+        self,
+        tokenizer: Any,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        form: AnswerForm,
+        ends: Sequence[str],
+    ) -> tuple[str, list[int]]:
+        """Encodes a conversation, with the model's own tokens of answers that the chat template writes alike.
+
+        Args:
+            tokenizer: of the model.
+            messages: of the conversation; an answer's reasoning is put back where the client has left it out.
+            variables: of the template.
+            form: of the model's answers.
+            ends: texts of the tokens that end an answer.
+
+        Returns:
+            the template's text, and token ids.
+
+        Raises:
+            UserError, ModelRefused: as render_chat.
+        """
+        known = [self.of(message) for message in messages]
+        given = [_completed(message, turn) for message, turn in zip(messages, known, strict=True)]
+        text = render_chat(tokenizer, given, variables)
+        tokens, done, tools = list[int](), 0, variables.get("tools")
+        for number, turn in enumerate(known):
+            prompt = render_chat(tokenizer, given[:number], variables) if turn and number else None
+            if turn is None or prompt is None or len(prompt) < done or not text.startswith(prompt):
+                continue
+            rest = text[len(prompt) :]
+            end = min((at for end in ends if (at := rest.find(end)) >= 0), default=-1)
+            reader = form.reader(prompt, tools if isinstance(tools, list) else None)
+            reader.feed(rest[: max(end, 0)])
+            reader.end()
+            if end >= 0 and turn.equals(reader):
+                tokens += [*encode_text(tokenizer, text[done : len(prompt)]), *turn.tokens]
+                done = len(prompt) + end
+        return text, tokens + encode_text(tokenizer, text[done:])
+
+
+def _completed(message: Message, turn: Turn | None) -> Message:
+    reasoning = turn.texts.get("reasoning_content") if turn else None
+    if reasoning and not message.get("reasoning_content"):
+        return {**message, "reasoning_content": reasoning}
+    return message

@@ -1,0 +1,170 @@
+"""The texts of grammars, in llguidance's form of Lark: a JSON answer, and calls of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgemoe.grammar.schema import require_enforceable
+
+_SPACES = r"WS: /[ \n]{0,8}/"
+
+_ANY = r"/(.|\n)+/"
+
+_BOUNDED = {"whitespace_pattern": r"( |\n {0,24})"}
+"""Whitespace between a JSON answer's parts, indentation included: a model cannot go on with it for ever."""
+
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As `tojson` of chat templates writes it."""
+
+
+class Words(Protocol):
+    """What a grammar's text needs of a vocabulary."""
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Text -> id of the tokens that plain text does not match."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a chat template writes calls of tools: `before`, calls with `between` in between, `after`.
+
+    Args:
+        begin, middle, end: of a call: begin, its name, middle, its arguments as JSON, end.
+        before, between, after: see above.
+        mark: the text that opens a call for the parser of answers, a prefix of `before` and `begin`; "": unknown.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Reasoning that may come before an answer.
+
+    Args:
+        open, close: the tags around it.
+        begun: whether the prompt ends within it.
+    """
+
+    open: str
+    close: str
+    begun: bool = False
+
+
+def json_answer(words: Words, schema: Mapping[str, object], reasoning: Reasoning | None = None) -> str:
+    """The grammar of an answer that a JSON schema describes.
+
+    Raises:
+        UserError: see require_enforceable.
+    """
+    require_enforceable(schema)
+    return _behind(words, reasoning, f"%json {_json(dict(schema) | {'x-guidance': _BOUNDED})}")
+
+
+def calls_answer(
+    words: Words,
+    form: CallForm,
+    tools: Sequence[tuple[str, Mapping[str, object]]],
+    reasoning: Reasoning | None = None,
+    *,
+    several: bool = True,
+) -> str:
+    """The grammar of an answer that consists of calls.
+
+    Args:
+        words: of the model.
+        form: of the calls.
+        tools: (name, JSON schema of the arguments) of those that may be called.
+        reasoning: before the calls.
+        several: calls; otherwise exactly one.
+
+    Raises:
+        UserError: see require_enforceable.
+    """
+    more = f" ({_literal(words, form.between)} call)*" if several else ""
+    start = f"{_literal(words, form.before)} call{more} {_literal(words, form.after)}"
+    return _behind(words, reasoning, start) + _calls(words, form, tools, form.begin)
+
+
+def text_and_calls(
+    words: Words, form: CallForm, tools: Sequence[tuple[str, Mapping[str, object]]], *, several: bool = True
+) -> str:
+    """The grammar of any text with calls in it: each has the form that it must have, from `form.mark` on.
+
+    Args as of calls_answer.
+
+    Raises:
+        UserError: see require_enforceable.
+    """
+    times, rest = "*" if several else "?", form.begin.removeprefix(form.mark)
+    calls = _calls(words, form, tools, rest)
+    if form.mark in words.specials:
+        mark = words.specials[form.mark]
+        others = sorted(i for i in words.specials.values() if i != mark and not words.is_end(i))
+        text = f"(TEXT | <[{','.join(map(str, others))}]>)*" if others else "TEXT?"
+        return f"start: text (<[{mark}]> call text){times}\ntext: {text}\nTEXT: {_ANY}\n{calls}"
+    opening = f"opening[lazy]: /(.|\\n)*{_regex(form.mark)}/\n"
+    return f"start: (opening call){times} TEXT?\n{opening}TEXT: {_ANY}\n{calls}"
+
+
+def _calls(
+    words: Words, form: CallForm, tools: Sequence[tuple[str, Mapping[str, object]]], begin: str
+) -> str:
+    lines = []
+    for name, schema in tools:
+        require_enforceable(schema)
+        arguments = _json(dict(schema) | {"x-guidance": _WRITTEN})
+        lines.append(
+            f"{_literal(words, begin + name + form.middle)} %json {arguments} {_literal(words, form.end)}"
+        )
+    rules = "\n".join(f"call{i}: {line}" for i, line in enumerate(lines))
+    return f"\ncall: {' | '.join(f'call{i}' for i in range(len(lines)))}\n{rules}\n"
+
+
+def _behind(words: Words, reasoning: Reasoning | None, start: str) -> str:
+    """A grammar that begins with `start`, behind reasoning where there may be some."""
+    if reasoning is None:
+        return f"start: {start}\n"
+    close, tail = words.specials.get(reasoning.close), ""
+    if close is None:
+        body, tail = "tail", f"tail[lazy]: /(.|\\n)*{_regex(reasoning.close)}/\n"
+    else:
+        body, tail = f"BODY <[{close}]>", "BODY: /(.|\\n)*/\n"
+    thought = body if reasoning.begun else f"({_literal(words, reasoning.open)} {body})?"
+    return f"start: {thought} WS {start}\n{tail}{_SPACES}\n"
+
+
+def _literal(words: Words, text: str) -> str:
+    """The grammar of a text: its special tokens by id, the rest quoted."""
+    parts, rest = [], text
+    while rest:
+        found = [(at, -len(word), word) for word in words.specials if (at := rest.find(word)) >= 0]
+        at, _, word = min(found, default=(len(rest), 0, ""))
+        if at:
+            parts.append(json.dumps(rest[:at], ensure_ascii=False))
+        if word:
+            parts.append(f"<[{words.specials[word]}]>")
+        rest = rest[at + len(word) :]
+    return " ".join(parts) or '""'
+
+
+def _regex(text: str) -> str:
+    """A regular expression, between slashes, that matches a text alone."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,259 @@
+"""The fields of chats: messages, tools, and the form that the answer is to have."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.fields import MOST_TOP, Fields, SamplingFields
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import Choices
+    from edgemoe.api.tool_use import ToolUse
+
+MOST_TOOLS = 128
+"""As OpenAI has it."""
+
+_ROLES = {"developer": "system"}
+"""OpenAI's newer names of roles -> those that chat templates have."""
+
+_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+"""Of a function."""
+
+
+class Part(Fields):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFields(Fields):
+    """The function of a call that a message repeats; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    def parsed(self) -> dict[str, Any]:
+        """The arguments, as chat templates take them.
+
+        Raises:
+            ApiError: they are no JSON object.
+        """
+        given = self.arguments or {}
+        try:
+            parsed = json.loads(given) if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            message = f"expected a JSON object as arguments of the call of {self.name[:64]!r}, got {str(given)[:60]!r}"
+            raise ApiError(400, f"{message}: send them as the server has written them", param="messages")
+        return parsed
+
+
+class CallFields(Fields):
+    """A call that a message repeats."""
+
+    id: str | None = None
+    function: CalledFields
+
+
+class MessageFields(Fields):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallFields] | None = None
+    tool_call_id: str | None = None
+    function_call: Any = None
+
+    def as_message(self) -> dict[str, Any]:
+        """The message that chat templates take.
+
+        Raises:
+            ApiError: a part that is no text, or a call that is none.
+        """
+        if self.function_call is not None or self.role == "function":
+            message = "expected tool_calls and messages of role tool, got a function_call: see tools"
+            raise ApiError(400, message, param="messages", code="unsupported_parameter")
+        content = self.content or ""
+        if isinstance(content, list):
+            other = next((part.type for part in content if part.type != "text"), None)
+            if other is not None:
+                message = f"expected parts of type text, got {other!r}: this model takes text alone"
+                raise ApiError(400, message, param="messages", code="unsupported_content")
+            content = "\n".join(part.text or "" for part in content)
+        given: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": content}
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
+        if self.tool_calls:
+            given["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": f.name, "arguments": f.parsed()}}
+                for call in self.tool_calls
+                for f in [call.function]
+            ]
+        return given
+
+
+def as_messages(fields: list[MessageFields]) -> list[dict[str, Any]]:
+    """The messages that chat templates take; a tool's result gets the name of the tool that was called."""
+    messages = [each.as_message() for each in fields]
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+        if call["id"] is not None
+    }
+    for message in messages:
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return messages
+
+
+class FunctionFields(Fields):
+    """A function that a model may call. Fields beyond these go to the chat template too."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFields(Fields):
+    """A tool."""
+
+    type: Literal["function"] = "function"
+    function: FunctionFields
+
+    def as_tool(self) -> dict[str, Any]:
+        """The tool that chat templates take."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_unset=True)}
+
+
+class NamedFunction(Fields):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """A tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class SchemaFields(Fields):
+    """A JSON schema with a name."""
+
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """The form that an answer is to have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFields | None = None
+
+
+class ChatFields(SamplingFields):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[MessageFields], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: ResponseFormat | None = None
+
+    def require_supported(self) -> None:
+        """Refuses fields that contradict each other, and the predecessors of `tools`."""
+        for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, name) is not None:
+                self.refuse(name, f"send {instead}, which has taken its place")
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "expected logprobs true with top_logprobs, got none: set it"
+            raise ApiError(400, message, param="top_logprobs")
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name, n in Counter(names).items() if n > 1), None)
+        if twice:
+            raise ApiError(400, f"expected one tool of each name, got two: rename {twice!r}", param="tools")
+        wanted = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        if (wanted or self.tool_choice == "required") and wanted not in {*names, *([None] if names else [])}:
+            message = f"expected a tool to call, got no {wanted or 'tools'!r}: send it in tools"
+            raise ApiError(400, message, param="tool_choice")
+        if self.answer_schema() is not None and self.tools and self.tool_choice != "none":
+            message = "expected either tools or a response_format of JSON, got both: set tool_choice none"
+            raise ApiError(400, message, param="response_format")
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call; None: it calls none."""
+        from edgemoe.api.tool_use import ToolUse
+
+        if not self.tools or self.tool_choice == "none":
+            return None
+        choice = self.tool_choice or "auto"
+        return ToolUse(
+            [tool.as_tool() for tool in self.tools],
+            choice if isinstance(choice, str) else choice.function.name,
+            self.parallel_tool_calls is not False,
+        )
+
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer is to have; None: it is text.
+
+        Raises:
+            ApiError: `json_schema` is missing.
+        """
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return {"type": "object"}
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            message = "expected json_schema.schema with type json_schema, got none: send it"
+            raise ApiError(400, message, param="response_format")
+        return wanted.json_schema.schema_
+
+    def template(self) -> dict[str, object]:
+        """Variables for the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        tools = self.tool_use()
+        return effort | (self.chat_template_kwargs or {}) | {"tools": tools.tools if tools else None}
+
+    def choices(self) -> list[Choices]:
+        """Adds log probabilities and the limit of the answer, where there is one."""
+        more: Choices = {}
+        if self.logprobs:
+            more["logprobs"] = self.top_logprobs or 0
+        most = self.max_completion_tokens or self.max_tokens
+        if most:
+            more["max_new_tokens"] = most
+        return [choice | more for choice in super().choices()]
+
+
+class TokenizeFields(Fields):
+    """The body of /tokenize: a text as `prompt` or `content`, or messages."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[MessageFields] | None = None
+    tools: list[ToolFields] | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

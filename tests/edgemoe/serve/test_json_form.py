@@ -1,0 +1,210 @@
+"""response_format over HTTP: answers that are JSON of a schema, and each way in which there is none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from scripted import chatml_model, script
+from servers import server_of
+
+from edgemoe.serve import serving as serving_module
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("llguidance")
+
+from edgemoe.grammar.matcher import Grammar  # noqa: E402
+
+QUESTION = [{"role": "user", "content": "Oslo?"}]
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Oslo", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def schema(value: object) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": value, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def formed(tiny_store) -> Iterator[object]:
+    with server_of(chatml_model(tiny_store), most=8) as one:
+        yield one
+
+
+@pytest.fixture
+def create(formed) -> Iterator[object]:
+    with openai.OpenAI(base_url=f"{formed.url}/v1", api_key="x", max_retries=0) as client:
+
+        def one(form: dict, **fields: object):
+            return client.chat.completions.create(
+                model="x", **{"messages": QUESTION, "max_tokens": 60, "response_format": form} | fields
+            )
+
+        yield one
+    formed.idle()
+
+
+def post(server, form: dict, **fields: object):
+    """Posts a chat whose answer begins without reasoning."""
+    body = {"messages": QUESTION, "max_tokens": 60, "response_format": form} | fields
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    return server.client.post("/v1/chat/completions", json=body)
+
+
+def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch):
+    """The model wants prose, with a bias to it; it answers with JSON, and ends where the grammar does."""
+    tokenizer = formed.serving.model.tokenizer
+    script(monkeypatch, tokenizer, lambda prompt: "It is sunny.")
+    fields = {"logit_bias": {str(tokenizer("I")["input_ids"][0]): 1000.0}}
+    (choice,) = create(schema(CITY), **fields).choices
+    found = json.loads(choice.message.content)
+    assert (found.keys(), found["city"] in ("Oslo", "Rome"), choice.finish_reason) == (
+        {"city", "days"},
+        True,
+        "stop",
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in create(schema(CITY), stream=True, **fields)]
+    assert "".join(pieces) == choice.message.content
+
+
+def test_an_object_of_any_keys(create, formed, monkeypatch):
+    """What the model wants passes where it is JSON; it may think first, and the text has none of that."""
+    script(
+        monkeypatch, formed.serving.model.tokenizer, lambda prompt: '<think>hm</think>\n{"city": [1, 2.5]}'
+    )
+    (choice,) = create({"type": "json_object"}).choices
+    assert json.loads(choice.message.content) == {"city": [1, 2.5]}
+    assert choice.message.reasoning_content == "hm"
+
+
+def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
+    """The JSON comes behind the end of the reasoning; where the template has ended it, at once."""
+    script(monkeypatch, formed.serving.model.tokenizer, lambda prompt: 'hm</think>{"a": 1}')
+    for kwargs, thought in (({"thinking_begun": True}, "hm"), ({"enable_thinking": False}, None)):
+        body = {"chat_template_kwargs": kwargs}
+        (choice,) = create({"type": "json_object"}, extra_body=body, max_tokens=30).choices
+        assert getattr(choice.message, "reasoning_content", None) == thought
+        assert choice.message.content.startswith("{")
+
+
+def test_text_is_text(create, formed, monkeypatch):
+    """As without the field."""
+    script(monkeypatch, formed.serving.model.tokenizer, lambda prompt: "It is sunny.")
+    assert create({"type": "text"}).choices[0].message.content == "It is sunny."
+
+
+def test_several_schemas_at_once(formed):
+    """Hot answers side by side, several to a prompt, each with the matcher of its own schema."""
+    schemas = [{"type": "array", "items": {"const": i}, "minItems": 1, "maxItems": 3} for i in range(4)]
+
+    def one(i: int) -> None:
+        for choice in post(formed, schema(schemas[i]), n=3, temperature=1.5, seed=i).json()["choices"]:
+            assert choice["finish_reason"] == "stop"
+            found = json.loads(choice["message"]["content"])
+            assert 1 <= len(found) <= 3
+            assert set(found) == {i}
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    formed.idle()
+
+
+def test_max_tokens_ends_json_in_its_middle(formed):
+    """The reason is length, as for other answers."""
+    form = schema({"type": "string", "minLength": 50})
+    (choice,) = post(formed, form, max_tokens=5).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"][0]) == ("length", '"')
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (schema({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}), "'uniqueItems'"),
+        (schema({"type": "integre"}), "integre"),
+        (schema({"$ref": "#"}), "no answer can have"),
+        (schema({"type": "string", "enum": ["x" * 300_000]}), "bytes"),
+        (schema(None), "json_schema.schema"),
+        ({"type": "json_schema"}, "json_schema.schema"),
+        ({"type": "grammar"}, "'json_object'"),
+        (schema([]), "object"),
+    ],
+)
+def test_what_is_not_enforced_is_refused(formed, form, words):
+    """Status 400 with the field and the reason, before a stream begins; nothing is left behind."""
+    for stream in (False, True):
+        response = post(formed, form, stream=stream)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "response_format")
+        assert words in error["message"]
+        assert not formed.serving.queue.jobs
+        assert formed.serving.queue._of_client.total() == 0
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Compiling waits for the second event, and sets the first."""
+    begun, go_on = threading.Event(), threading.Event()
+    compile_ = Grammar.__init__
+
+    def wait(self, *arguments):
+        begun.set()
+        assert go_on.wait(30)
+        compile_(self, *arguments)
+
+    monkeypatch.setattr(Grammar, "__init__", wait)
+    yield begun, go_on
+    go_on.set()
+
+
+def test_a_schema_that_compiles_too_long_is_refused(formed, slow, monkeypatch):
+    """The request ends at its time; others go on meanwhile."""
+    monkeypatch.setattr(serving_module, "COMPILE_SECONDS", 0.2)
+    response = post(formed, schema(CITY))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+    assert "within 0.2 s" in response.json()["error"]["message"]
+    assert not slow[1].is_set()
+    assert post(formed, {"type": "text"}, max_tokens=2).status_code == 200
+    assert formed.serving.queue._of_client.total() == 0
+
+
+def test_a_client_that_leaves_while_its_schema_compiles(formed, slow):
+    """Nothing is computed for it, and its place in the queue is free."""
+    begun, go_on = slow
+    body = json.dumps({"messages": QUESTION, "response_format": schema(CITY)}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", formed.port)) as one:
+        one.sendall(head.encode() + body)
+        assert begun.wait(30)
+    time.sleep(0.2)  # until the server has noticed
+    status = formed.serving.model.status()
+    assert formed.serving.queue._of_client.total() == 1
+    go_on.set()
+    formed.wait(lambda: formed.serving.queue._of_client.total() == 0)
+    after = formed.serving.model.status()
+    assert after.use == status.use
+    assert after.running == after.waiting == 0
+
+
+def test_a_schema_that_becomes_too_complex_ends_its_request_alone(formed):
+    """A stream that has begun ends in an error; another one goes on."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, formed, schema(CITY))
+        lines = post(formed, schema(many), stream=True).text.strip().split("\n\n")
+        assert "items" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+        assert json.loads(other.result().json()["choices"][0]["message"]["content"]).keys() == {
+            "city",
+            "days",
+        }
+    formed.idle()
