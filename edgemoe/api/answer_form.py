@@ -201,7 +201,7 @@ class AnswerReader:
         self, parser: ResponseParser, special: Sequence[str], *, calls: bool, most: int | None = None
     ) -> None:
         self._parser, self._special, self._with_calls, self._most = parser, special, calls, most
-        self._raw, self._settled = "", 0
+        self._raw = ""  # behind the last part that has gone out
         self._broken = False
         self._spaces: dict[str, str] = {}
         self.calls: list[Call] = []
@@ -246,13 +246,13 @@ class AnswerReader:
             if name == "tool_calls":
                 if closed:
                     calls = self._called(event["value"]) if self._with_calls else None
-                    found += [("content", self._raw[self._settled :])] if calls is None else calls
-                    self._settled = len(self._raw)
+                    found += [("content", self._raw)] if calls is None else calls
+                    self._raw = ""
             elif event["type"] == "region_chunk":
                 found.append(("reasoning_content" if name in _REASONING else "content", event["text"]))
-                self._settled = len(self._raw)
+                self._raw = ""
             elif closed and name in _REASONING:
-                self._settled = len(self._raw)
+                self._raw = ""
 
     def _called(self, value: Any) -> list[Call] | None:
         """The calls of a region's value; None: it is something else."""
@@ -274,7 +274,7 @@ class AnswerReader:
 
     def _break(self, found: list[tuple[Kind, str] | Call], rest: str) -> list[Delta]:
         self._broken = True
-        return self._deltas([*found, ("content", self._raw[self._settled :] + rest)])
+        return self._deltas([*found, ("content", self._raw + rest)])
 
     def _deltas(self, found: Sequence[tuple[Kind, str] | Call]) -> list[Delta]:
         deltas: list[Delta] = []

@@ -18,6 +18,9 @@ from edgemoe.api.template import Message, encode_text, render_chat
 
 MOST_TURNS = 1024
 
+MOST_REPLAYED = 256
+"""Answers of one conversation, each of which is rendered to find its place."""
+
 MOST_TOKENS = 1 << 20
 """Of all turns."""
 
@@ -91,12 +94,13 @@ class Replays:
             UserError, ModelRefused: as render_chat.
         """
         known = [self.of(message) for message in messages]
+        places = [number for number, turn in enumerate(known) if turn and number][:MOST_REPLAYED]
         given = [_completed(message, turn) for message, turn in zip(messages, known, strict=True)]
         text = render_chat(tokenizer, given, variables)
         tokens, done, tools = list[int](), 0, variables.get("tools")
-        for number, turn in enumerate(known):
-            prompt = render_chat(tokenizer, given[:number], variables) if turn and number else None
-            if turn is None or prompt is None or len(prompt) < done or not text.startswith(prompt):
+        for number in places:
+            turn, prompt = known[number], render_chat(tokenizer, given[:number], variables)
+            if turn is None or len(prompt) < done or not text.startswith(prompt):
                 continue
             rest = text[len(prompt) :]
             end = min((at for end in ends if (at := rest.find(end)) >= 0), default=-1)

@@ -12,6 +12,7 @@ from typing import Any
 from edgemoe.api.answer_form import AnswerForm, Call
 from edgemoe.api.template import render_chat
 from edgemoe.grammar.lark import CallForm, Reasoning, Words, calls_answer, text_and_calls
+from edgemoe.grammar.schema import refused
 from storage.errors import UserError
 from storage.untrusted import foreign_code
 
@@ -62,7 +63,11 @@ class ToolUse:
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, object]:
-    return {"type": "object"} | (function.get("parameters") or {})
+    parameters = {"type": "object"} | (function.get("parameters") or {})
+    if parameters["type"] != "object":
+        found = f"{str(parameters['type'])[:60]!r} of {function['name']}"
+        raise refused("parameters of type object", found, "change the tool")
+    return parameters
 
 
 def require_tools(tokenizer: Any, form: AnswerForm | None, variables: Mapping[str, object]) -> AnswerForm:

@@ -55,8 +55,8 @@ def require_enforceable(schema: object) -> None:
         raise refused("a JSON schema that is an object", f"{type(schema).__name__}")
     _check(schema, MOST_DEPTH)
     try:
-        size = len(json.dumps(schema))
-    except (TypeError, ValueError) as error:
+        size = len(json.dumps(schema, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
         raise refused("a JSON schema of JSON values", f"{error}") from error
     if size > MOST_BYTES:
         raise refused(f"a JSON schema of at most {MOST_BYTES} bytes", f"{size}", "send a smaller one")

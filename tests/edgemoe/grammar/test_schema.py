@@ -114,6 +114,14 @@ SCHEMAS = [
 ]
 
 
+def nested(depth: int) -> object:
+    """Lists within each other."""
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.fixture(scope="module")
 def words() -> Vocabulary:
     return Vocabulary(chatml_tokenizer(), WORDS, ENDS)
@@ -219,6 +227,9 @@ def test_names_of_properties_are_no_keywords():
         ([], "is an object, got list"),
         ("{}", "is an object, got str"),
         ({"enum": [{1}]}, "JSON values"),
+        ({"const": "\ud800"}, "JSON values"),
+        ({"const": nested(5000)}, "JSON values"),
+        ({"const": nested(200)}, "recursion limit"),
         ({"$ref": "#/$defs/none"}, "does not exist"),
         ({"$ref": "http://localhost/x.json"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
@@ -231,7 +242,7 @@ def test_names_of_properties_are_no_keywords():
         ({"allOf": [{"anyOf": [{"minimum": i} for i in range(20)]} for _ in range(4)]}, "too large"),
         ({"enum": ["x" * (MOST_BYTES // 2), "y" * (MOST_BYTES // 2)]}, f"at most {MOST_BYTES} bytes"),
     ],
-    ids=lambda value: json.dumps(value, default=str)[:50],
+    ids=lambda value: ascii(value)[:50] if isinstance(value, str) else None,
 )
 def test_what_cannot_be_enforced_is_refused(words, schema, words_of_error):
     """Broken, unsatisfiable, foreign and huge schemas, with the reason."""

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-EXTRA = ("starlette", "uvicorn", "pydantic", "prometheus_client", "httpx")
+EXTRA = ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance", "httpx")
 collect_ignore_glob = [] if all(map(find_spec, EXTRA)) else ["test_*.py"]
 
 

@@ -276,6 +276,11 @@ WRONG = [
         "minProperties",
     ),
     (
+        {"tools": [tool("a", parameters={"type": "string"})], "tool_choice": "required"},
+        "tools",
+        "'string' of a",
+    ),
+    (
         {"tools": [tool("a", parameters={"not": {}}, strict=True)]},
         "tools",
         "got 'not'",
