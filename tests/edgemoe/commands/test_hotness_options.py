@@ -142,7 +142,7 @@ def test_plan_says_who_fits(run, tiny_store):
 @pytest.mark.e2e
 def test_chat_says_what_moved(run, tiny_store):
     """In JSON and in --stats; without the policy neither has a word of it."""
-    options = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 20, "-c", 64, "--temperature", 0)
+    options = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 40, "-c", 64, "--temperature", 0)
     hot = ("--policy", "hotness", "--levels", "4/2", "--hot-interval", "2t", "--hot-warmup", 0)
     code, out, _ = run(*options, *hot, "--json")
     answer = json.loads(out)
@@ -163,7 +163,8 @@ def test_the_api_takes_the_options(tiny_store):
     how = {"policy": "hotness", "levels": "4/2", "hot_interval": "2t", "hot_warmup": 0, "hot_experts": 3}
     with edgemoe.load(tiny_store, parallel=3, context=64, **how) as model:
         assert model.engine.settings.hotness == Hotness(interval=2, warmup=0, experts=3)
-        futures = [model.submit(prompt, max_new_tokens=8, temperature=0) for prompt in ("fox", "dog", "over")]
+        futures = [model.submit(prompt, max_new_tokens=40, temperature=0) for prompt in ("fox", "dog", "over")]
         answers = [future.result() for future in futures]
-    assert all(0 < answer.hot["experts"] <= 6 for answer in answers)
+    assert all(answer.hot["experts"] <= 6 for answer in answers)
+    assert max(answer.hot["experts"] for answer in answers) > 0
     assert max(answer.hot["promoted"] for answer in answers) > 0
