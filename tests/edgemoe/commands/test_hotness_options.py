@@ -163,7 +163,9 @@ def test_the_api_takes_the_options(tiny_store):
     how = {"policy": "hotness", "levels": "4/2", "hot_interval": "2t", "hot_warmup": 0, "hot_experts": 3}
     with edgemoe.load(tiny_store, parallel=3, context=64, **how) as model:
         assert model.engine.settings.hotness == Hotness(interval=2, warmup=0, experts=3)
-        futures = [model.submit(prompt, max_new_tokens=40, temperature=0) for prompt in ("fox", "dog", "over")]
+        futures = [
+            model.submit(prompt, max_new_tokens=40, temperature=0) for prompt in ("fox", "dog", "over")
+        ]
         answers = [future.result() for future in futures]
     assert all(answer.hot["experts"] <= 6 for answer in answers)
     assert max(answer.hot["experts"] for answer in answers) > 0
