@@ -73,7 +73,6 @@ def test_a_demoted_expert_frees_its_block_at_once(rig: type[Rig]) -> None:
     put(r.vram, SLICED, A, 4)
     change(r, {B: 4}, {A: 2})
     assert r.vram.level_of(A) == 2
-    r.fetcher.advance_changes(start=False)
     end_moves(r, B)
     assert r.vram.resident() == dict.fromkeys((A, C, D, E, F), 2) | {B: 4}
     assert r.reader.bytes == UPPER
@@ -259,7 +258,6 @@ def test_a_request_that_ends_early_ends_what_it_took_over(rig: type[Rig]) -> Non
 def unbegun(monkeypatch: pytest.MonkeyPatch, rig: type[Rig]) -> Iterator[Rig]:
     """A rig of two base blocks whose moves never begin: A, resident, to 4, and C, absent, to 2."""
     r = cold(rig, 2, 2, resident="A")
-    change(r, {A: 2})
     r.fetcher.change_levels({}, {A: 4}, rate=None)
     r.fetcher.advance_changes(settle=True)
     r.vram.drop(A, 2)
