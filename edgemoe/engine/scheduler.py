@@ -36,7 +36,7 @@ from storage.errors import DoesNotFit, NotFinite, UserError
 CHUNK_BESIDE_OTHERS = 128
 """Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
 
-REQUESTS_A_TRIM = 256
+REQUESTS_A_TRIM = 64
 """Ended requests after which free memory goes back to the system: that takes a millisecond."""
 
 CANCELLED = "cancelled"
@@ -262,7 +262,10 @@ class Scheduler:
         self.cancel(request)
         with self._turn:
             self._turn.wait_for(lambda: request.ended or not self._driving)
-            self._end_cancelled()
+            if (
+                not request.ended
+            ):  # a step of another thread may run where it has ended, with other cancelled ones
+                self._end_cancelled()
 
     def start(self, *, fill: bool = False) -> None:
         """Starts a thread that drives until `close`, if there is none.

@@ -490,3 +490,27 @@ def test_memory_that_malloc_keeps_goes_back_after_some_requests(open_engine, tin
     for block in stay:
         library.free(block)
     scheduler.close()
+
+
+def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_store):
+    """A thread that drops a request which has ended leaves others to the step that runs, cancelled ones too."""
+    scheduler = Scheduler(open_engine(tiny_store, parallel=2))
+    over, other = Kept([5], 1), Kept([7] * 4, 40)
+    scheduler.run(over)
+    seen: list[tuple[str | None, bool]] = []
+
+    def on_token(token: int, logits: torch.Tensor) -> bool:
+        other.cancelled = True
+        dropping = threading.Thread(target=scheduler.drop, args=(over,))
+        dropping.start()
+        dropping.join(60)
+        seen.append((other.reason, other.sequence is not None))
+        return True
+
+    scheduler.submit(other)
+    while len(other.rows) < 2:
+        scheduler._step()
+    scheduler.run(Request([9], Sampler(GREEDY), on_token=on_token))
+    assert seen == [(None, True)]
+    scheduler.drop(other)
+    assert other.reason == CANCELLED
