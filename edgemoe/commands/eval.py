@@ -71,17 +71,8 @@ class MeasureOptions:
         "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
         "inputs). Repeat for more.",
         autocompletion=one_of(
-            *(
-                "signals",
-                "depth",
-                "critical",
-                "skipping",
-                "lynx",
-                "lynx-sensitivity",
-                "lynx-tasks",
-                "residency",
-            ),
-            *("layers", "routing", "similarity"),
+            *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
+            *("residency", "layers", "routing", "similarity"),
         ),
     )
     reuse: bool = option(

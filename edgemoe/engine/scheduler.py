@@ -262,9 +262,8 @@ class Scheduler:
         self.cancel(request)
         with self._turn:
             self._turn.wait_for(lambda: request.ended or not self._driving)
-            if (
-                not request.ended
-            ):  # a step of another thread may run where it has ended, with other cancelled ones
+            # Where it has ended, another thread's step may run, with requests that are cancelled.
+            if not request.ended:
                 self._end_cancelled()
 
     def start(self, *, fill: bool = False) -> None:
