@@ -121,7 +121,7 @@ def test_reference_conversations_remember(reference):
         def __init__(self) -> None:
             self.prompts: list[list[str]] = []
 
-        def get_chat_template(self) -> str:
+        def get_chat_template(self, tools=None) -> str:
             return self.chat_template
 
         def __call__(self, text, *, add_special_tokens, verbose=True):
