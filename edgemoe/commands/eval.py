@@ -52,6 +52,11 @@ class MeasureOptions:
     importance: str | None = option(options.IMPORTANCE_HELP, autocompletion=options.complete_importance)
     heavy_hitters: float | None = option(options.HEAVY_HITTERS_HELP)
     renormalise: bool = option(options.RENORMALISE_HELP, False)
+    policy: str | None = option(
+        "hotness: two levels such as 4/2 follow how much experts are wanted (DynaExq) instead of --retention; of new "
+        "tokens only, one by one. Steps wait until experts have moved, so that rows can be repeated. Default: dymoe.",
+        autocompletion=one_of("dymoe", "hotness"),
+    )
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
         "Tokens of a window of the text, each run alone. Default: 512.", min=2, max=512
@@ -92,6 +97,7 @@ def eval_command(
     *,
     model: options.ModelOption = options.DEMO,
     measure: MeasureOptions,
+    hot: options.HotnessOptions,
     limits: options.LimitOptions,
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
@@ -106,7 +112,7 @@ def eval_command(
     from edgemoe.models.open import open_model, parse_limits
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
-    arms = _table(measure)
+    arms = _table(measure, hot)
     from edgemoe.evaluate.run import EvalRequest, plan_eval, run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
@@ -154,8 +160,19 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     require_plot(plot)
 
 
-def _table(measure: MeasureOptions) -> list[Arm]:
+def _table(measure: MeasureOptions, hot: options.HotnessOptions) -> list[Arm]:
     """Returns the arms of the table; without a text its default is shorter."""
+    from edgemoe.evaluate import studies
+
+    arms = _ranked_table(measure)
+    if measure.policy == "auto":
+        raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
+    hotness = options.take_hotness({"policy": measure.policy, **vars(hot)}, automatic=False)
+    return studies.hot_arms(arms, hotness) if hotness else arms
+
+
+def _ranked_table(measure: MeasureOptions) -> list[Arm]:
+    """The arms without a policy of hotness."""
     from edgemoe.evaluate import studies
     from edgemoe.policy.settings import RANKING, parse_levels
 

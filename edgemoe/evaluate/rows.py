@@ -136,7 +136,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         setting=arm.name,
         phase=phase,
         levels=format_levels(settings.levels),
-        retention=settings.retention if settings.bits is None else None,
+        retention=settings.retention if settings.bits is None and not settings.hotness else None,
         bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
         bits_per_weight_read=mean_bits(counts),

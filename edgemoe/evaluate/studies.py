@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
+from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.remapping import Movable, Remapping
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
@@ -168,6 +169,26 @@ def table_arms(
             if reuse and len(each) > 1:
                 arms.append(Arm(settings.with_(exact=False), PHASES, TABLE))
     return arms
+
+
+def hot_arms(arms: Sequence[Arm], hotness: Hotness) -> list[Arm]:
+    """Returns the arms of a table with precision by hotness in the place of two levels by rank, in decode only.
+
+    Raises:
+        UserError: no arm has two levels above 0.
+    """
+    changed: dict[str, Arm] = {}
+    for given in arms:
+        arm, levels = given, given.settings.levels
+        if len(levels) == 2 and 0 not in levels:
+            settings = RunSettings(levels=levels, hotness=replace(hotness, settled=True))
+            arm = Arm(settings, ("decode",), given.study)
+        changed[arm.name] = arm
+    if not any(arm.settings.hotness for arm in changed.values()):
+        raise UserError(
+            "two levels above 0, for --policy hotness", ", ".join(changed), "give --levels 4/2 with it"
+        )
+    return list(changed.values())
 
 
 def study_arms(study: str) -> list[Arm]:

@@ -170,3 +170,38 @@ def test_the_api_takes_the_options(tiny_store):
     assert all(answer.hot["experts"] <= 6 for answer in answers)
     assert max(answer.hot["experts"] for answer in answers) > 0
     assert max(answer.hot["promoted"] for answer in answers) > 0
+
+
+@pytest.mark.e2e
+def test_eval_measures_it(run, tiny_store, checkpoint, tmp_path):
+    """A pair of levels goes by hotness, in single new tokens; other levels stay; both runs have the same rows."""
+    text = tmp_path / "a.txt"
+    text.write_text("a quick fox jumps over dogs " * 60)
+    of_model = ("-m", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 128, "--window", 64)
+    levels = ("--levels", "4", "--levels", "2", "--levels", "4/2", "--levels", "4/0")
+    hot = ("--policy", "hotness", "--hot-experts", 3, "--hot-interval", "4t", "--hot-warmup", 0)
+    reports = [json.loads(run("eval", *of_model, *levels, *hot, "--json")[1]) for _ in range(2)]
+    rows = {(row["setting"], row["phase"]): row for row in reports[0]["rows"]}
+    assert reports[1]["rows"] == reports[0]["rows"]
+    followed = rows.pop(("4/2 hot mass, 3 a layer reuse", "decode"))
+    assert not any("hot" in setting for setting, _ in rows)
+    assert any(setting.startswith("4/0 r") for setting, _ in rows)
+    assert 2.5 < followed["bits_per_weight_read"] < 4.5
+    assert rows["exact 4", "decode"]["kl"] < followed["kl"] < rows["exact 2", "decode"]["kl"]
+    assert followed["retention"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--policy", "auto"), "a policy to measure"),
+        (("--policy", "hotness", "--levels", "4"), "two levels above 0, for --policy hotness"),
+        (("--hot-experts", 3), "--policy hotness for --hot-experts"),
+    ],
+)
+def test_eval_refuses(run, tiny_store, tmp_path, options, wanted):
+    text = tmp_path / "a.txt"
+    text.write_text("a quick fox jumps over dogs " * 60)
+    code, _, err = run("eval", "-m", tiny_store, "--text", text, *options)
+    assert code == 2
+    assert wanted in " ".join(err.split())
