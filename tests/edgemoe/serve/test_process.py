@@ -109,7 +109,7 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
         streaming(port, lambda: one.send_signal(signal.SIGINT))
         assert ended(one)[0] == 0
         heat = load_heat(damageable, store.manifest)
-        assert max(heat.values()) == 1
+        assert max(heat.values()) > 0
         hottest = ExpertKey(max(store.manifest.layers), 1)
         save_heat(damageable, store.manifest, {hottest: 1.0})
         serving = Serving("tiny", most=1)
