@@ -175,10 +175,10 @@ def test_tasks_together_are_answered_as_alone(open_engine, tiny_store, monkeypat
     """Three at once have the answers of one after another; the fourth begins when one has ended."""
     monkeypatch.setattr(chats, "ANSWER_TOKENS", 6)
     monkeypatch.setattr(accuracy, "ANSWER_TOKENS", 6)
-    engine, tokenizer, wanted = open_engine(tiny_store, level=4, context=256, parallel=3), a_tokenizer(), []
+    engine, tokenizer, answered = open_engine(tiny_store, level=4, context=256, parallel=3), a_tokenizer(), []
 
     def judge(turn: Turn, text: str) -> bool:
-        wanted.append((turn.question, text))
+        answered.append((turn.question, text))
         return "e" in text
 
     monkeypatch.setattr(chats, "is_right", judge)
@@ -190,7 +190,7 @@ def test_tasks_together_are_answered_as_alone(open_engine, tiny_store, monkeypat
     assert right == [["e" in text for text in texts] for texts in want]
     pairs = [(turn.question, text) for task, texts in zip(QUESTIONS, want, strict=True)
              for turn, text in zip(task.turns, texts, strict=True)]  # fmt: skip
-    assert sorted(wanted) == sorted(pairs)
+    assert sorted(answered) == sorted(pairs)
     assert len(done) == len(QUESTIONS)
     assert sum(use.scheduled.values()) > 0
     assert engine.kv_bytes == 0
