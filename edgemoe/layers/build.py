@@ -27,6 +27,7 @@ from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.model_code import without_compiler
 from edgemoe.machine.pages import in_huge_pages
+from edgemoe.machine.process import return_free_memory
 from storage.checkpoint import Config
 from storage.errors import MissingTensor, ModelRefused
 from storage.header import Spec, read_header
@@ -253,6 +254,7 @@ def _place_native_parts(model: Any, family: Family) -> None:
     for layer in model.get_submodule("model.layers"):
         if attention_module := GroupedQueryAttention.try_from(layer.self_attn):
             layer.self_attn = attention_module
+            return_free_memory()  # q, k and v, which are now joined, would stay in malloc's heap
         gate = getattr(layer.mlp, "gate", None)
         if router := SoftmaxRouter.try_from(gate, family.gate, model.config):
             layer.mlp.gate = router
