@@ -304,12 +304,14 @@ class Model:
     def vocabulary(self) -> Vocabulary:
         """Returns the model's tokens as grammars read them, made at the first call; it is no part of the limit.
 
+        No step runs while it is made. Not to be called by a callback of an answer.
+
         Raises:
             UserError, ModelRefused: as Vocabulary.
         """
         with self._reading:
             if self._vocabulary is None:
-                with self.engine.outside_limit():
+                with self._scheduler.paused(), self.engine.outside_limit():
                     self._vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
             return self._vocabulary
 

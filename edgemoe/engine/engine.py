@@ -542,7 +542,10 @@ class Engine:
 
     @contextmanager
     def outside_limit(self) -> Iterator[None]:
-        """Has peak_bytes leave out by how much the process grows in the block: tables of a library, not the model."""
+        """Has peak_bytes leave out by how much the process grows in the block: tables of a library, not the model.
+
+        No step may run within the block: what it takes would be left out too.
+        """
         before = peak_resident_bytes()
         yield
         self.resident_before += max(peak_resident_bytes() - before, 0)

@@ -13,7 +13,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -176,7 +177,7 @@ class Scheduler:
         self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
         self._since_chunk, self._ended = 0, 0
         self._turn = threading.Condition()
-        self._driving, self._closed = False, False
+        self._driving, self._closed, self._pausing = False, False, 0
         self._thread: threading.Thread | None = None
         self.prefill, self.prefill_use = TransferCounts(), ExpertUse()
         """What all chunks of prompts have moved, and the levels that they used."""
@@ -194,11 +195,23 @@ class Scheduler:
         return self._kept.nbytes if self._kept else 0
 
     def forget(self) -> None:
-        """Frees the KV that is kept."""
-        with self._turn:
-            self._turn.wait_for(lambda: not self._driving)
+        """Frees the KV that is kept. Not to be called by a callback."""
+        with self.paused():
             if self._kept:
                 self._kept.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Waits until the step that runs has ended; no other one runs within the block. Not for callbacks."""
+        with self._turn:
+            self._pausing += 1
+            self._turn.wait_for(lambda: not self._driving)
+            self._pausing -= 1
+            self._driving = True
+        try:
+            yield
+        finally:
+            self._end_turn()
 
     @property
     def waiting(self) -> int:
@@ -303,13 +316,11 @@ class Scheduler:
     def _fill(self) -> None:
         """Reads experts into free blocks, in this thread's turn, until there is work. Errors are only logged."""
         try:
-            self.engine.fill(lambda: not (self._closed or self.active))
+            self.engine.fill(lambda: not (self._closed or self.active or self._pausing))
         except Exception as error:
             logging.getLogger(__name__).warning("prefetch into free blocks failed: %s", error)
         finally:
-            with self._turn:
-                self._driving = False
-                self._turn.notify_all()
+            self._end_turn()
 
     def _drive(self, until: Callable[[], bool]) -> None:
         """Runs steps, in turn with other threads that wait, until `until`."""
@@ -323,9 +334,7 @@ class Scheduler:
                         with threads.for_step():
                             self._step()
                     finally:
-                        with self._turn:
-                            self._driving = False
-                            self._turn.notify_all()
+                        self._end_turn()
 
     def _take_turn(self) -> bool:
         with self._turn:
@@ -333,6 +342,11 @@ class Scheduler:
                 return False
             self._driving = True
             return True
+
+    def _end_turn(self) -> None:
+        with self._turn:
+            self._driving = False
+            self._turn.notify_all()
 
     def _step(self) -> None:
         """Runs one step, if there is one to run, and hands out its tokens."""

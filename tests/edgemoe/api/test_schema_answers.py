@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from scripted import chatml_model
 
+from edgemoe.engine.engine import Engine
 from edgemoe.machine.process import peak_resident_bytes
 from storage.errors import UserError
 
@@ -67,3 +69,15 @@ def test_tables_of_the_vocabulary_are_no_part_of_the_model(model, monkeypatch):
         pass
     assert engine.resident_before == before + 1_000_000
     engine.resident_before = before
+
+
+def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
+    """The memory that a step takes beside them would be left out of the peak."""
+    turns = []
+    with chatml_model(tiny_store) as model:
+        monkeypatch.setattr(
+            Engine, "outside_limit", lambda _: nullcontext(turns.append(model._scheduler._driving))
+        )
+        model.generate(PROMPT, schema=WORD, max_new_tokens=2)
+        assert turns == [True]
+        assert not model._scheduler._driving

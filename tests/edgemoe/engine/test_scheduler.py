@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -514,3 +515,58 @@ def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_sto
     assert seen == [(None, True)]
     scheduler.drop(other)
     assert other.reason == CANCELLED
+
+
+def test_no_step_runs_within_a_pause(open_engine, tiny_store, monkeypatch):
+    """A pause begins between two steps, the driving thread waits through it, and every token follows behind it."""
+    engine, inside, running = open_engine(tiny_store), [], threading.Event()
+    step = engine.step
+
+    def watched(*arguments, **others):
+        inside.append(True)
+        running.set()
+        try:
+            return step(*arguments, **others)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(engine, "step", watched)
+    scheduler, request = Scheduler(engine), Kept([5, 6], 40)
+    scheduler.start()
+    scheduler.submit(request)
+    assert running.wait(60)
+    for _ in range(3):
+        with scheduler.paused():
+            before = len(request.rows)
+            time.sleep(0.05)
+            assert not inside
+            assert len(request.rows) == before
+    scheduler.wait(request)
+    scheduler.close()
+    assert len(request.rows) == 40
+
+
+def test_a_pause_ends_a_fill(open_engine, tiny_store, monkeypatch):
+    """Reading into free blocks, which may take minutes, gives way to a pause."""
+    begun = threading.Event()
+
+    def fill(self, go_on):
+        begun.set()
+        while go_on():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(Engine, "fill", fill)
+    scheduler = Scheduler(open_engine(tiny_store))
+    scheduler.start(fill=True)
+    assert begun.wait(60)
+    entered = threading.Event()
+
+    def pause() -> None:
+        with scheduler.paused():
+            entered.set()
+
+    thread = threading.Thread(target=pause, daemon=True)
+    thread.start()
+    assert entered.wait(60)
+    thread.join(60)
+    scheduler.close()
