@@ -107,9 +107,8 @@ class LayerRequest(Request):
                 break
             self.advance()
             transfers = self._transfers
-            moving = (
-                transfers.moving.values() if self._missing else ()
-            )  # they have blocks that a demand lacks
+            # Moves have blocks that a missing expert lacks.
+            moving = transfers.moving.values() if self._missing else ()
             if not (transfers.under_way or moving):
                 self._start_alone()
             transfers.await_done([*transfers.under_way.values(), *moving], CHECK_EVERY)

@@ -23,10 +23,11 @@ class Workers(Generic[Item]):
     Bare threads and a queue in C: a future for each of some thousand items a second costs more than most items.
 
     Args:
-        count: threads, 1 or more. They are daemons: a process without a call of close still ends. run: called with an
-        item on one of the threads. It must not raise: no caller would see it. scan_count: threads while MANY or more
-        demanded items wait: a disk gives more to many at a time, but the first of
-            a few items then takes longer. name: of the threads.
+        count: threads, 1 or more. They are daemons: a process without a call of close still ends.
+        run: called with an item on one of the threads. It must not raise: no caller would see it.
+        scan_count: threads while MANY or more demanded items wait: a disk gives more to many at a time, but the first
+            of a few items then takes longer.
+        name: of the threads.
 
     Raises:
         ValueError: count is below 1.

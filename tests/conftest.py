@@ -46,21 +46,29 @@ CHAT_TEMPLATE = (
 )
 
 
-def a_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with 300 tokens: the bytes, three special tokens, and merges of one sentence."""
+def byte_level_bpe(text: str, size: int) -> Tokenizer:
+    """Byte-level BPE of at most `size` tokens: the bytes, three special tokens, and merges of a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=300,
+        vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    text = "the quick brown fox jumps over the lazy dog while another one thinks about it"
     tokenizer.train_from_iterator([text] * 2, trainer)
+    return tokenizer
+
+
+def a_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with 300 tokens: the bytes, three special tokens, and merges of one sentence."""
+    text = "the quick brown fox jumps over the lazy dog while another one thinks about it"
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0], chat_template=CHAT_TEMPLATE
+        tokenizer_object=byte_level_bpe(text, 300),
+        eos_token=SPECIAL[2],
+        pad_token=SPECIAL[0],
+        chat_template=CHAT_TEMPLATE,
     )
 
 

@@ -20,7 +20,7 @@ from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
-from edgemoe.experts.use import ChoiceCounts, ExpertUse
+from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kv.blocks import whole_blocks
@@ -230,23 +230,9 @@ class Engine:
         self.hot = self._runtime.choices = None
         if settings.hotness is None:
             return
-        high, low = settings.levels
-        kinds = self.store.form.kinds_at(high)
-        blocks = {kind: self.plan.vram_blocks.get(kind.name, 0) for kind in kinds}
-        choices = ChoiceCounts(self.shape.layers, self.shape.experts_per_layer)
-        self.hot = HotExperts(
-            settings.hotness,
-            (high, low),
-            self._source,
-            self.vram,
-            blocks=min(count for kind, count in blocks.items() if kind.level > low),
-            every=min(count for kind, count in blocks.items() if kind.level <= low) >= self.shape.experts,
-            layers=sorted(self.store.manifest.layers),
-            choices=choices,
-            slots=self.shape.top_k,
-        )
+        self.hot = HotExperts.of_plan(settings, self.plan, self.store, self._source, self.vram)
         self.hot.start_from(self._heat)
-        self._runtime.choices = choices
+        self._runtime.choices = self.hot.choices
 
     @staticmethod
     def _controller_of(settings: RunSettings) -> BitsController | None:

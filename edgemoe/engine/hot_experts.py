@@ -14,8 +14,11 @@ import numpy as np
 
 from cache.plane_tier import PlaneTier
 from edgemoe.experts.use import ChoiceCounts
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves
+from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
 from storage.base import ExpertKey
 
@@ -61,6 +64,35 @@ class HotExperts:
         """Layer -> most hot experts."""
         self._seed: np.ndarray | None = None
         self.forget()
+
+    @classmethod
+    def of_plan(
+        cls, settings: RunSettings, plan: MemoryPlan, store: StoreModel, source: ExpertSource, tier: PlaneTier
+    ) -> HotExperts:
+        """Makes the hot sets that the plan's blocks have room for.
+
+        Args:
+            settings: with hotness, and two levels.
+            plan: of the engine.
+            store: what runs.
+            source: brings experts.
+            tier: that they are resident in.
+        """
+        assert settings.hotness
+        high, low = settings.levels
+        blocks = {kind: plan.vram_blocks.get(kind.name, 0) for kind in store.form.kinds_at(high)}
+        shape = store.shape
+        return cls(
+            settings.hotness,
+            (high, low),
+            source,
+            tier,
+            blocks=min(count for kind, count in blocks.items() if kind.level > low),
+            every=min(count for kind, count in blocks.items() if kind.level <= low) >= shape.experts,
+            layers=sorted(store.manifest.layers),
+            choices=ChoiceCounts(shape.layers, shape.experts_per_layer),
+            slots=shape.top_k,
+        )
 
     def forget(self) -> None:
         """Starts anew, without `fix`, and from the heat of `start_from` if there is any."""

@@ -12,6 +12,7 @@ from engine_rig import engines_on
 from fetch_rig import broken
 from greedy import run
 from integrity import check_integrity
+from steps import decoded_together
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.scheduler import Scheduler
@@ -51,17 +52,8 @@ def open_hot(open_engine, tiny_store) -> Callable[..., Engine]:
 
 
 def together(engine: Engine) -> torch.Tensor:
-    """Logits [steps, sequences, vocabulary]: the prompts one after another, then a token of each in a step."""
-    sequences = [engine.new_sequence() for _ in PROMPTS]
-    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
-        engine.prefill(sequence, prompt)
-    rows = []
-    for tokens in zip(*DECODED, strict=True):
-        pairs = zip(sequences, tokens, strict=True)
-        rows.append(engine.step(Step(tuple(Segment(sequence, (token,)) for sequence, token in pairs))))
-    for sequence in sequences:
-        engine.end_sequence(sequence)
-    return torch.stack(rows)
+    """Logits of the prompts' next tokens, one of each in a step."""
+    return decoded_together(engine, PROMPTS, DECODED)
 
 
 def hot_of(engine: Engine) -> dict[int, set[int]]:

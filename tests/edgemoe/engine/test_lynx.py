@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from steps import decoded_together
 
 import edgemoe
 from edgemoe.engine.engine import Engine
@@ -17,18 +18,8 @@ DECODED = [[11, 250, 42], [99, 7, 180], [64, 12, 5], [201, 31, 77]]
 
 
 def together(engine: Engine) -> torch.Tensor:
-    """Logits [steps, sequences, vocabulary] of the tokens after the prompts, one of each in a step."""
-    sequences = [engine.new_sequence() for _ in PROMPTS]
-    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
-        engine.prefill(sequence, prompt)
-    engine.take_use()
-    rows = []
-    for tokens in zip(*DECODED, strict=True):
-        pairs = zip(sequences, tokens, strict=True)
-        rows.append(engine.step(Step(tuple(Segment(sequence, (token,)) for sequence, token in pairs))))
-    for sequence in sequences:
-        engine.end_sequence(sequence)
-    return torch.stack(rows)
+    """Logits of the prompts' next tokens, one of each in a step. The engine's use of experts is theirs alone."""
+    return decoded_together(engine, PROMPTS, DECODED, engine.take_use)
 
 
 def alone(engine: Engine) -> torch.Tensor:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from conftest import SPECIAL, byte_level_bpe
 from servers import GREEDY
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from edgemoe.api.model import Model
@@ -15,7 +16,6 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler
 from edgemoe.policy.settings import RunSettings
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
 END = SPECIAL.index("<|im_end|>")
 
@@ -54,17 +54,8 @@ tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
 
 def chatml_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
     """Byte-level BPE of fewer than 300 tokens, with the tags as added tokens that are not special."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=288,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(SPECIAL),
-        show_progress=False,
-    )
     text = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}} the sunny cloudy'
-    tokenizer.train_from_iterator([text] * 2, trainer)
+    tokenizer = byte_level_bpe(text, 288)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0], chat_template=template
