@@ -200,7 +200,8 @@ def study_arms(study: str) -> list[Arm]:
     - skipping: with and without scaling the other gate weights up where experts are skipped;
     - lynx: experts that the tokens of a batch agree on (Lynx's figures 11 and 14), at 4 bits;
     - lynx-sensitivity: one bin, rank or third of the depth alone may change, or one phase (Lynx's figures 5 to 9);
-    - lynx-tasks: chat tasks answered several at once, with agreement and without (Lynx's figure 10);
+    - lynx-tasks: chat tasks answered several at once, with agreement and without, by batch (Lynx's figure 10),
+      and by alpha and beta;
     - residency: resident experts first, at batch 1 with a cache of CACHE, beside levels by damage.
 
     A study of OBSERVED has none: it does not run settings.
@@ -266,12 +267,15 @@ def _sensitivity() -> list[Arm]:
 
 
 def _tasks() -> list[Arm]:
-    base, first, *others = RunSettings.uniform(4), *LYNX_BATCHES
-    lynx = base.with_(remapping=Remapping())
-    return [
-        Arm(settings, ("decode",), "lynx-tasks", batch)
-        for settings, batch in ((base, first), *((lynx, batch) for batch in (first, *others)))
+    base, first = RunSettings.uniform(4), LYNX_BATCHES[0]
+    batches = [(Remapping(), batch) for batch in LYNX_BATCHES]
+    bins = [
+        (each, SENSITIVITY_BATCH) for each in (Remapping(*pair) for pair in LYNX_BINS) if each != Remapping()
     ]
+    agreeing = [
+        Arm(base.with_(remapping=each), ("decode",), "lynx-tasks", batch) for each, batch in batches + bins
+    ]
+    return [Arm(base, ("decode",), "lynx-tasks", first), *agreeing]
 
 
 def _residency() -> list[Arm]:

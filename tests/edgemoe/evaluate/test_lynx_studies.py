@@ -252,7 +252,13 @@ def test_arms_of_the_studies():
         arms = study_arms(study)
         assert len({arm.name for arm in arms}) == len(arms)
         assert {arm.study for arm in arms} == {study}
-    assert study_arms("lynx-tasks")[0].settings.remapping is None
+    plain, *agreeing = study_arms("lynx-tasks")
+    assert plain.settings.remapping is None
+    assert {arm.batch for arm in agreeing} == {8, 16, 32, 64}
+    bins = {
+        (arm.settings.remapping.alpha, arm.settings.remapping.bins) for arm in agreeing if arm.batch == 16
+    }
+    assert bins == {(1, 1), (1, 2), (2, 4), (4, 8), (2, 6)}
     assert study_arms("residency")[0].settings == FOUR
     ranks = [arm.variation.ranks_needed for arm in study_arms("lynx-sensitivity")]
     assert [rank for rank in ranks if rank] == list(range(1, 9))
