@@ -67,8 +67,11 @@ def test_the_result_comes_back():
 )
 def test_what_ends_it_is_named(function, found):
     """Time, memory, an exception and a sudden end; nothing is left of the process."""
-    start = time.monotonic()
-    assert call(function) == found
+    start, computed = time.monotonic(), os.times().children_user
+    ended = call(function)
+    if function is compute and os.times().children_user - computed < 0.9:
+        pytest.skip("other processes leave less than a second of computing in the three seconds there are")
+    assert ended == found
     assert time.monotonic() - start < 10
 
 
