@@ -207,7 +207,10 @@ class StoreWriter:
             path = self._directory / name
             if path.exists():
                 found = Manifest.read(path)
-                if replace(found, layers={}, files={}, source_format="", source_error=None) != self._empty:
+                conversion = replace(
+                    found, layers={}, files={}, source_format="", source_error=None, compensators=None
+                )
+                if conversion != self._empty:
                     raise self._occupied(_difference(found, self._empty))
                 return
         others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
