@@ -13,10 +13,10 @@ up to a multiple of 4 KiB:
     down v       [down, inner]
     down u       [down, hidden]        U transposed
 
-A row is cut into groups of 64 numbers, the last one padded with zeros. An array is three parts, each from a multiple
-of 64 bytes on, with G groups a row: low uint8 [rank, G, 16], high uint64 [rank, G] and scales bf16 [rank, G]. Number i
-of a group is (code - 4) * scale with code = low | high << 2. Its low bits are the two bits of byte i % 16 from bit
-2 (i // 16) on, as in the planes of the layout cuda; its high bit is bit i of a little-endian word.
+A row is cut into groups of 64 numbers, the last one padded with zeros. An array is two parts, each from a multiple of
+64 bytes on, with G groups a row: codes uint8 [rank, G, 24] and scales bf16 [rank, G]. A number is (code - 4) * scale.
+The 24 bytes of a group are eight little-endian lanes of 3 bytes: lane l has the codes of the numbers l, l + 8, ...,
+l + 56 from its lowest bits on, so one shift of eight lanes gives eight neighbouring codes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class FactorArray:
     """The place of one array of factors [rows, columns] in a compensator's bytes.
 
     >>> array = FactorArray(offset=0, rows=2, columns=100)
-    >>> array.groups, array.high, array.end
-    (2, ByteRange(offset=64, length=32), 192)
+    >>> array.groups, array.scales, array.end
+    (2, ByteRange(offset=128, length=8), 192)
     """
 
     offset: int
@@ -75,19 +75,14 @@ class FactorArray:
         return -(-self.columns // GROUP)
 
     @property
-    def low(self) -> ByteRange:
-        """Two low bits of every code: uint8 [rows, groups, 16]."""
-        return ByteRange(self.offset, self.rows * self.groups * 16)
-
-    @property
-    def high(self) -> ByteRange:
-        """High bit of every code: little-endian uint64 [rows, groups]."""
-        return ByteRange(align(self.low.end, _PART), self.rows * self.groups * 8)
+    def codes(self) -> ByteRange:
+        """uint8 [rows, groups, 24]. Scales follow."""
+        return ByteRange(self.offset, self.rows * self.groups * 24)
 
     @property
     def scales(self) -> ByteRange:
         """bf16 [rows, groups]."""
-        return ByteRange(align(self.high.end, _PART), self.rows * self.groups * 2)
+        return ByteRange(align(self.codes.end, _PART), self.rows * self.groups * 2)
 
     @property
     def end(self) -> int:

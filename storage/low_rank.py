@@ -22,6 +22,9 @@ BUCKET = (0, 16, 32, 128, 256, 512, 1024)
 RANK_STEP = 8
 """error_ranks assigns multiples of this."""
 
+_SHIFTS = np.arange(0, 24, 3, dtype="<u4").reshape(1, 8, 1)
+"""Place in its lane of each eighth of a group's codes, bits."""
+
 _DIVISORS = (3.6, 4.0, 4.4, 4.8)
 """Candidates for a group's scale: its number of largest magnitude over each; the one with the least error is kept."""
 
@@ -156,11 +159,9 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, array: FactorArray, into: By
         array: its place.
         into: uint8 [bytes of the compensator].
     """
-    flat = codes.numpy().reshape(-1)
-    low = flat.reshape(-1, 4, 16) & np.uint8(3)
-    merged = low[:, 0] | low[:, 1] << 2 | low[:, 2] << 4 | low[:, 3] << 6
-    into[_slice(array.low)] = merged.reshape(-1)
-    into[_slice(array.high)] = np.packbits(flat >> np.uint8(2), bitorder="little")
+    lanes = codes.numpy().reshape(-1, 8, 8).astype("<u4") << _SHIFTS
+    words = np.bitwise_or.reduce(lanes, axis=1)
+    into[_slice(array.codes)] = words.view(np.uint8).reshape(-1, 4)[:, :3].reshape(-1)
     into[_slice(array.scales)] = scales.view(torch.int16).numpy().reshape(-1).view(np.uint8)
 
 
@@ -170,10 +171,9 @@ def unpack(raw: Bytes, array: FactorArray) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         signed codes int8 [rows, groups, 64], -4 to 3; scales bf16 [rows, groups].
     """
-    low = raw[_slice(array.low)].reshape(-1, 1, 16)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 4, 1)
-    high = np.unpackbits(raw[_slice(array.high)], bitorder="little")
-    codes = ((low >> shifts) & np.uint8(3)).reshape(-1) | high << np.uint8(2)
+    lanes = np.zeros((array.rows * array.groups * 8, 4), np.uint8)
+    lanes[:, :3] = raw[_slice(array.codes)].reshape(-1, 3)
+    codes = (lanes.view("<u4").reshape(-1, 1, 8) >> _SHIFTS) & 7
     scales = torch.from_numpy(raw[_slice(array.scales)].view(np.int16).copy()).view(torch.bfloat16)
     signed = torch.from_numpy(codes.astype(np.int8) - np.int8(4))
     return signed.view(array.rows, array.groups, GROUP), scales.view(array.rows, array.groups)

@@ -143,10 +143,9 @@ def test_codes_are_read_as_they_were_written(rows, columns, at, seed):
     assert not raw[array.end :].any()
     if rows:
         row, group, i = (int(random.integers(n)) for n in (rows, array.groups, GROUP))
-        number = row * array.groups + group
-        low = raw[array.low.offset + 16 * number + i % 16] >> 2 * (i // 16) & 3
-        word = int.from_bytes(raw[array.high.offset + 8 * number :][:8].tobytes(), "little")
-        assert low | (word >> i & 1) << 2 == codes[row, group, i]
+        at = array.codes.offset + 24 * (row * array.groups + group) + 3 * (i % 8)
+        lane = int.from_bytes(raw[at : at + 3].tobytes(), "little")
+        assert lane >> 3 * (i // 8) & 7 == codes[row, group, i]
 
 
 def test_a_compensator_has_the_bytes_of_its_ranks():
@@ -158,7 +157,7 @@ def test_a_compensator_has_the_bytes_of_its_ranks():
         ("down", "v"): (40, 2),
         ("down", "u"): (40, 4),
     }
-    total = sum(align(r * g * 16, 64) + align(r * g * 8, 64) + align(r * g * 2, 64) for r, g in rows.values())
+    total = sum(align(r * g * 24, 64) + align(r * g * 2, 64) for r, g in rows.values())
     assert {name: (a.rows, a.groups) for name, a in geometry.arrays.items()} == rows
     assert (geometry.used, geometry.nbytes) == (total, align(total))
     assert CompensatorGeometry(256, 96, (0, 0, 0)).nbytes == 0
