@@ -96,12 +96,15 @@ def describe(directory: Path) -> dict[str, Any]:
         "dense_bits": manifest.dense_bits,
         "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
         "calibration": _calibration(directory, manifest),
-        "compensators": manifest.compensators and _compensators(manifest.compensators, geometry.weights),
+        "compensators": describe_compensators(manifest),
     }
 
 
-def _compensators(index: CompensatorIndex, weights: int) -> dict[str, Any]:
-    """Describes the compensators of a store; bits per weight are of an expert, on average."""
+def describe_compensators(manifest: Manifest) -> dict[str, Any] | None:
+    """Describes a store's compensators in values for JSON, with the mean bits per weight; None without any."""
+    index = manifest.compensators
+    if not index:
+        return None
     count = sum(len(layer.entries) for layer in index.layers.values())
     return {
         "base_level": index.base_level,
@@ -109,7 +112,7 @@ def _compensators(index: CompensatorIndex, weights: int) -> dict[str, Any]:
         "mean_rank": index.mean_rank,
         "reference": index.reference,
         "left_error": index.error,
-        "bits_per_weight": 8 * index.nbytes / (weights * count),
+        "bits_per_weight": 8 * index.nbytes / (manifest.geometry.weights * count),
         "bytes": index.nbytes,
     }
 
