@@ -220,7 +220,7 @@ def test_products_are_within_the_error_of_three_bits(hidden, inner):
 
 
 def test_a_compensator_leaves_what_it_says():
-    """The error that is left is that of W - U V with the factors as they are read, and near that of the best factors."""
+    """The error that is left is that of W - U V with the factors as they are read, near that of the best ones."""
     errors = [normal(96, 256, seed=1), normal(96, 256, seed=2), normal(256, 96, seed=3)]
     geometry = CompensatorGeometry(256, 96, (20, 0, 9))
     raw, left = compensator(errors, geometry)
