@@ -68,6 +68,21 @@ def test_convert_compensates(run, small_source, tmp_path):
     assert (code, json.loads(out)["bytes"]) == (0, stored)
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--ranks", "uniform"), "--compensate RANK beside --ranks and --residual"),
+        (("--compensate", 4, "--ranks", "best"), "choose --ranks error, kurtosis or uniform"),
+        (("--compensate", 4, "--residual", 8), "choose --residual 2 or 4"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_conversion(run, small_source, tmp_path, options, wanted):
+    """Exit 2, and no store."""
+    code, _, err = run("convert", small_source, tmp_path / "store", *options)
+    assert (code, wanted in " ".join(err.split())) == (2, True)
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_damaged_factor_fails_verification(run, small_source, store):
     """Exit 4 with layer and expert."""
     assert run("compensate", store, "--rank", 4)[0] == 0
