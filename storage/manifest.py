@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import xxhash
 
 from storage.atomic import replacing, write_all
 from storage.base import Plane
+from storage.compensator_index import CompensatorIndex, read_compensators
 from storage.errors import BadManifest, UserError
 from storage.header import strict_json
 from storage.manifest_entries import (
@@ -29,6 +30,7 @@ from storage.manifest_entries import (
 from storage.probes import PROBES
 from storage.record import RecordGeometry
 from storage.retry import open_regular
+from storage.source_file import read_whole
 from storage.untrusted import shortened
 
 MANIFEST_NAME = "store.json"
@@ -62,6 +64,7 @@ class Manifest:
         source_format: format of the checkpoint's weights; empty if unknown.
         source_error: relative Frobenius error of the highest level against the source, over the first and the
             middle expert of every layer; None if unknown.
+        compensators: of its experts; None without any.
     """
 
     source: str
@@ -73,6 +76,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     source_format: str = ""
     source_error: float | None = None
+    compensators: CompensatorIndex | None = None
 
     @property
     def max_level(self) -> int:
@@ -86,8 +90,10 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the store: a hash of every plane's checksum and of all else in store.json; 32 hex digits."""
-        return xxhash.xxh3_128_hexdigest(self.to_json())
+        """Identifies the store, with or without compensators: a hash of every plane's checksum and of all else in
+        store.json; 32 hex digits.
+        """
+        return xxhash.xxh3_128_hexdigest(replace(self, compensators=None).to_json())
 
     def to_json(self) -> bytes:
         """The bytes of store.json; equal manifests give equal bytes."""
@@ -114,7 +120,9 @@ class Manifest:
             "files": {name: [e.size, f"{e.checksum:016x}"] for name, e in sorted(self.files.items())},
             "layers": {str(number): _layer_json(layer) for number, layer in sorted(self.layers.items())},
         }
-        return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+        if self.compensators:
+            content["compensators"] = self.compensators.to_json()
+        return _json_line(content)
 
     def save(self, path: Path) -> None:
         """Writes the manifest to `path` atomically.
@@ -207,8 +215,34 @@ class Manifest:
         described = content.get("source_format", ""), content.get("source_error")
         if not isinstance(described[0], str) or not (described[1] is None or _is_error(described[1])):
             raise ValueError(f"source_format and source_error {shortened(described)}")
+        counts = {number: len(layer.records) for number, layer in layers.items()}
+        compensators = read_compensators(content.get("compensators"), geometry, counts)
         source = read_text(content, "source")
-        return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described)
+        return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators)
+
+
+def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
+    """Writes an index into the store.json of a store atomically; all else in it stays, also what is unknown here.
+
+    Returns:
+        the store's manifest with the index.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load.
+        DoesNotFit: the disk is full.
+        WriteFailed: the operating system refused a write.
+    """
+    made = replace(Manifest.load(directory), compensators=index)
+    path = directory / MANIFEST_NAME
+    content = read_object(strict_json(read_whole(path)), "the manifest")
+    raw = _json_line(content | {"compensators": index.to_json()})
+    with replacing(path, len(raw)) as fd:
+        write_all(fd, raw)
+    return made
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 def _is_error(value: object) -> bool:

@@ -63,7 +63,7 @@ def read_geometry(content: Mapping[str, Any]) -> RecordGeometry:
     max_level = read_integer(content, "max_level", 2, 8)
     if max_level not in PLANES_OF_LEVEL:
         raise ValueError(f"max_level {max_level}, not 8, 4 or 2")
-    matrices = tuple(_matrix(value) for value in _list(content.get("matrices"), "matrices"))
+    matrices = tuple(_matrix(value) for value in read_list(content.get("matrices"), "matrices"))
     if not matrices or len({m.name for m in matrices}) < len(matrices):
         raise ValueError("no matrices, or two with the same name")
     return RecordGeometry(matrices, max_level)
@@ -92,7 +92,7 @@ def read_planes(content: Mapping[str, Any], geometry: RecordGeometry) -> tuple[i
         The number of planes that this edgemoe reads, and the number of checksums of a record.
     """
     expected = [Plane(i).label for i in range(len(geometry.planes))]
-    planes = [read_object(value, "a plane") for value in _list(content.get("planes"), "planes")]
+    planes = [read_object(value, "a plane") for value in read_list(content.get("planes"), "planes")]
     names = [read_text(plane, "name") for plane in planes]
     if names[: len(expected)] != expected:
         raise ValueError(f"planes {shortened(names)}, where max_level {geometry.max_level} has {expected}")
@@ -100,7 +100,7 @@ def read_planes(content: Mapping[str, Any], geometry: RecordGeometry) -> tuple[i
         span = ByteRange(
             read_integer(plane, "offset", 0, MAX_OFFSET), read_integer(plane, "length", 0, MAX_OFFSET)
         )
-        requires = [text for text in _list(plane.get("requires"), "requires") if isinstance(text, str)]
+        requires = [text for text in read_list(plane.get("requires"), "requires") if isinstance(text, str)]
         if not isinstance(plane.get("optional"), bool):
             raise ValueError(f"plane {shortened(names[index])} without a boolean `optional`")
         if index < len(expected):
@@ -124,47 +124,49 @@ def read_layers(
         if not re.fullmatch(r"0|[1-9][0-9]{0,5}", number, re.ASCII) or int(number) >= _MAX_LAYERS:
             raise ValueError(f"{shortened(number)} as a layer number")
         layer = read_object(value, f"layer {number}")
-        rows = _list(layer.get("records"), f"records of layer {number}")
+        rows = read_list(layer.get("records"), f"records of layer {number}")
         if not 1 <= len(rows) <= _MAX_EXPERTS:
             raise ValueError(f"{len(rows)} experts in layer {number}")
         records = tuple(_record(row, columns, f"layer {number}, expert {e}") for e, row in enumerate(rows))
         offsets = sorted(record.offset for record in records)
         if any(b - a < geometry.record_bytes for a, b in pairwise(offsets)):
             raise ValueError(f"two overlapping records in layer {number}")
-        out[int(number)] = LayerRecords(_file_name(layer.get("file")), records)
+        out[int(number)] = LayerRecords(read_file_name(layer.get("file")), records)
     return out
 
 
 def _record(row: object, columns: tuple[int, int], label: str) -> RecordEntry:
     known, total = columns
-    offset, *checksums = _list(row, label) or [None]
+    offset, *checksums = read_list(row, label) or [None]
     if type(offset) is not int or offset % BLOCK or not 0 <= offset <= MAX_OFFSET:
         raise ValueError(f"offset {shortened(offset)} for {label}")
     if len(checksums) != total:
         raise ValueError(f"{len(checksums)} checksums for the {total} planes of {label}")
-    return RecordEntry(offset, tuple(_checksum(text, label) for text in checksums)[:known])
+    return RecordEntry(offset, tuple(read_checksum(text, label) for text in checksums)[:known])
 
 
 def read_files(content: Mapping[str, Any]) -> dict[str, FileEntry]:
     """The files without records, by name."""
     files = read_object(content.get("files"), "files")
-    return {_file_name(name): _file_entry(entry, name) for name, entry in files.items()}
+    return {read_file_name(name): _file_entry(entry, name) for name, entry in files.items()}
 
 
 def _file_entry(value: object, name: str) -> FileEntry:
-    match _list(value, f"file {shortened(name)}"):
+    match read_list(value, f"file {shortened(name)}"):
         case [int() as size, checksum] if type(size) is int and 0 <= size <= MAX_OFFSET:
-            return FileEntry(size, _checksum(checksum, name))
+            return FileEntry(size, read_checksum(checksum, name))
     raise ValueError(f"{shortened(value)} for file {shortened(name)}, not a size and a checksum")
 
 
-def _file_name(name: object) -> str:
+def read_file_name(name: object) -> str:
+    """The name of a file inside the store."""
     if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{shortened(name)} as a file name")
     return name
 
 
-def _checksum(text: object, label: str) -> int:
+def read_checksum(text: object, label: str) -> int:
+    """The checksum in 16 hex digits."""
     if not isinstance(text, str) or not _CHECKSUM.fullmatch(text):
         raise ValueError(f"checksum {shortened(text)} for {shortened(label)}")
     return int(text, 16)
@@ -177,7 +179,8 @@ def read_object(value: object, label: str) -> dict[str, Any]:
     return value
 
 
-def _list(value: object, label: str) -> list[Any]:
+def read_list(value: object, label: str) -> list[Any]:
+    """The list `value`; `label` names it in the error."""
     if not isinstance(value, list):
         raise ValueError(f"{shortened(value)} as {shortened(label)}, not a list")
     return value

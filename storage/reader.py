@@ -5,27 +5,24 @@ Files are never mapped: access to a mapped file that became shorter kills the pr
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
-from storage.base import BLOCK, LABELS, ByteRange, ExpertKey, Plane, PlaneReader
-from storage.errors import ChecksumMismatch, ReadFailed, TruncatedFile, UserError
+from storage.base import LABELS, ByteRange, ExpertKey, Plane, PlaneReader
+from storage.errors import ChecksumMismatch, UserError
 from storage.lock import StoreLock
 from storage.manifest import Manifest
-from storage.manifest_entries import LayerRecords
+from storage.manifest_entries import LayerRecords, RecordEntry
 from storage.record import RecordGeometry
-from storage.retry import Retries, open_regular, read_errors
-from storage.unbuffered import bypass_cache, forget, use_cache
-
-_ACTION = "run `edgemoe verify` on the store; convert the model again if it is damaged"
+from storage.record_file import VERIFY, RecordFile, pieces
 
 _log = logging.getLogger("edgemoe")
 
@@ -106,7 +103,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
         span = ByteRange(shard.records[key.expert].offset + offset, length)
-        retried = self._fill(shard, span, into, wanted)
+        retried = shard.file.fill(span, into, wanted)
         with self._lock:
             self._bytes_read += length
             self.retries += retried
@@ -125,44 +122,10 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         self.close()
 
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
-        wanted = f"the experts of layer {layer} in {path}"
-        with read_errors(wanted, _ACTION):
-            fd = self._resources.enter_context(open_regular(path)).fileno()
-        shard = self._shards[layer] = _Shard(path, fd, records)
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
-        if (size := os.fstat(fd).st_size) < end:
-            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", _ACTION)
-        if not bypass_cache(fd):
-            self._go_buffered(shard)
-
-    def _fill(self, shard: _Shard, span: ByteRange, into: Sequence[memoryview], wanted: str) -> int:
-        """Reads `span` of the file, and continues where a short read stopped. Returns the number of retries."""
-        done, retries = 0, Retries(shard.path)
-        while done < span.length:
-            direct = shard.direct
-            try:
-                rest = list(_pieces(into, done, span.length - done)) if done else into
-                got = os.preadv(shard.fd, rest, span.offset + done)
-                # A short read was interrupted, or cut by the end of the file.
-                if done + got < span.length and (size := os.fstat(shard.fd).st_size) < span.end:
-                    found = f"the end of {shard.path} at {size}, before offset {span.end}"
-                    raise TruncatedFile(wanted, found, _ACTION)
-                # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
-                end = (done + got) // BLOCK * BLOCK
-                if end == done:
-                    raise OSError(errno.EIO, "no bytes")
-            except OSError as error:
-                if error.errno == errno.EINVAL and direct:
-                    self._go_buffered(shard)
-                elif failure := retries.failed(error):
-                    place = f"from {shard.path} at offset {span.offset + done}"
-                    raise ReadFailed(wanted, f"{failure}, {place}", _ACTION) from error
-            else:
-                done = end
-                retries.progress()
-        if not shard.direct:
-            forget(shard.fd, span.offset, span.length)
-        return retries.count
+        wanted = f"the experts of layer {layer} in {path}"
+        file = RecordFile(path, end, wanted, self._resources, self._went_buffered)
+        self._shards[layer] = _Shard(file, records.records)
 
     def _verify(
         self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
@@ -176,38 +139,23 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             if whole:
                 digest.update(into[index - first])
             else:
-                for piece in _pieces(into, plane.offset - start, plane.length):
+                for piece in pieces(into, plane.offset - start, plane.length):
                     digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
                 label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
                 wanted = f"checksum {record.checksums[index]:016x} for {label}"
-                found = f"{digest.hexdigest()} from {shard.path} at offset {record.offset + plane.offset}"
-                raise ChecksumMismatch(wanted, found, _ACTION)
+                found = (
+                    f"{digest.hexdigest()} from {shard.file.path} at offset {record.offset + plane.offset}"
+                )
+                raise ChecksumMismatch(wanted, found, VERIFY)
 
-    def _go_buffered(self, shard: _Shard) -> None:
-        # In this order: a thread that sees False must find the descriptor changed.
-        use_cache(shard.fd)
-        shard.direct = False
+    def _went_buffered(self, path: Path) -> None:
         with self._lock:
             already, self._buffered = self._buffered, True
         if not already:
-            _log.warning(
-                "%s: the file system refuses O_DIRECT; reading through the page cache, slower", shard.path
-            )
+            _log.warning("%s: the file system refuses O_DIRECT; reading through the page cache, slower", path)
 
 
-class _Shard:
-    """An open file of records. Any thread may set `direct` to False at any time, and never back to True."""
-
-    def __init__(self, path: Path, fd: int, records: LayerRecords) -> None:
-        self.path, self.fd, self.records = path, fd, records.records
-        self.direct = True
-
-
-def _pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[memoryview]:
-    """Yields the parts of the buffers that make up bytes offset..offset + length of their concatenation."""
-    for buffer in into:
-        piece = buffer[max(offset, 0) : max(offset + length, 0)]
-        if len(piece):
-            yield piece
-        offset -= len(buffer)
+class _Shard(NamedTuple):
+    file: RecordFile
+    records: Sequence[RecordEntry]

@@ -16,8 +16,7 @@ import pytest
 from faults import REAL, FaultyPreadv, Pauses, error, short
 from small_store import EXPERTS, LAYERS, buffer, convert, flip, geometry, record, writer
 
-from storage import reader as reader_module
-from storage import unbuffered
+from storage import record_file, unbuffered
 from storage.base import ExpertKey, Plane
 from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
 from storage.manifest import Manifest
@@ -236,10 +235,8 @@ def test_o_direct_refused_at_the_first_read_falls_back_with_one_warning(good, ca
 def test_o_direct_refused_at_open_falls_back_with_one_warning(good, caplog, monkeypatch):
     """A file system that refuses the flag is read through the page cache, and the pages are dropped."""
     forgotten = []
-    monkeypatch.setattr(reader_module, "bypass_cache", lambda fd: False)
-    monkeypatch.setattr(
-        reader_module, "forget", lambda fd, offset, length: forgotten.append((offset, length))
-    )
+    monkeypatch.setattr(record_file, "bypass_cache", lambda fd: False)
+    monkeypatch.setattr(record_file, "forget", lambda fd, offset, length: forgotten.append((offset, length)))
     with caplog.at_level(logging.WARNING, "edgemoe"), opened(good) as reader:
         assert not reader.direct
         assert read(reader) == EXPECTED
