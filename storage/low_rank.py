@@ -181,8 +181,7 @@ def unpack(raw: Bytes, array: FactorArray) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dequantize3(codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
     """The float32 [rows, columns] numbers of signed codes int8 [rows, groups, 64] and their scales."""
-    rows = codes.shape[0]
-    return (codes.float() * scales.float().unsqueeze(-1)).reshape(rows, -1)[:, :columns]
+    return (codes.float() * scales.float().unsqueeze(-1)).flatten(1)[:, :columns]
 
 
 def _slice(span: ByteRange) -> slice:

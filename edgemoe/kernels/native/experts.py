@@ -67,6 +67,12 @@ class NativeExpertKernel:
         numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
         return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
+    @staticmethod
+    def compensator_scratch_bytes(ranks: Sequence[tuple[int, int, int]]) -> int:
+        """Bytes of a call's products with V, for ranks of gate, up and down."""
+        gate_up, down = max(gate + up for gate, up, _ in ranks), max(down for *_, down in ranks)
+        return MOST_ROWS * 4 * (gate_up + down)
+
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:
@@ -74,6 +80,7 @@ class NativeExpertKernel:
         experts = (Expert * len(parts))()
         for i, part in enumerate(parts):
             experts[i] = self.prepared(part.blocks, part.level, part.rows)
+            experts[i].compensator = part.compensator.address if part.compensator else None
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))
@@ -116,7 +123,7 @@ class NativeExpertKernel:
         x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
         result = native.library().edgemoe_expert_product(
-            *(native.threads(), ctypes.byref(matrix), experts, len(parts)),
+            *(native.threads(), ctypes.byref(matrix), spec.name == "down", experts, len(parts)),
             *(x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
         )
         if result:
