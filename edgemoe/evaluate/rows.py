@@ -9,7 +9,7 @@ from typing import Any
 
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
-from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
+from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import format_levels
 
@@ -45,7 +45,7 @@ class EvalRow:
     bits_per_weight_read: float | None = None
     """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode.
 
-    Counts the level computed at: with reuse, more than the scheduled one.
+    Counts the level computed at: with reuse, more than the scheduled one; and the compensators that were used.
     """
     tokens: int = 0
     """Predicted tokens that perplexity is over."""
@@ -131,7 +131,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         use: levels that its experts were scheduled and computed at.
     """
     settings = arm.settings
-    counts = use.scheduled if phase == "decode" and settings.exact else use.experts
+    scheduled = phase == "decode" and settings.exact
+    counts = use.scheduled if scheduled else use.experts
     return EvalRow(
         setting=arm.name,
         phase=phase,
@@ -139,7 +140,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         retention=settings.retention if settings.bits is None and not settings.hotness else None,
         bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
-        bits_per_weight_read=mean_bits(counts),
+        bits_per_weight_read=use.bits_scheduled if scheduled else use.bits_computed,
         batch=arm.batch,
         active=use.active / use.active_before if use.active_before else None,
         remapped=use.remapped if use.active_before else None,

@@ -18,6 +18,9 @@ from storage.manifest import Manifest
 from storage.planes import Bytes
 from storage.record import RecordGeometry
 
+MOST_ROWS = 512
+"""Rows of a call that resident_bytes counts on, as those of native.experts."""
+
 EXPERT_BYTES = 1024
 """Most bytes that the interpreter takes for one compensator."""
 
@@ -52,7 +55,6 @@ class ResidentCompensators:
 
     Attributes:
         level: the base level: experts computed at it can be compensated.
-        bits: float64 [layers, experts], bits a weight that each adds; by layer number.
     """
 
     def __init__(self, directory: Path, index: CompensatorIndex, geometry: RecordGeometry) -> None:
@@ -60,8 +62,6 @@ class ResidentCompensators:
         self._memory = mmap.mmap(-1, max(index.nbytes, mmap.PAGESIZE))
         self._experts: dict[ExpertKey, ExpertCompensator] = {}
         self._tables: dict[int, ctypes.Array[Compensator]] = {}
-        experts = max(len(layer.entries) for layer in index.layers.values())
-        self.bits = np.zeros((max(index.layers) + 1, experts))
         try:
             with CompensatorReader(directory, index) as reader:
                 self._load(reader, index, geometry)
@@ -80,20 +80,25 @@ class ResidentCompensators:
         for layer, found in index.layers.items():
             table = self._tables[layer] = (Compensator * len(found.entries))()
             for expert, entry in enumerate(found.entries):
+                if not entry.length:
+                    continue
                 key, raw = ExpertKey(layer, expert), whole[at : at + entry.length]
+                reader.read(key, raw.data)
+                at += entry.length
                 shape = CompensatorGeometry.of(geometry, entry.ranks)
-                if entry.length:
-                    reader.read(key, raw.data)
-                    at += entry.length
                 table[expert] = structure(raw, shape)
                 bits = 8 * shape.used / geometry.weights
                 address = ctypes.addressof(table) + expert * ctypes.sizeof(Compensator)
                 self._experts[key] = ExpertCompensator(raw, shape, bits, address)
-                self.bits[layer, expert] = bits
 
-    def of(self, key: ExpertKey) -> ExpertCompensator:
-        """An expert's compensator."""
-        return self._experts[key]
+    def of(self, key: ExpertKey) -> ExpertCompensator | None:
+        """An expert's compensator; None where all its ranks are 0."""
+        return self._experts.get(key)
+
+    def bits_of(self, layer: int, expert: int) -> float:
+        """Bits a weight that an expert's compensator adds; 0 where it has none."""
+        found = self._experts.get(ExpertKey(layer, expert))
+        return found.bits if found else 0.0
 
     def table(self, layer: int) -> int | None:
         """The address of a layer's C structures, one an expert; None for a layer without experts."""
@@ -138,6 +143,7 @@ def _rows(raw: Bytes, array: FactorArray, row: int) -> FactorRows:
 
 
 def resident_bytes(index: CompensatorIndex) -> int:
-    """RAM that ResidentCompensators takes: the bytes, and what the interpreter and C have for each."""
-    count = sum(len(layer.entries) for layer in index.layers.values())
-    return index.nbytes + count * (ctypes.sizeof(Compensator) + EXPERT_BYTES)
+    """RAM that compensators take: their bytes, what the interpreter and C have for each, and V x of a call's rows."""
+    ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
+    widest = max(gate + up for gate, up, _ in ranks) + max(down for *_, down in ranks)
+    return index.nbytes + len(ranks) * (ctypes.sizeof(Compensator) + EXPERT_BYTES) + MOST_ROWS * 4 * widest

@@ -46,6 +46,11 @@ class Compensation:
         return f"compensate only {self.first + 1}{last}"
 
     @property
+    def option(self) -> str:
+        """As on a command line."""
+        return f"--compensate {self.count}"
+
+    @property
     def end(self) -> int:
         """The first place, from 0, behind the compensated ones."""
         return self.first + self.count

@@ -67,12 +67,6 @@ class NativeExpertKernel:
         numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
         return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
-    @staticmethod
-    def compensator_scratch_bytes(ranks: Sequence[tuple[int, int, int]]) -> int:
-        """Bytes of a call's products with V, for ranks of gate, up and down."""
-        gate_up, down = max(gate + up for gate, up, _ in ranks), max(down for *_, down in ranks)
-        return MOST_ROWS * 4 * (gate_up + down)
-
     def forward(
         self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
     ) -> None:

@@ -64,7 +64,8 @@ int product_factors_fit(product *job) {
         const factors *f = job->experts[i].compensator->of + job->projection;
         int64_t rows = 0, ranks = 0;
         for (int64_t p = 0; p < job->projections; p++, f++) {
-            if (f->rank < 0 || f->rows < 1 || f->cols < 1 || f->cols > job->m->cols || (f->rank && !(f->v.codes && f->v.scales && f->u.codes && f->u.scales))) return 0;
+            const int present = f->rows > 0 && f->cols > 0 && f->v.codes && f->v.scales && f->u.codes && f->u.scales;
+            if (f->rank < 0 || f->rows < 0 || f->cols > job->m->cols || (f->rank && !present)) return 0;
             rows += f->rows, ranks += f->rank;
         }
         if (rows > job->m->rows) return 0;
@@ -119,7 +120,7 @@ AVX2 static void quantize_task(void *argument, int64_t task) {
     for (int64_t row = task * QUANTIZE_ROWS; row < end; row++) product_quantize(job, row);
 }
 
-/* Multiplies an expert's rows of x with `few` of a projection's ranks; t: the first rank's number of the first row. */
+/* Multiplies an expert's rows of x with FACTOR_RANKS of a projection's ranks; t: the first rank's number of the first row. */
 INLINE void project_few(const product *job, const expert *e, const factors *f, int64_t rank, float *t) {
     int64_t now;
     for (int64_t n = 0; n < e->tokens; n += now) {
