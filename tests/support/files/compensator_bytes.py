@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import torch
+import xxhash
 
 from storage.base import BLOCK
-from storage.compensator_index import CompensatorGeometry
+from storage.compensator_index import (
+    CompensatorEntry,
+    CompensatorGeometry,
+    CompensatorIndex,
+    LayerCompensators,
+)
 from storage.low_rank import pack
+from storage.manifest import Manifest
 from storage.record import RecordGeometry
 from storage.unbuffered import aligned
 
@@ -46,3 +57,24 @@ def low_rank_weights(raw: np.ndarray, geometry: CompensatorGeometry) -> dict[str
     assert down == len(numbers(raw, geometry, "down", "v"))
     last = numbers(raw, geometry, "down", "u").T @ numbers(raw, geometry, "down", "v")
     return {"gate_up": torch.from_numpy(np.concatenate(both)), "down": torch.from_numpy(last)}
+
+
+def add_random(
+    store: Path, ranks: Callable[[int, int], tuple[int, int, int]], base_level: int = 2, size: float = 0.05
+) -> Manifest:
+    """Adds compensators of random codes to a store, with the ranks of (layer, expert)."""
+    manifest, layers = Manifest.load(store), {}
+    for layer, found in manifest.layers.items():
+        entries, name = [], f"random-{layer}.bin"
+        with (store / name).open("wb") as file:
+            for expert in range(len(found.records)):
+                of = ranks(layer, expert)
+                raw, _ = random_compensator(manifest.geometry, of, 1000 * layer + expert, size)
+                checksum = xxhash.xxh3_64_intdigest(raw.data)
+                entries.append(CompensatorEntry(file.tell(), len(raw), of, checksum))
+                file.write(raw.data)
+        layers[layer] = LayerCompensators(name, tuple(entries))
+    index = CompensatorIndex(base_level, "uniform", 8, "random", 0.5, layers)
+    content = json.loads((store / "store.json").read_text()) | {"compensators": index.to_json()}
+    (store / "store.json").write_text(json.dumps(content))
+    return Manifest.load(store)
