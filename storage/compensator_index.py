@@ -41,6 +41,9 @@ from storage.untrusted import shortened
 
 FORMAT_VERSION = 1
 
+FOLDER = "compensators"
+"""Name of the store's folder with the files of compensators, one for each layer."""
+
 GROUP = 64
 """Numbers of a row that share a scale."""
 
@@ -54,6 +57,11 @@ _PART = 64
 
 Ranks = tuple[int, int, int]
 """Ranks of gate, up and down."""
+
+
+def compensator_name(layer: int, expert: int) -> str:
+    """Name of a compensator's tensor in its layer's file."""
+    return f"compensators.{layer}.{expert}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,11 @@ class CompensatorGeometry:
         """The compensator of an expert whose record has this geometry."""
         down = next(matrix for matrix in geometry.matrices if matrix.name == "down")
         return cls(down.rows, down.cols, ranks)
+
+    @property
+    def most(self) -> int:
+        """The largest rank that a projection can have."""
+        return min(self.hidden, self.inner)
 
     @property
     def arrays(self) -> dict[tuple[str, str], FactorArray]:
@@ -266,9 +279,8 @@ def _entry(row: object, geometry: RecordGeometry, label: str) -> CompensatorEntr
     match read_list(row, label):
         case [int() as offset, int() as length, int() as gate, int() as up, int() as down, str() as checksum]:
             shape = CompensatorGeometry.of(geometry, (gate, up, down))
-            most = min(shape.hidden, shape.inner)
-            if any(isinstance(rank, bool) or not 0 <= rank <= most for rank in shape.ranks):
-                raise ValueError(f"ranks {shortened(shape.ranks)} of {label}, not 0 to {most}")
+            if any(isinstance(rank, bool) or not 0 <= rank <= shape.most for rank in shape.ranks):
+                raise ValueError(f"ranks {shortened(shape.ranks)} of {label}, not 0 to {shape.most}")
             if type(offset) is not int or offset % BLOCK or not 0 <= offset <= MAX_OFFSET:
                 raise ValueError(f"offset {shortened(offset)} of {label}")
             if type(length) is not int or length != shape.nbytes:

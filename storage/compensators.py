@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from storage.base import ByteRange, ExpertKey
-from storage.compensator_index import CompensatorGeometry, CompensatorIndex
+from storage.compensator_index import FOLDER, CompensatorGeometry, CompensatorIndex
 from storage.errors import ChecksumMismatch
 from storage.lock import StoreLock
 from storage.low_rank import dequantize3, unpack
@@ -93,7 +93,7 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
         try:
             self._resources.enter_context(StoreLock(directory, exclusive=False))
             for layer, found in index.layers.items():
-                path, end = directory / found.file, max(e.offset + e.length for e in found.entries)
+                path, end = directory / FOLDER / found.file, max(e.offset + e.length for e in found.entries)
                 wanted = f"the compensators of layer {layer} in {path}"
                 self._files[layer] = RecordFile(path, end, wanted, self._resources, self._went_buffered)
         except BaseException:

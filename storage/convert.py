@@ -93,12 +93,12 @@ def convert(
         DoesNotFit: the disk is too small.
         ReadFailed, WriteFailed: the operating system refused a call, retries included.
     """
-    with _source_errors(source):
+    with source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
     if (destination / MANIFEST_NAME).exists() and job.made(there := Manifest.load(destination)):
         return there
     with (
-        _destination_errors(destination),
+        destination_errors(destination),
         StoreWriter(
             destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
         ) as writer,
@@ -106,14 +106,7 @@ def convert(
         if (destination / MANIFEST_NAME).exists():
             return Manifest.load(destination)
         job.write(writer, threads or 2 * cores(), arrivals)
-        with _source_errors(source):
-            now = Checkpoint.open(source).fingerprint()
-        if now != job.fingerprint:  # the store would mix two checkpoints
-            raise DamagedData(
-                f"{source} unchanged during its conversion",
-                "changed files",
-                "remove the destination, and convert again while no process writes to the checkpoint",
-            )
+        require_unchanged(source, job.fingerprint)
         return writer.finish(job.format)
 
 
@@ -128,8 +121,20 @@ def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | Non
     return len(experts.layers) * experts.count * experts.geometry(max_level).record_bytes + dense.nbytes
 
 
+def require_unchanged(source: Path, fingerprint: str) -> None:
+    """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints."""
+    with source_errors(source):
+        now = Checkpoint.open(source).fingerprint()
+    if now != fingerprint:
+        raise DamagedData(
+            f"{source} unchanged while it was read",
+            "changed files",
+            "remove what was written, and run the command again while no process writes to the checkpoint",
+        )
+
+
 @contextmanager
-def _source_errors(source: Path) -> Iterator[None]:
+def source_errors(source: Path) -> Iterator[None]:
     """Converts an OSError from reads of a checkpoint's small files into ReadFailed."""
     try:
         yield
@@ -138,7 +143,7 @@ def _source_errors(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _destination_errors(destination: Path) -> Iterator[None]:
+def destination_errors(destination: Path) -> Iterator[None]:
     """Converts an OSError from StoreWriter's calls on directories into an error of the tree."""
     try:
         yield
@@ -146,7 +151,7 @@ def _destination_errors(destination: Path) -> Iterator[None]:
         wanted, found = f"a store in {destination}", str(error)
         if error.errno in _REQUEST:
             raise UserError(wanted, found, "choose a directory that you may write to") from error
-        raise WriteFailed(wanted, found, "check the disk, then convert again to resume") from error
+        raise WriteFailed(wanted, found, "check the disk, then run the command again to resume") from error
 
 
 class _Conversion:
@@ -195,7 +200,7 @@ class _Conversion:
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
         limit = min(2 * threads, max(_MEMORY // memory, 1))
-        with _one_core_each(threads) as pool:
+        with one_core_each(threads) as pool:
             # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
             for layers in [[layer] for layer in missing] if arrivals else [missing]:
                 if arrivals:
@@ -267,7 +272,7 @@ def cores() -> int:
 
 
 @contextmanager
-def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
+def one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
     """Yields a pool whose threads compute on one core each; by default torch gives every thread all cores."""
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))

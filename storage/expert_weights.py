@@ -88,6 +88,11 @@ class ExpertWeights:
         self._check_names()
         self._groups = self._common_groups()
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether every expert has 4-bit codes that level 4 keeps exactly."""
+        return self._groups is not None
+
     def geometry(self, max_level: int | None) -> RecordGeometry:
         """Computes the geometry of every expert's record.
 

@@ -6,21 +6,25 @@ Pure functions: their results depend on their arguments alone, so bytes do not d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from storage.base import ByteRange
-from storage.compensator_index import GROUP, FactorArray
+from storage.compensator_index import GROUP, CompensatorGeometry, FactorArray
 from storage.planes import Bytes
+from storage.unbuffered import aligned
 
 BUCKET = (0, 16, 32, 128, 256, 512, 1024)
 """Ranks that kurtosis_ranks chooses from."""
 
-RANK_STEP = 8
-"""error_ranks assigns multiples of this."""
+Quantized = tuple[torch.Tensor, torch.Tensor]
+"""(codes int8 [rows, groups, 64] from -4 to 3, scales bf16 [rows, groups])."""
 
 _SHIFTS = np.arange(0, 24, 3, dtype="<u4").reshape(1, 8, 1)
 """Place in its lane of each eighth of a group's codes, bits."""
@@ -58,32 +62,66 @@ def kurtosis_ranks(
     return ranks
 
 
-def error_ranks(spectra: torch.Tensor, mean: int, step: int = RANK_STEP) -> list[int]:
-    """Assigns ranks so that the squared error that is left is least: greedily, `step` at a time.
+def error_ranks(
+    spectra: torch.Tensor, size: Callable[[Sequence[int]], int], mean: int
+) -> list[tuple[int, ...]]:
+    """Assigns ranks so that little squared error is left: greedily, by the error that a byte takes away.
 
-    Every projection of an expert takes the same bytes a rank, so error per rank is error per byte.
+    An expert gets its ranks in the order of their singular values, and pays for whole blocks: its choices are the most
+    ranks of each size, without those that take away less a byte than a larger choice.
 
     Args:
-        spectra: [projections, R], squared singular values of each error, falling.
-        mean: budget of a projection: the ranks add up to at most mean * projections.
-        step: ranks are multiples of it, or R.
+        spectra: [experts, projections, R], squared singular values of each error, falling.
+        size: bytes of an expert's ranks; grows with each.
+        mean: the budget is the bytes of this rank for every projection.
 
-    >>> error_ranks(torch.tensor([[9.0, 4, 1, 0], [5, 1, 0, 0]]), mean=2, step=1)
-    [3, 1]
+    >>> spectra = torch.tensor([[[9.0, 4, 1, 0], [3, 1, 0, 0]], [[5.0, 2, 0, 0], [1, 1, 0, 0]]])
+    >>> error_ranks(spectra, sum, mean=1)
+    [(2, 1), (1, 0)]
     """
-    count, most = spectra.shape
-    padded = F.pad(spectra.double(), (0, -most % step))
-    gains = padded.view(count, -1, step).sum(-1).reshape(-1)
-    # Gains of a projection fall, so the largest gains of all are the first steps of each.
-    order = torch.argsort(gains, descending=True, stable=True)
-    steps = gains.numel() // count
-    ranks, left = [0] * count, mean * count
-    for index in (order // steps).tolist():
-        size = min(step, most - ranks[index])
-        if size <= left:
-            ranks[index] += size
-            left -= size
-    return ranks
+    experts, projections, _ = spectra.shape
+    steps = []
+    for expert, of_expert in enumerate(spectra.double().numpy()):
+        choices = _best_choices(of_expert, size)
+        for (start, gain, _), (end, larger, ranks) in pairwise(choices):
+            steps.append(((gain - larger) / (end - start), expert, end - start, ranks))
+    left = size([mean] * projections) * experts
+    assigned = [(0,) * projections] * experts
+    ended: set[int] = set()
+    for _, expert, cost, ranks in sorted(steps, key=lambda step: step[0]):
+        if cost > left:
+            ended.add(expert)
+        elif expert not in ended:
+            assigned[expert] = ranks
+            left -= cost
+    return assigned
+
+
+def _best_choices(
+    spectra: npt.NDArray[np.float64], size: Callable[[Sequence[int]], int]
+) -> list[tuple[int, float, tuple[int, ...]]]:
+    """(bytes, squared error taken away, ranks) of each choice of an expert, the best step first."""
+    projections, most = spectra.shape
+    order = np.argsort(-spectra, axis=None, kind="stable")
+    order = order[: np.count_nonzero(spectra)]
+    gains = np.cumsum(spectra.reshape(-1)[order])
+    ranks = [0] * projections
+    choices = [(0, 0.0, (0,) * projections)]
+    for index, gain in zip((order // most).tolist(), gains.tolist(), strict=True):
+        ranks[index] += 1
+        nbytes = size(ranks)
+        if nbytes == choices[-1][0]:
+            choices.pop()
+        # Of three choices the one in the middle goes where it lies below the line between the others.
+        while len(choices) > 1 and _slope(choices[-2], choices[-1]) <= _slope(choices[-1], (nbytes, gain)):
+            choices.pop()
+        choices.append((nbytes, gain, tuple(ranks)))
+    return choices
+
+
+def _slope(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Squared error a byte between two choices."""
+    return float((other[1] - one[1]) / (other[0] - one[0]))
 
 
 def spectrum(error: torch.Tensor) -> torch.Tensor:
@@ -108,68 +146,107 @@ def factor(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     if error.shape[0] > error.shape[1]:
         v, u = factor(error.t(), rank)
         return u, v
+    if not rank:
+        return torch.zeros(0, error.shape[0]), torch.zeros(0, error.shape[1])
     values, vectors = torch.linalg.eigh(_gram(error))
     u = vectors[:, values.shape[0] - rank :].flip(1).t().contiguous()
     # The sign of an eigenvector is arbitrary: its largest number is made positive.
-    largest = u.gather(1, u.abs().argmax(1, keepdim=True)) if rank else u[:, :1]
+    largest = u.gather(1, u.abs().argmax(1, keepdim=True))
     u = u * torch.where(largest < 0, -1.0, 1.0)
     v = u @ error
     root = v.norm(dim=1, keepdim=True).sqrt()
     return u * root, v / root.clamp_min(torch.finfo(torch.float32).tiny)
 
 
+def refit(u: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """The v [rank, K] that leaves the least of an error [N, K], given u transposed [rank, N] as it was quantized.
+
+    Takes back a fifth of what the quantization of u costs.
+    """
+    # Not `solve`: rows of u are zero where the error has a smaller rank.
+    found: torch.Tensor = torch.linalg.lstsq(u @ u.t(), u @ error).solution
+    return found
+
+
 def _gram(error: torch.Tensor) -> torch.Tensor:
     return error @ error.t() if error.shape[0] <= error.shape[1] else error.t() @ error
 
 
-def quantize3(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize3(values: torch.Tensor) -> Quantized:
     """Quantizes rows to 3-bit codes in groups of 64: value ~ (code - 4) * scale.
 
     Args:
         values: float32 [rows, columns].
 
     Returns:
-        codes uint8 [rows, groups, 64], 4 in the padding; scales bf16 [rows, groups], of either sign.
+        codes - 4, int8 [rows, groups, 64] from -4 to 3, 0 in the padding; scales bf16 [rows, groups], of either sign.
     """
     rows, columns = values.shape
-    grouped = F.pad(values, (0, -columns % GROUP)).view(rows, -1, GROUP)
+    groups = -(-columns // GROUP)
+    grouped = F.pad(values, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
     largest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     best = torch.full(largest.shape, torch.inf)
-    codes, scales = (
-        torch.full(grouped.shape, 4, dtype=torch.uint8),
-        torch.zeros_like(largest, dtype=torch.bfloat16),
-    )
+    steps, scales = torch.zeros_like(grouped), torch.zeros_like(largest, dtype=torch.bfloat16)
     for divisor in _DIVISORS:
         scale = (largest / -divisor).bfloat16()
-        steps = (grouped / scale.float().where(scale != 0, 1)).round().clamp(-4, 3)
-        error = (steps * scale.float() - grouped).square().sum(2, keepdim=True)
+        tried = (grouped / scale.float().where(scale != 0, 1)).round().clamp(-4, 3)
+        error = (tried * scale.float() - grouped).square().sum(2, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)
-        codes = torch.where(better, (steps + 4).to(torch.uint8), codes)
+        steps = torch.where(better, tried, steps)
         scales = torch.where(better, scale, scales)
-    return codes, scales.squeeze(2)
+    return steps.to(torch.int8), scales.squeeze(2)
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, array: FactorArray, into: Bytes) -> None:
     """Writes an array of factors into a compensator's bytes.
 
     Args:
-        codes: uint8 [rows, groups, 64], 0 to 7.
+        codes: int8 [rows, groups, 64], -4 to 3.
         scales: bf16 [rows, groups].
         array: its place.
         into: uint8 [bytes of the compensator].
     """
-    lanes = codes.numpy().reshape(-1, 8, 8).astype("<u4") << _SHIFTS
+    lanes = (codes.numpy().reshape(-1, 8, 8) + np.int8(4)).astype("<u4") << _SHIFTS
     words = np.bitwise_or.reduce(lanes, axis=1)
     into[_slice(array.codes)] = words.view(np.uint8).reshape(-1, 4)[:, :3].reshape(-1)
     into[_slice(array.scales)] = scales.view(torch.int16).numpy().reshape(-1).view(np.uint8)
 
 
-def unpack(raw: Bytes, array: FactorArray) -> tuple[torch.Tensor, torch.Tensor]:
+def compensator(errors: Sequence[torch.Tensor], geometry: CompensatorGeometry) -> tuple[Bytes, float]:
+    """Computes the bytes of an expert's compensator.
+
+    Args:
+        errors: of gate [I, H], up [I, H] and down [H, I], float32.
+        geometry: with the ranks.
+
+    Returns:
+        uint8 [geometry.nbytes], BLOCK-aligned; the sum of the squares that it leaves of the errors.
+    """
+    factors: dict[tuple[str, str], list[Quantized]] = {name: [] for name in geometry.arrays}
+    left = 0.0
+    for matrix, error, rank in zip(("gate_up", "gate_up", "down"), errors, geometry.ranks, strict=True):
+        u = quantize3(factor(error, rank)[0])
+        u_read = dequantize3(*u, error.shape[0])
+        v = quantize3(refit(u_read, error))
+        left += float(
+            (error - u_read.t() @ dequantize3(*v, error.shape[1])).square().sum(dtype=torch.float64)
+        )
+        factors[matrix, "u"].append(u)
+        factors[matrix, "v"].append(v)
+    raw = aligned(geometry.nbytes)
+    raw.fill(0)
+    for name, array in geometry.arrays.items():
+        codes, scales = (torch.cat(parts) for parts in zip(*factors[name], strict=True))
+        pack(codes, scales, array, raw)
+    return raw, left
+
+
+def unpack(raw: Bytes, array: FactorArray) -> Quantized:
     """Reads an array of factors from a compensator's bytes: the inverse of `pack`.
 
     Returns:
-        signed codes int8 [rows, groups, 64], -4 to 3; scales bf16 [rows, groups].
+        codes int8 [rows, groups, 64], -4 to 3; scales bf16 [rows, groups].
     """
     lanes = np.zeros((array.rows * array.groups * 8, 4), np.uint8)
     lanes[:, :3] = raw[_slice(array.codes)].reshape(-1, 3)
@@ -180,7 +257,7 @@ def unpack(raw: Bytes, array: FactorArray) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize3(codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
-    """The float32 [rows, columns] numbers of signed codes int8 [rows, groups, 64] and their scales."""
+    """The float32 [rows, columns] numbers of codes int8 [rows, groups, 64] and their scales."""
     return (codes.float() * scales.float().unsqueeze(-1)).flatten(1)[:, :columns]
 
 

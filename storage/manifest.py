@@ -30,6 +30,7 @@ from storage.manifest_entries import (
 from storage.probes import PROBES
 from storage.record import RecordGeometry
 from storage.retry import open_regular
+from storage.source_file import read_whole
 from storage.untrusted import shortened
 
 MANIFEST_NAME = "store.json"
@@ -121,7 +122,7 @@ class Manifest:
         }
         if self.compensators:
             content["compensators"] = self.compensators.to_json()
-        return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+        return _json_line(content)
 
     def save(self, path: Path) -> None:
         """Writes the manifest to `path` atomically.
@@ -218,6 +219,30 @@ class Manifest:
         compensators = read_compensators(content.get("compensators"), geometry, counts)
         source = read_text(content, "source")
         return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators)
+
+
+def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
+    """Writes an index into the store.json of a store atomically; all else in it stays, also what is unknown here.
+
+    Returns:
+        the store's manifest with the index.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load.
+        DoesNotFit: the disk is full.
+        WriteFailed: the operating system refused a write.
+    """
+    made = replace(Manifest.load(directory), compensators=index)
+    path = directory / MANIFEST_NAME
+    content = read_object(strict_json(read_whole(path)), "the manifest")
+    raw = _json_line(content | {"compensators": index.to_json()})
+    with replacing(path, len(raw)) as fd:
+        write_all(fd, raw)
+    return made
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 def _is_error(value: object) -> bool:

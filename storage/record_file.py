@@ -1,20 +1,75 @@
-"""An open file of records: reads of a range into the caller's buffers, past the page cache, with retries."""
+"""Files of records: written one record after another, and read into the caller's buffers, past the page cache."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import xxhash
+
+from storage.atomic import replacing, write_all
 from storage.base import BLOCK, ByteRange
 from storage.errors import ReadFailed, TruncatedFile
 from storage.retry import Retries, open_regular, read_errors
-from storage.unbuffered import bypass_cache, forget, use_cache
+from storage.unbuffered import aligned, bypass_cache, forget, use_cache
+
+if TYPE_CHECKING:
+    from storage.planes import Bytes
 
 VERIFY = "run `edgemoe verify` on the store; convert the model again if it is damaged"
 """Action of errors about a record."""
+
+
+def write_records(
+    path: Path,
+    sizes: Sequence[int],
+    parts: Sequence[ByteRange] | None,
+    records: Iterable[Bytes],
+    header: Callable[[Sequence[tuple[int, ...]]], bytes],
+) -> list[tuple[int, ...]]:
+    """Writes a file of records atomically, with one record in memory at a time.
+
+    Args:
+        path: of the file.
+        sizes: bytes of each record.
+        parts: of a record, each with a checksum of its own; None: a record has one checksum.
+        records: uint8 [size] each; BLOCK-aligned ones are written past the page cache.
+        header: makes the file's start from the checksums of every record; its length does not depend on them, and it is
+            called a second time once the last record is taken.
+
+    Returns:
+        xxh3_64 of every part of every record.
+
+    Raises:
+        ValueError: another number or length of records; no file is written.
+        DoesNotFit, WriteFailed: the disk is full, or refuses a write.
+    """
+    first = _aligned(header([(0,) * (len(parts) if parts else 1)] * len(sizes)))
+    checksums: list[tuple[int, ...]] = []
+    with replacing(path, len(first) + sum(sizes)) as fd:
+        # Past the cache, records are written as they arrive instead of all at once by the file's fsync.
+        bypass_cache(fd)
+        write_all(fd, first.data)
+        for size, record in zip(sizes, records, strict=True):
+            if record.nbytes != size:
+                raise ValueError(f"expected a record of {size} bytes, got {record.nbytes}")
+            data = record.data
+            spans = parts or (ByteRange(0, size),)
+            checksums.append(tuple(xxhash.xxh3_64_intdigest(data[span.offset : span.end]) for span in spans))
+            write_all(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        write_all(fd, _aligned(header(checksums)).data)
+    return checksums
+
+
+def _aligned(raw: bytes) -> Bytes:
+    out = aligned(len(raw))
+    out.data[:] = raw
+    return out
 
 
 class RecordFile:

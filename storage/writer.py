@@ -6,14 +6,12 @@ conversion resumes with the next layer, and its result has the bytes of an unint
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 
@@ -28,10 +26,10 @@ from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry, tenso
 from storage.planes import Bytes
 from storage.probes import PROBES
 from storage.record import RecordGeometry
+from storage.record_file import write_records
 from storage.retry import open_regular
 from storage.source_error import SourceError
 from storage.source_file import read_whole
-from storage.unbuffered import aligned, bypass_cache
 
 CHECKSUMS_KEY = "xxh3_64"
 """Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
@@ -115,27 +113,17 @@ class StoreWriter:
             ValueError: another number or length of records; no file is written.
             DoesNotFit: the disk is full.
         """
-        size = self._geometry.record_bytes
-        path = self._directory / shard_name(layer)
         error = error or SourceError()
-        header = _aligned(self._shard_header(layer, [(0,) * len(self._geometry.planes)] * count, error))
-        checksums: list[tuple[int, ...]] = []
-        with replacing(path, len(header) + count * size) as fd:
-            # Past the cache, records are written as they arrive instead of all at once by the file's fsync.
-            bypass_cache(fd)
-            write_all(fd, header.data)
-            for _, record in zip(range(count), records, strict=True):
-                if record.nbytes != size:
-                    raise ValueError(f"expected a record of {size} bytes, got {record.nbytes}")
-                data = record.data
-                checksums.append(
-                    tuple(xxhash.xxh3_64_intdigest(data[p.offset : p.end]) for p in self._geometry.planes)
-                )
-                write_all(fd, data)
-            os.lseek(fd, 0, os.SEEK_SET)
-            write_all(fd, _aligned(self._shard_header(layer, checksums, error)).data)
+        checksums = write_records(
+            self._directory / shard_name(layer),
+            [self._geometry.record_bytes] * count,
+            self._geometry.planes,
+            records,
+            lambda checksums: self._shard_header(layer, checksums, error),
+        )
         self._errors[layer] = error
-        self._layers[layer] = self._layer_records(layer, len(header), checksums)
+        start = len(self._shard_header(layer, checksums, error))
+        self._layers[layer] = self._layer_records(layer, start, checksums)
 
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
@@ -267,12 +255,6 @@ class StoreWriter:
         shape = (self._geometry.record_bytes,)
         tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
         return header_bytes(tensors, {CHECKSUMS_KEY: digits, ERROR_KEY: error.to_digits()}, BLOCK)
-
-
-def _aligned(raw: bytes) -> Bytes:
-    out = aligned(len(raw))
-    out[:] = np.frombuffer(raw, np.uint8)
-    return out
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from record_codec import decode
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +21,7 @@ from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import Task, Turn
 from storage.base import ExpertKey, Plane
 from storage.checkpoint import Checkpoint
+from storage.decode import decode
 from storage.errors import DoesNotFit, MissingTensor, UserError
 from storage.layout import LAYOUTS
 from storage.reader import RecordReader

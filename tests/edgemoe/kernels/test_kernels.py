@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from record_codec import decode, encode
+from record_codec import encode
 from records import KEY, MemoryReader, a_store, blocks_for
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
@@ -20,6 +20,7 @@ from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
+from storage.decode import decode
 from storage.dense import quantize_rows
 from storage.forms import PlaneForm
 from storage.layout import detect

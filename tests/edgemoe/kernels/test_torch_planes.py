@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from plane_experts import ACTIVATION, SHAPES, an_expert, applied
-from record_codec import decode
 from records import a_store
 
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
+from storage.decode import decode
 from storage.layout import LAYOUTS
 
 

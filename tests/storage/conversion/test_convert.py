@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from record_codec import decode
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_conversion import contents
@@ -21,6 +20,7 @@ from transformers import AutoConfig, AutoTokenizer
 from edgemoe.families.table import family_of
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
+from storage.decode import decode
 from storage.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused, UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest

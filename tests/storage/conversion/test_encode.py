@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from record_codec import decode, encode, unpack_codes
+from record_codec import encode
 
 from storage.base import ByteRange, Plane
+from storage.decode import decode, unpack_codes
 from storage.layout import LAYOUTS, detect
 from storage.planes import dequantize, merge, midpoint, quantize
 from storage.record import MatrixSpec, RecordGeometry

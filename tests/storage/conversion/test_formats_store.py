@@ -13,12 +13,12 @@ import typer
 from conftest import a_tokenizer
 from family_models import load, random_model, save
 from gguf_files import write_model
-from record_codec import decode
 from safetensors.torch import load_file, save_file
 
 from edgemoe.cli import app
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.resolve import convert_checkpoint, resolve_store
+from storage.decode import decode
 from storage.errors import DamagedData, MissingTensor, ModelRefused
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from record_codec import decode
 from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from storage.decode import decode
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
 from tools.peers import prototype

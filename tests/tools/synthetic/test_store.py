@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from record_codec import decode
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from storage.base import ExpertKey, Plane
+from storage.decode import decode
 from storage.errors import MissingTensor, ModelRefused, UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
