@@ -65,6 +65,12 @@ class EvalRow:
     """With --lynx, (token, expert) pairs that the token did not choose by itself."""
     variation: str | None = None
     """What a study chose in the routers' place, by a rule that no option has (studies.Variation)."""
+    made: str | None = None
+    """Compensators that the study of compensation has made: mean rank and the rule of ranks."""
+    kl_over_base: float | None = None
+    """KL as a fraction of that of the base level without compensators, or of level 2's."""
+    kl_less_per_bit: float | None = None
+    """By how many nats KL is below that, for each bit a weight that is read more."""
     cache: float | None = None
     """Fraction of all experts' bytes at 4 bits that were in memory at most; None: as the limits say."""
     bytes_per_token: float | None = None
@@ -145,6 +151,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         active=use.active / use.active_before if use.active_before else None,
         remapped=use.remapped if use.active_before else None,
         variation=arm.variation.name if arm.variation else None,
+        made=str(arm.made) if arm.made else None,
         cache=arm.cache or None,
         exact=settings.exact,
         study=arm.study,

@@ -22,7 +22,7 @@ OBSERVED = ("layers", "routing", "similarity")
 
 STUDIES = (
     *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),
-    *OBSERVED,
+    *("compensation", *OBSERVED),
 )
 
 FOUR_LEVELS = (8, 4, 2, 0)
@@ -102,6 +102,25 @@ class Variation:
 
 
 @dataclass(frozen=True)
+class Made:
+    """Compensators that a study makes (storage.compensate).
+
+    Args:
+        rank: mean of the projections.
+        rule: that assigns the ranks.
+        base_level: whose error they approximate.
+    """
+
+    rank: int
+    rule: str = "uniform"
+    base_level: int = 2
+
+    def __str__(self) -> str:
+        """As in tables: "rank 16 uniform"."""
+        return f"rank {self.rank} {self.rule}"
+
+
+@dataclass(frozen=True)
 class Arm:
     """A setting, the phases that it is measured in, and the table or study that it belongs to.
 
@@ -112,6 +131,7 @@ class Arm:
         batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
         variation: of the settings, that no option has; None: they are what is measured.
         cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
+        made: the compensators of settings with compensation.
     """
 
     settings: RunSettings
@@ -120,6 +140,13 @@ class Arm:
     batch: int = 1
     variation: Variation | None = None
     cache: float = 0.0
+    made: Made | None = None
+
+    @property
+    def ranks_needed(self) -> int:
+        """Experts that a token must have for the arm to differ from others."""
+        own = self.settings.compensation.end if self.settings.compensation else 0
+        return max(own, self.variation.ranks_needed if self.variation else 0)
 
     @property
     def name(self) -> str:
@@ -137,7 +164,7 @@ class Arm:
             "lynx-tasks": f", {self.batch} chats",
             "residency": f", cache {self.cache:g}",
         }
-        variation = f", {self.variation.name}" if self.variation else ""
+        variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""
         return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")
 
 
@@ -203,7 +230,7 @@ def study_arms(study: str) -> list[Arm]:
     - lynx-tasks: chat tasks answered several at once, with agreement and without (Lynx's figure 10);
     - residency: resident experts first, at batch 1 with a cache of CACHE, beside levels by damage.
 
-    A study of OBSERVED has none: it does not run settings.
+    A study of OBSERVED has none: it does not run settings. Those of compensation are in evaluate.compensation.arms.
 
     Raises:
         UserError: the study is unknown.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
-from storage.base import ExpertKey
+from storage.base import BLOCK, ExpertKey
 from storage.compensator_index import CompensatorGeometry, CompensatorIndex, FactorArray
 from storage.compensators import CompensatorReader
 from storage.manifest import Manifest
@@ -140,6 +140,15 @@ def _rows(raw: Bytes, array: FactorArray, row: int) -> FactorRows:
     return FactorRows(
         codes=start + array.codes.offset + 24 * groups, scales=start + array.scales.offset + 2 * groups
     )
+
+
+def most_bytes(geometry: RecordGeometry, experts: int, mean_rank: int) -> int:
+    """The most RAM that compensators of a mean rank take, however their ranks are assigned; 0 for a mean of 0."""
+    if not mean_rank:
+        return 0
+    shape = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
+    padding = 2 * BLOCK + ctypes.sizeof(Compensator) + EXPERT_BYTES
+    return experts * (shape.nbytes + padding) + MOST_ROWS * 4 * 3 * shape.most
 
 
 def resident_bytes(index: CompensatorIndex) -> int:

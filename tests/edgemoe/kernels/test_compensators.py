@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from compensator_bytes import low_rank_weights, random_compensator
-from record_codec import decode, encode
+from record_codec import encode
 from records import KEY, MemoryReader, blocks_for, geometry_of
 
 from edgemoe.kernels.activation import CUSTOM, Activation
@@ -15,6 +15,7 @@ from edgemoe.kernels.base import Part
 from edgemoe.kernels.compensators import ExpertCompensator, structure
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import Compute, kernels_for
+from storage.decode import decode
 
 KERNELS = {kernel.name: kernel for kernel in kernels_for()}
 
