@@ -45,6 +45,7 @@ for name, command, epilog in (
     ("chat", chat.chat_command, chat.EXAMPLES),
     ("serve", serve.serve_command, serve.EXAMPLES),
     ("convert", convert.convert_command, convert.EXAMPLES),
+    ("compensate", convert.compensate_command, convert.COMPENSATE_EXAMPLES),
     ("calibrate", calibrate.calibrate_command, calibrate.EXAMPLES),
     ("inspect", verify.inspect_command, None),
     ("verify", verify.verify_command, None),

@@ -43,9 +43,9 @@ _MOST_DIFFERENT = {8: 0.1, 4: 0.4, 2: 0.9}
 
 
 def compensate(
-    source: Path,
+    source: Path | None,
     directory: Path,
-    family: ExpertNames,
+    family: ExpertNames | None,
     *,
     base_level: int,
     rule: str,
@@ -56,12 +56,13 @@ def compensate(
     """Adds compensators to a store, or replaces its present ones; resumes an interrupted call.
 
     A store that has these compensators is not changed. The store can be read meanwhile. Bytes do not depend on the
-    number of threads. Memory: four float32 copies of an expert for each thread.
+    number of threads. Memory: some float32 copies of an expert for each thread.
 
     Args:
-        source: directory of the checkpoint with the weights, or a GGUF file.
+        source: directory of the checkpoint with the weights, or a GGUF file; None: the weights are those of the store's
+            highest level.
         directory: of the store.
-        family: of the source's config.
+        family: of the source's config; None without a source.
         base_level, rule, mean_rank: as for CompensatorRun.
         progress: called with steps done and in all, from the calling thread; every expert takes equally many.
         threads: that compute; by default one for each core of this process.
@@ -71,44 +72,54 @@ def compensate(
 
     Raises:
         UserError: an option out of range; a store without the level; no store, or one that this user cannot write.
-        ModelRefused: a source with another model's weights, or with 4-bit codes where level 4 keeps them.
+        ModelRefused: a source with another model's weights, or weights that the level keeps exactly: 4-bit codes at
+            level 4, or the store's own highest level.
         StoreBusy: another process writes the store or its compensators.
         DoesNotFit: the disk is too small.
         DamagedData: the source or the store is damaged, or the operating system refused a call.
     """
     manifest = Manifest.load(directory)
-    with source_errors(source):
-        checkpoint = Checkpoint.open(source)
-        experts = ExpertWeights(checkpoint, family)
-        reference = checkpoint.fingerprint()
     _check_options(directory, manifest, base_level, rule, mean_rank)
-    _check_source(checkpoint, experts, directory, manifest)
-    if experts.has_codes and base_level == 4:
+    reference, experts = f"level {manifest.max_level}", None
+    if source and family:
+        with source_errors(source):
+            checkpoint = Checkpoint.open(source)
+            experts = ExpertWeights(checkpoint, family)
+            reference = checkpoint.fingerprint()
+        _check_source(checkpoint, experts, directory, manifest, base_level)
+    elif base_level == manifest.max_level:
         raise ModelRefused(
-            f"a checkpoint with weights of more than 4 bits to compensate level 4 of {directory}",
-            f"4-bit codes ({checkpoint.format}) in {checkpoint.directory}, which level 4 keeps exactly",
-            "give --reference the checkpoint that this one was quantized from, or choose --residual 2",
+            f"weights of more than {base_level} bits to compensate level {base_level} of {directory}",
+            "a store without a higher level",
+            "give --reference the checkpoint that it was converted from",
         )
     run = CompensatorRun(manifest.fingerprint, reference, base_level, rule, mean_rank)
     folder = directory / FOLDER
     with destination_errors(directory):
         folder.mkdir(exist_ok=True)
         with StoreLock(folder, exclusive=True), RecordReader.open(directory, manifest) as reader:
-            files = CompensatorFiles(run, directory, manifest.geometry, experts.count)
+            files = CompensatorFiles(run, directory, manifest)
             made = Manifest.load(directory)
             if not (made.compensators and _is_of(made.compensators, run)):
                 job = _Compensation(run, manifest, experts, reader, files, progress)
                 index = job.write(threads or cores())
-                require_unchanged(source, reference)
+                if source:
+                    require_unchanged(source, reference)
                 made = save_compensators(directory, index)
             files.remove_others(made)
     return made
 
 
 def _check_source(
-    checkpoint: Checkpoint, experts: ExpertWeights, directory: Path, manifest: Manifest
+    checkpoint: Checkpoint, experts: ExpertWeights, directory: Path, manifest: Manifest, base_level: int
 ) -> None:
-    """Refuses a checkpoint of another shape than the store's."""
+    """Refuses a checkpoint of another shape than the store's, and 4-bit codes where level 4 keeps them."""
+    if experts.has_codes and base_level == 4:
+        raise ModelRefused(
+            f"a checkpoint with weights of more than 4 bits to compensate level 4 of {directory}",
+            f"4-bit codes ({checkpoint.format}) in {checkpoint.directory}",
+            "give --reference the checkpoint that this one was quantized from, or choose --residual 2",
+        )
     fields = {
         "layers with experts": (sorted(manifest.layers), sorted(experts.layers)),
         "experts a layer": ({len(layer.records) for layer in manifest.layers.values()}, {experts.count}),
@@ -159,7 +170,7 @@ class _Compensation:
         self,
         run: CompensatorRun,
         manifest: Manifest,
-        experts: ExpertWeights,
+        experts: ExpertWeights | None,
         reader: RecordReader,
         files: CompensatorFiles,
         progress: Callable[[int, int], None],
@@ -168,23 +179,23 @@ class _Compensation:
         self._files, self._progress = files, progress
         self._geometry, self._layout = manifest.geometry, LAYOUTS[manifest.layout]
         self._passes = 1 if run.rule == "uniform" else 2
-        self._done, self._total = 0, self._passes * len(experts.layers) * experts.count
+        self._counts = {layer: len(found.records) for layer, found in sorted(manifest.layers.items())}
+        self._done, self._total = 0, self._passes * sum(self._counts.values())
         self._error = SourceError()
 
     def write(self, threads: int) -> CompensatorIndex:
         """Writes the file of every layer that has none yet."""
-        layers: dict[int, LayerCompensators] = {}
-        for layer in self._experts.layers:
+        layers, run = dict[int, LayerCompensators](), self._run
+        for layer, count in self._counts.items():
             if found := self._files.finished(layer):
                 layers[layer], error = found
                 self._error.add(error)
-        count, run = self._experts.count, self._run
-        self._files.require_free(len(self._experts.layers) - len(layers))
-        self._advance(self._passes * count * len(layers))
+                self._advance(self._passes * count)
+        missing = [layer for layer in self._counts if layer not in layers]
+        self._files.require_free(missing)
         with one_core_each(threads) as pool:
-            for layer in self._experts.layers:
-                if layer not in layers:
-                    layers[layer] = self._write_layer(layer, pool)
+            for layer in missing:
+                layers[layer] = self._write_layer(layer, pool)
         return CompensatorIndex(
             run.base_level, run.rule, run.mean_rank, run.reference, self._error.relative, layers
         )
@@ -193,7 +204,7 @@ class _Compensation:
         ranks, error = self._ranks(layer, pool), SourceError()
 
         def made() -> Iterator[Bytes]:
-            experts = range(self._experts.count)
+            experts = range(self._counts[layer])
             for raw, of_expert in pool.map(lambda e: self._compensator(layer, e, ranks[e]), experts):
                 error.add(of_expert)
                 yield raw
@@ -205,7 +216,7 @@ class _Compensation:
 
     def _ranks(self, layer: int, pool: ThreadPoolExecutor) -> list[Ranks]:
         """Assigns the ranks of a layer's projections."""
-        count, mean = self._experts.count, self._run.mean_rank
+        count, mean = self._counts[layer], self._run.mean_rank
         if self._run.rule == "uniform":
             return [(mean,) * 3] * count
         found: list[list[torch.Tensor]] = []
@@ -238,7 +249,7 @@ class _Compensation:
     def _errors(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
         """What the base level of an expert lacks: of gate [I, H], up [I, H] and down [H, I], float32."""
         weights = self._weights(layer, expert)
-        if self._run.reference != self._manifest.source:
+        if self._experts and self._run.reference != self._manifest.source:
             self._check_weights(layer, expert, weights)
         gate_up, down = (
             w.sub_(s) for w, s in zip(weights, self._stored(layer, expert, self._run.base_level), strict=True)
@@ -246,7 +257,9 @@ class _Compensation:
         return (*gate_up.chunk(2), down)
 
     def _weights(self, layer: int, expert: int) -> list[torch.Tensor]:
-        """gate_up and down of an expert of the source, float32."""
+        """gate_up and down of an expert, float32."""
+        if self._experts is None:
+            return self._stored(layer, expert, self._manifest.max_level)
         matrices = self._experts.read(layer, expert)
         return [m.weights() if isinstance(m, FourBit) else m.float() for m in matrices]
 

@@ -27,7 +27,6 @@ from storage.errors import DamagedData
 from storage.header import header_bytes, read_header
 from storage.manifest import Manifest
 from storage.planes import Bytes
-from storage.record import RecordGeometry
 from storage.record_file import write_records
 from storage.retry import open_regular
 from storage.source_error import SourceError
@@ -42,7 +41,7 @@ class CompensatorRun:
 
     Args:
         store: fingerprint of the store.
-        reference: fingerprint of the checkpoint with the weights.
+        reference: fingerprint of the checkpoint with the weights, or "level 8": the store's own.
         base_level: level whose error is compensated, 2 or 4.
         rule: that assigns ranks, one of RULES.
         mean_rank: mean over the projections of a layer, the budget of the rule.
@@ -69,17 +68,17 @@ class CompensatorFiles:
     Args:
         run: whose files these are.
         directory: of the store.
-        geometry: of its records.
-        count: experts of a layer.
+        manifest: its store.json.
     """
 
-    def __init__(self, run: CompensatorRun, directory: Path, geometry: RecordGeometry, count: int) -> None:
-        self._run, self._directory, self._geometry, self._count = run, directory, geometry, count
+    def __init__(self, run: CompensatorRun, directory: Path, manifest: Manifest) -> None:
+        self._run, self._directory, self._geometry = run, directory, manifest.geometry
+        self._counts = {layer: len(found.records) for layer, found in manifest.layers.items()}
 
-    def require_free(self, layers: int) -> None:
-        """Raises DoesNotFit if the disk has too little space for this number of layers."""
-        mean = self._run.mean_rank
-        require_free(self._path(0), layers * self._count * self._shape((mean, mean, mean)).nbytes)
+    def require_free(self, layers: Sequence[int]) -> None:
+        """Raises DoesNotFit if the disk has too little space for the files of these layers."""
+        mean, count = self._run.mean_rank, sum(self._counts[layer] for layer in layers)
+        require_free(self._path(0), count * self._shape((mean, mean, mean)).nbytes)
 
     def write(
         self, layer: int, ranks: Sequence[Ranks], records: Iterable[Bytes], error: SourceError
@@ -107,7 +106,7 @@ class CompensatorFiles:
             found, error = self._read_layer(layer)
             index = CompensatorIndex(self._run.base_level, self._run.rule, 1, "", 0, {layer: found})
             with CompensatorReader(self._directory, index) as reader:
-                for expert in range(self._count):
+                for expert in range(self._counts[layer]):
                     reader.load(ExpertKey(layer, expert))
             return found, error
         return None
@@ -122,7 +121,7 @@ class CompensatorFiles:
         metadata = read_header(path).metadata
         error = SourceError.from_digits(metadata.get(_ERROR, ""))
         digits, numbers = metadata.get(_CHECKSUMS, ""), metadata.get(_RANKS, "").split()
-        count = self._count
+        count = self._counts[layer]
         if not re.fullmatch(rf"[0-9a-f]{{{16 * count}}}", digits, re.ASCII) or len(numbers) != 3 * count:
             raise ValueError(f"other metadata than those of {count} compensators in {path}")
         flat = [int(number) for number in numbers]

@@ -182,7 +182,7 @@ class CompensatorIndex:
         base_level: level whose error they approximate, 2 or 4.
         rule: that assigned the ranks, one of RULES.
         mean_rank: budget of the rule: mean over the projections of a layer.
-        reference: fingerprint of the checkpoint that the errors were measured against.
+        reference: fingerprint of the checkpoint that the errors were measured against, or "level 8": the store's own.
         error: ||W - W_level - U V|| / ||W - W_level|| over all experts.
         layers: by layer number, the same as the store's.
     """

@@ -1,69 +1,29 @@
-"""Reads of compensators, and their products in plain torch: the reference of every kernel."""
+"""Reads of compensators, verified by their checksums."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import xxhash
 
 from storage.base import ByteRange, ExpertKey
-from storage.compensator_index import FOLDER, CompensatorGeometry, CompensatorIndex
+from storage.compensator_index import FOLDER, CompensatorIndex
 from storage.errors import ChecksumMismatch
 from storage.lock import StoreLock
-from storage.low_rank import dequantize3, unpack
-from storage.planes import Bytes
 from storage.record_file import RecordFile
 from storage.unbuffered import aligned
+
+if TYPE_CHECKING:
+    from storage.planes import Bytes
 
 RECALCULATE = "run `edgemoe verify` on the store, and `edgemoe compensate` to write the compensators again"
 """Action of errors about a compensator."""
 
 _log = logging.getLogger("edgemoe")
-
-
-@dataclass(frozen=True)
-class Correction:
-    """A low-rank part U V of one matrix [N, K], whose rows are blocks of equal size with a rank each.
-
-    Args:
-        v: float32 [rank, K], the rows of the first block first.
-        u: float32 [rank, N / blocks], transposed.
-        ranks: of the blocks: two for gate_up, gate first; one for down.
-    """
-
-    v: torch.Tensor
-    u: torch.Tensor
-    ranks: tuple[int, ...]
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes x (U V)^T: float32 [T, N] for x float32 [T, K]."""
-        sums = (x @ self.v.t()).split(self.ranks, 1)
-        return torch.cat([t @ u for t, u in zip(sums, self.u.split(self.ranks), strict=True)], 1)
-
-    def weights(self) -> torch.Tensor:
-        """Computes U V, float32 [N, K]."""
-        pairs = zip(self.u.split(self.ranks), self.v.split(self.ranks), strict=True)
-        return torch.cat([u.t() @ v for u, v in pairs])
-
-
-def corrections(raw: Bytes, geometry: CompensatorGeometry) -> dict[str, Correction]:
-    """Decodes a compensator: the corrections of `gate_up` and `down`.
-
-    Args:
-        raw: uint8 [geometry.nbytes].
-        geometry: of the compensator.
-    """
-    gate, up, down = geometry.ranks
-    arrays = {name: dequantize3(*unpack(raw, a), a.columns) for name, a in geometry.arrays.items()}
-    return {
-        matrix: Correction(arrays[matrix, "v"], arrays[matrix, "u"], ranks)
-        for matrix, ranks in (("gate_up", (gate, up)), ("down", (down,)))
-    }
 
 
 class CompensatorReader(AbstractContextManager["CompensatorReader"]):

@@ -7,6 +7,7 @@ Pure functions: their results depend on their arguments alone, so bytes do not d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -259,6 +260,46 @@ def unpack(raw: Bytes, array: FactorArray) -> Quantized:
 def dequantize3(codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
     """The float32 [rows, columns] numbers of codes int8 [rows, groups, 64] and their scales."""
     return (codes.float() * scales.float().unsqueeze(-1)).flatten(1)[:, :columns]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A low-rank part U V of one matrix [N, K], whose rows are blocks of equal size with a rank each.
+
+    Args:
+        v: float32 [rank, K], the rows of the first block first.
+        u: float32 [rank, N / blocks], transposed.
+        ranks: of the blocks: two for gate_up, gate first; one for down.
+    """
+
+    v: torch.Tensor
+    u: torch.Tensor
+    ranks: tuple[int, ...]
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes x (U V)^T: float32 [T, N] for x float32 [T, K]."""
+        sums = (x @ self.v.t()).split(self.ranks, 1)
+        return torch.cat([t @ u for t, u in zip(sums, self.u.split(self.ranks), strict=True)], 1)
+
+    def weights(self) -> torch.Tensor:
+        """Computes U V, float32 [N, K]."""
+        pairs = zip(self.u.split(self.ranks), self.v.split(self.ranks), strict=True)
+        return torch.cat([u.t() @ v for u, v in pairs])
+
+
+def corrections(raw: Bytes, geometry: CompensatorGeometry) -> dict[str, Correction]:
+    """Decodes a compensator: the corrections of `gate_up` and `down`.
+
+    Args:
+        raw: uint8 [geometry.nbytes].
+        geometry: of the compensator.
+    """
+    gate, up, down = geometry.ranks
+    arrays = {name: dequantize3(*unpack(raw, a), a.columns) for name, a in geometry.arrays.items()}
+    return {
+        matrix: Correction(arrays[matrix, "v"], arrays[matrix, "u"], ranks)
+        for matrix, ranks in (("gate_up", (gate, up)), ("down", (down,)))
+    }
 
 
 def _slice(span: ByteRange) -> slice:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from storage.base import LEVELS, ExpertKey, Plane
+from storage.base import LEVELS, ByteRange, ExpertKey, Plane
 from storage.calibration import load_calibration
+from storage.compensator_index import FOLDER, CompensatorIndex, compensator_name
+from storage.compensators import CompensatorReader
 from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
@@ -49,7 +51,8 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
         StoreBusy: another process is writing the store.
     """
     manifest = Manifest.load(directory)
-    total = manifest.expert_bytes + sum(entry.size for entry in manifest.files.values())
+    compensators = manifest.compensators.nbytes if manifest.compensators else 0
+    total = manifest.expert_bytes + compensators + sum(entry.size for entry in manifest.files.values())
     damage: list[DamagedData] = []
     done = read = 0
     buffer = memoryview(mmap.mmap(-1, manifest.geometry.record_bytes))
@@ -93,6 +96,24 @@ def describe(directory: Path) -> dict[str, Any]:
         "dense_bits": manifest.dense_bits,
         "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
         "calibration": _calibration(directory, manifest),
+        "compensators": describe_compensators(manifest),
+    }
+
+
+def describe_compensators(manifest: Manifest) -> dict[str, Any] | None:
+    """Describes a store's compensators in values for JSON, with the mean bits per weight; None without any."""
+    index = manifest.compensators
+    if not index:
+        return None
+    count = sum(len(layer.entries) for layer in index.layers.values())
+    return {
+        "base_level": index.base_level,
+        "rule": index.rule,
+        "mean_rank": index.mean_rank,
+        "reference": index.reference,
+        "left_error": index.error,
+        "bits_per_weight": 8 * index.nbytes / (manifest.geometry.weights * count),
+        "bytes": index.nbytes,
     }
 
 
@@ -113,12 +134,19 @@ def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator
         yield from _check_layer(directory, manifest, layer, buffer)
     for name, entry in sorted(manifest.files.items()):
         yield entry.size, *check_file(directory / name, entry)
+    if manifest.compensators:
+        for layer in sorted(manifest.compensators.layers):
+            yield from _check_compensators(directory, manifest.compensators, layer)
 
 
 def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
     records = manifest.layers[layer]
     geometry = manifest.geometry
-    header_damage = _header_damage(directory / records.file, manifest, layer)
+    expected = {
+        tensor_name(layer, expert): ByteRange(record.offset, geometry.record_bytes)
+        for expert, record in enumerate(records.records)
+    }
+    header_damage = _header_damage(directory / records.file, expected)
     if header_damage:
         yield 0, 0, header_damage
     try:
@@ -134,18 +162,40 @@ def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memory
             yield geometry.record_bytes, reader.bytes_read - before, found
 
 
-def _header_damage(path: Path, manifest: Manifest, layer: int) -> list[DamagedData]:
+def _check_compensators(directory: Path, index: CompensatorIndex, layer: int) -> Iterator[_Check]:
+    found = index.layers[layer]
     expected = {
-        tensor_name(layer, expert): record.offset
-        for expert, record in enumerate(manifest.layers[layer].records)
+        compensator_name(layer, e): ByteRange(entry.offset, entry.length)
+        for e, entry in enumerate(found.entries)
     }
+    header_damage = _header_damage(directory / FOLDER / found.file, expected)
+    if header_damage:
+        yield 0, 0, header_damage
+    try:
+        reader = CompensatorReader(directory, replace(index, layers={layer: found}))
+    except DamagedData as error:
+        lost = sum(entry.length for entry in found.entries)
+        yield lost, 0, [] if header_damage else [error]
+        return
+    with reader:
+        for expert, entry in enumerate(found.entries):
+            before, damage = reader.bytes_read, list[DamagedData]()
+            try:
+                reader.load(ExpertKey(layer, expert))
+            except DamagedData as error:
+                damage.append(error)
+            yield entry.length, reader.bytes_read - before, damage
+
+
+def _header_damage(path: Path, expected: Mapping[str, ByteRange]) -> list[DamagedData]:
+    """Compares a file's tensors with the names and ranges that the manifest has."""
     try:
         tensors = read_header(path).tensors
     except DamagedData as error:
         return [error]
-    if {name: entry.range.offset for name, entry in tensors.items()} != expected:
-        wanted = f"{len(expected)} records of layer {layer} in {path}"
-        return [BadHeader(wanted, "a header with other names or offsets", _ACTION)]
+    if {name: entry.range for name, entry in tensors.items()} != expected:
+        wanted = f"{len(expected)} records in {path}"
+        return [BadHeader(wanted, "a header with other names or places", _ACTION)]
     return []
 
 

@@ -41,7 +41,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmat
 
 
 def models_command(as_json: JsonOption = False) -> None:
-    """List the models in the cache: family, parameters, bits, size on disk, layout, last use."""
+    """List the models in the cache: family, parameters, bits, rank of compensators, size on disk, layout, last use."""
     from edgemoe.models.listing import cached_models
 
     models = cached_models()
@@ -105,6 +105,8 @@ def _table(models: list[CachedModel]) -> list[str]:
     rows = [("NAME", "FAMILY", "PARAMETERS", "BITS", "SIZE", "LAYOUT", "LAST USED")]
     for model in models:
         levels = "/".join(map(str, model.levels)) or model.state
+        if model.compensated:
+            levels += f" + rank {model.compensated}"
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used))
         size, count = format_size(model.bytes), _count(model.parameters)
         rows.append((model.short, model.family or "-", count, levels, size, model.layout or "-", used))

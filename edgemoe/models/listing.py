@@ -29,6 +29,7 @@ class CachedModel:
         layout: of its records; None unless ready.
         family: model_type of its config.json; None unless ready.
         parameters: number of its weights; None unless ready.
+        compensated: mean rank of its experts' compensators; None without any.
         last_used: seconds since the epoch.
     """
 
@@ -41,6 +42,7 @@ class CachedModel:
     layout: str | None
     family: str | None
     parameters: int | None
+    compensated: int | None
     last_used: float
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def cached_models() -> list[CachedModel]:
 
 def _describe(name: CachedName) -> CachedModel:
     store, state = name.paths[0], "unfinished"
-    found: tuple[tuple[int, ...], str | None, str | None, int | None] = ((), None, None, None)
+    found: _Contents = ((), None, None, None, None)
     if (store / MANIFEST_NAME).exists():
         try:
             found, state = _contents(store), "ready"
@@ -65,12 +67,17 @@ def _describe(name: CachedName) -> CachedModel:
     return CachedModel(name.directory, name.short, name.paths, size, state, *found, used)
 
 
-def _contents(store: Path) -> tuple[tuple[int, ...], str, str | None, int]:
-    """The levels, layout, family and number of weights of a finished store."""
+_Contents = tuple[tuple[int, ...], str | None, str | None, int | None, int | None]
+"""Levels, layout, family, number of weights and mean rank of compensators of a store."""
+
+
+def _contents(store: Path) -> _Contents:
+    """Describes a finished store."""
     manifest = Manifest.load(store)
     dense = read_header(store / DENSE_NAME).tensors
     weights = sum(prod(tensor.shape) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX))
     experts = sum(len(layer.records) for layer in manifest.layers.values())
     family = read_json(store, "config.json").get("model_type")
     levels = tuple(level for level in LEVELS if 0 < level <= manifest.max_level)
-    return levels, manifest.layout, family, weights + experts * manifest.geometry.weights
+    rank = manifest.compensators.mean_rank if manifest.compensators else None
+    return levels, manifest.layout, family, weights + experts * manifest.geometry.weights, rank
