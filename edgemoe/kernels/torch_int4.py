@@ -16,9 +16,9 @@ import torch
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part
 from edgemoe.machine.cpu import fast_bf16
-from storage.compensators import corrections
 from storage.forms import P0, P4
 from storage.layout import Layout
+from storage.low_rank import corrections
 from storage.planes import truncate_to_base
 from storage.record import MatrixSpec, RecordGeometry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +15,7 @@ from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import ResidentCompensators
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensate
+from storage.untrusted import read_json
 
 MANIFEST_NAME = "store.json"
 
@@ -41,7 +42,9 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
         for path in store.directory.iterdir():
             if path.is_file() and path.name != MANIFEST_NAME:
                 (directory / path.name).symlink_to(path.resolve())
-        shutil.copyfile(store.directory / MANIFEST_NAME, directory / MANIFEST_NAME)
+        content = read_json(store.directory, MANIFEST_NAME)
+        content.pop("compensators", None)
+        (directory / MANIFEST_NAME).write_text(json.dumps(content))
         with CountProgress(f"compensators, {made}", 1000) as progress:
             done = 0
 

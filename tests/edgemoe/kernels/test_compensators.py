@@ -32,6 +32,9 @@ SHAPES = {
 }
 """Hidden and inner size of an expert, of families with large experts a fraction."""
 
+ROUNDING = 0.015
+"""Largest relative error: y is rounded to bf16 before and behind U V x, in both products."""
+
 TOKENS = (1, 2, 3, 5, 12, 13, 70)
 
 
@@ -124,7 +127,7 @@ def test_products_are_those_of_both_parts(kernel, shape):
         want = rig.reference(x, kernel.name == "native")
         for activation in (FUSED, UNFUSED):
             got = rig.run(x, activation=activation).double()
-            assert (got - want).norm() / want.norm() < 0.01
+            assert (got - want).norm() / want.norm() < ROUNDING
         plain = rig.run(x, [rig.part(tokens, None)]).double()
         assert (plain - want).norm() / want.norm() > 0.05
 
@@ -137,7 +140,7 @@ def test_every_projection_may_have_its_own_rank(kernel, ranks, level):
     x = rig.x(3)
     want = rig.reference(x, kernel.name == "native")
     got = rig.run(x)
-    assert (got.double() - want).norm() / want.norm() < 0.01
+    assert (got.double() - want).norm() / want.norm() < ROUNDING
     if not any(ranks) and kernel.name == "native":
         assert torch.equal(got, rig.run(x, [rig.part(3, None)]))
 

@@ -12,6 +12,7 @@ import xxhash
 
 from storage.base import BLOCK
 from storage.compensator_index import (
+    FOLDER,
     CompensatorEntry,
     CompensatorGeometry,
     CompensatorIndex,
@@ -66,7 +67,8 @@ def add_random(
     manifest, layers = Manifest.load(store), {}
     for layer, found in manifest.layers.items():
         entries, name = [], f"random-{layer}.bin"
-        with (store / name).open("wb") as file:
+        (store / FOLDER).mkdir(exist_ok=True)
+        with (store / FOLDER / name).open("wb") as file:
             for expert in range(len(found.records)):
                 of = ranks(layer, expert)
                 raw, _ = random_compensator(manifest.geometry, of, 1000 * layer + expert, size)
