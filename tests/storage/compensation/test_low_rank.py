@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from storage.compensator_index import GROUP, CompensatorGeometry, FactorArray
 from storage.low_rank import (
     BUCKET,
+    compensator,
+    corrections,
     dequantize3,
     error_ranks,
     factor,
@@ -52,34 +56,53 @@ def test_kurtosis_ranks_are_the_rule(kurtoses, mean, most):
     assert left >= 0
 
 
-@given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))
-def test_error_ranks_leave_the_least_error(seed, count, most, step):
-    """No other assignment of multiples of the step within the budget has a smaller error; found by trying all."""
-    spectra = (
-        torch.rand(count, most, generator=torch.Generator().manual_seed(seed)).sort(descending=True).values
+def least_error(spectra: torch.Tensor, budget: int, block: int) -> float:
+    """The most squared error that ranks within a budget take away, by trying every assignment."""
+    best = {0: 0.0}
+    for of_expert in spectra.double():
+        gains = [[0.0, *projection.cumsum(0).tolist()] for projection in of_expert]
+        found = dict[int, float]()
+        for ranks in product(*(range(len(gain)) for gain in gains)):
+            size, gain = -(-sum(ranks) // block) * block, sum(g[r] for g, r in zip(gains, ranks, strict=True))
+            for used, before in best.items():
+                if used + size <= budget:
+                    found[used + size] = max(found.get(used + size, 0.0), before + gain)
+        best = found
+    return max(best.values())
+
+
+@given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_error_ranks_stay_within_the_budget_and_near_the_least_error(seed, experts, most, mean):
+    """Where a rank costs one byte, no assignment of its size leaves less error; found by trying all."""
+    mean = min(mean, most)
+    generator = torch.Generator().manual_seed(seed)
+    spectra = torch.rand(experts, 2, most, generator=generator).sort(descending=True).values
+    ranks = error_ranks(spectra, sum, mean)
+    assert sum(map(sum, ranks)) == mean * 2 * experts
+    taken = sum(
+        float(spectra[e, p, :r].sum()) for e, of_expert in enumerate(ranks) for p, r in enumerate(of_expert)
     )
-    mean = 1 + seed % most
-    ranks = error_ranks(spectra, mean, step)
-    assert sum(ranks) <= mean * count
-    assert all(0 <= rank <= most and (rank % step == 0 or rank == most) for rank in ranks)
-    if most % step == 0:  # an incomplete last step may cost the greedy rule its optimum
-        gains = torch.cat((torch.zeros(count, 1), spectra.cumsum(1)), 1)
-        best = {0: 0.0}
-        for row in gains:
-            best = {
-                used + rank: max(
-                    best[before] + float(row[r])
-                    for before in best
-                    for r in range(0, most + 1, step)
-                    if before + r == used + rank
-                )
-                for used in best
-                for rank in range(0, most + 1, step)
-                if used + rank <= mean * count
-            }
-        assert sum(float(row[rank]) for row, rank in zip(gains, ranks, strict=True)) == pytest.approx(
-            max(best.values())
-        )
+    assert taken == pytest.approx(least_error(spectra, mean * 2 * experts, 1))
+
+
+@given(st.integers(0, 1000), st.integers(1, 4), st.integers(2, 5))
+def test_error_ranks_pay_for_whole_blocks(seed, experts, block):
+    """Ranks fill the blocks that they pay for; what is left falls short of the optimum by less than one expert's."""
+    generator = torch.Generator().manual_seed(seed)
+    spectra = torch.rand(experts, 2, 4, generator=generator).sort(descending=True).values
+
+    def size(ranks):
+        return -(-sum(ranks) // block) * block
+
+    ranks = error_ranks(spectra, size, 2)
+    budget = size([2, 2]) * experts
+    assert sum(map(size, ranks)) <= budget
+    assert all(sum(each) % block == 0 or sum(each) == 8 for each in ranks)
+    taken = sum(
+        float(spectra[e, p, :r].sum()) for e, of_expert in enumerate(ranks) for p, r in enumerate(of_expert)
+    )
+    most_of_one = float(spectra.sum((1, 2)).max())
+    assert taken >= least_error(spectra, budget, block) - most_of_one - 1e-6
 
 
 @pytest.mark.parametrize("shape", [(40, 100), (100, 40), (64, 64), (1, 5)])
@@ -161,3 +184,65 @@ def test_a_compensator_has_the_bytes_of_its_ranks():
     assert {name: (a.rows, a.groups) for name, a in geometry.arrays.items()} == rows
     assert (geometry.used, geometry.nbytes) == (total, align(total))
     assert CompensatorGeometry(256, 96, (0, 0, 0)).nbytes == 0
+
+
+FAMILIES = {
+    "mixtral": (4096, 14336),
+    "qwen3-30b": (2048, 768),
+    "qwen3-next": (2048, 512),
+    "olmoe": (2048, 1024),
+    "deepseek-v2-lite": (2048, 1408),
+    "gpt-oss": (2880, 2880),
+    "granite": (1536, 512),
+    "demo": (256, 96),
+}
+
+
+@pytest.mark.parametrize(("hidden", "inner"), FAMILIES.values(), ids=FAMILIES)
+def test_products_are_within_the_error_of_three_bits(hidden, inner):
+    """x (U V)^T of factors in a compensator's bytes, on the shapes of the families, against float64 of the factors
+    before quantization: off by what 3-bit codes lose, about a thirtieth of the square for each factor."""
+    geometry = CompensatorGeometry(hidden, inner, (3, 5, 4))
+    raw, whole, places = np.zeros(geometry.nbytes, np.uint8), {}, geometry.arrays
+    for seed, (name, array) in enumerate(places.items()):
+        whole[name] = normal(array.rows, array.columns, seed=seed)
+        pack(*quantize3(whole[name]), array, raw)
+    found = corrections(raw, geometry)
+    for matrix, ranks in (("gate_up", (3, 5)), ("down", (4,))):
+        u, v = whole[matrix, "u"].double().split(ranks), whole[matrix, "v"].double().split(ranks)
+        x = normal(6, v[0].shape[1], seed=9)
+        wanted = torch.cat([x.double() @ b.t() @ a for a, b in zip(u, v, strict=True)], 1)
+        y = found[matrix].apply(x)
+        error = float((y - wanted).square().sum() / wanted.square().sum())
+        assert y.shape == wanted.shape
+        assert 0.02 < error < 0.12
+        assert torch.allclose(x @ found[matrix].weights().t(), y, rtol=1e-3, atol=1e-2)
+
+
+def test_a_compensator_leaves_what_it_says():
+    """The error that is left is that of W - U V with the factors as they are read, near that of the best ones."""
+    errors = [normal(96, 256, seed=1), normal(96, 256, seed=2), normal(256, 96, seed=3)]
+    geometry = CompensatorGeometry(256, 96, (20, 0, 9))
+    raw, left = compensator(errors, geometry)
+    read = corrections(raw, geometry)
+    gate, up = read["gate_up"].weights().chunk(2)
+    there = [errors[0] - gate, errors[1] - up, errors[2] - read["down"].weights()]
+    assert left == pytest.approx(sum(float(each.square().sum()) for each in there), rel=1e-5)
+    assert not up.any()
+    best = sum(float(spectrum(e)[rank:].sum()) for e, rank in zip(errors, geometry.ranks, strict=True))
+    taken = sum(float(each.square().sum()) for each in errors) - best
+    assert best < left < best + 0.08 * taken
+    again, _ = compensator(errors, geometry)
+    assert np.array_equal(raw, again)
+
+
+def test_an_error_of_a_smaller_rank_is_compensated_whole():
+    """Ranks past that of the error have zero factors, and the rest is off by 3-bit codes alone."""
+    errors = [
+        normal(40, 2) @ normal(2, 70, seed=5),
+        torch.zeros(40, 70),
+        normal(70, 1) @ normal(1, 40, seed=6),
+    ]
+    geometry = CompensatorGeometry(70, 40, (8, 3, 8))
+    _, left = compensator(errors, geometry)
+    assert left < 0.08 * sum(float(each.square().sum()) for each in errors)
