@@ -18,11 +18,11 @@ from storage.compensator_files import CompensatorFiles, CompensatorRun
 from storage.compensator_index import (
     FOLDER,
     PROJECTIONS,
-    RULES,
     CompensatorGeometry,
     CompensatorIndex,
     LayerCompensators,
     Ranks,
+    check_choices,
 )
 from storage.convert import cores, destination_errors, one_core_each, require_unchanged, source_errors
 from storage.decode import decode
@@ -80,19 +80,7 @@ def compensate(
     """
     manifest = Manifest.load(directory)
     _check_options(directory, manifest, base_level, rule, mean_rank)
-    reference, experts = f"level {manifest.max_level}", None
-    if source and family:
-        with source_errors(source):
-            checkpoint = Checkpoint.open(source)
-            experts = ExpertWeights(checkpoint, family)
-            reference = checkpoint.fingerprint()
-        _check_source(checkpoint, experts, directory, manifest, base_level)
-    elif base_level == manifest.max_level:
-        raise ModelRefused(
-            f"weights of more than {base_level} bits to compensate level {base_level} of {directory}",
-            "a store without a higher level",
-            "give --reference the checkpoint that it was converted from",
-        )
+    reference, experts = _weights_of(source, family, directory, manifest, base_level)
     run = CompensatorRun(manifest.fingerprint, reference, base_level, rule, mean_rank)
     folder = directory / FOLDER
     with destination_errors(directory):
@@ -108,6 +96,30 @@ def compensate(
                 made = save_compensators(directory, index)
             files.remove_others(made)
     return made
+
+
+def _weights_of(
+    source: Path | None, family: ExpertNames | None, directory: Path, manifest: Manifest, base_level: int
+) -> tuple[str, ExpertWeights | None]:
+    """Opens the weights that the base level is compared with, and refuses what it keeps exactly.
+
+    Returns:
+        the run's reference; the weights, None for those of the store's highest level.
+    """
+    if source and family:
+        with source_errors(source):
+            checkpoint = Checkpoint.open(source)
+            experts = ExpertWeights(checkpoint, family)
+            reference = checkpoint.fingerprint()
+        _check_source(checkpoint, experts, directory, manifest, base_level)
+        return reference, experts
+    if base_level == manifest.max_level:
+        raise ModelRefused(
+            f"weights of more than {base_level} bits to compensate level {base_level} of {directory}",
+            "a store without a higher level",
+            "give --reference the checkpoint that it was converted from",
+        )
+    return f"level {manifest.max_level}", None
 
 
 def _check_source(
@@ -137,16 +149,12 @@ def _check_source(
 
 
 def _check_options(directory: Path, manifest: Manifest, base_level: int, rule: str, mean_rank: int) -> None:
-    if base_level not in (2, 4) or base_level > manifest.max_level:
-        levels = [level for level in (2, 4) if level <= manifest.max_level]
+    check_choices(base_level, rule)
+    if base_level > manifest.max_level:
         raise UserError(
-            f"level {' or '.join(map(str, levels))} of {directory} to compensate",
-            str(base_level),
-            f"choose --residual {levels[-1]}",
-        )
-    if rule not in RULES:
-        raise UserError(
-            "a rule for ranks", repr(rule), f"choose --ranks {', '.join(RULES[:-1])} or {RULES[-1]}"
+            f"level {base_level} in {directory}",
+            f"a store up to level {manifest.max_level}",
+            f"choose --residual {manifest.max_level}",
         )
     most = CompensatorGeometry.of(manifest.geometry, (0, 0, 0)).most
     if not 1 <= mean_rank <= most:

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from storage.base import BLOCK, PLANES_OF_LEVEL, ByteRange, ExpertKey
+from storage.base import BLOCK, ByteRange, ExpertKey
+from storage.errors import UserError
 from storage.manifest_entries import (
     MAX_OFFSET,
     read_checksum,
@@ -48,6 +49,9 @@ GROUP = 64
 """Numbers of a row that share a scale."""
 
 PROJECTIONS = ("gate", "up", "down")
+
+BASE_LEVELS = (2, 4)
+"""Levels whose error is compensated."""
 
 RULES = ("error", "kurtosis", "uniform")
 """How ranks are assigned; see storage.low_rank."""
@@ -222,6 +226,16 @@ class CompensatorIndex:
         }
 
 
+def check_choices(base_level: int, rule: str) -> None:
+    """Raises UserError for a level that has no compensators, and for an unknown rule."""
+    if base_level not in BASE_LEVELS:
+        raise UserError("level 2 or 4 to compensate", str(base_level), "choose --residual 2 or 4")
+    if rule not in RULES:
+        raise UserError(
+            "a rule for ranks", repr(rule), f"choose --ranks {', '.join(RULES[:-1])} or {RULES[-1]}"
+        )
+
+
 def read_compensators(
     value: object, geometry: RecordGeometry, counts: Mapping[int, int]
 ) -> CompensatorIndex | None:
@@ -244,7 +258,7 @@ def read_compensators(
     if read_integer(content, "format", 1, MAX_OFFSET) > FORMAT_VERSION:
         return None
     base_level = read_integer(content, "base_level", 2, 4)
-    if base_level not in PLANES_OF_LEVEL or base_level > geometry.max_level:
+    if base_level not in BASE_LEVELS or base_level > geometry.max_level:
         raise ValueError(f"compensators of level {base_level} in a store up to level {geometry.max_level}")
     rule, error = read_text(content, "rule"), content.get("error")
     if rule not in RULES:

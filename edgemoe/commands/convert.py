@@ -14,7 +14,8 @@ from edgemoe.commands.options import JsonOption, KeepSourceOption, StoreArgument
 from edgemoe.commands.verify import inspect_command
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
-from storage.compensator_index import RULES
+from storage.compensator_index import RULES, check_choices
+from storage.errors import UserError
 from storage.manifest import Manifest
 
 EXAMPLES = (
@@ -36,10 +37,15 @@ DestinationArgument = Annotated[Path, typer.Argument(help="Store directory to wr
 
 CompensateOption = Annotated[
     int | None,
-    typer.Option("--compensate", help="Add low-rank compensators of this mean rank.", show_default=False),
+    typer.Option(
+        "--compensate", min=1, help="Add low-rank compensators of this mean rank.", show_default=False
+    ),
 ]
 RankOption = Annotated[
-    int, typer.Option("--rank", help="Mean rank of an expert's three projections: a budget for each layer.")
+    int,
+    typer.Option(
+        "--rank", min=1, help="Mean rank of an expert's three projections: a budget for each layer."
+    ),
 ]
 ReferenceOption = Annotated[
     Path | None,
@@ -103,6 +109,9 @@ def convert_command(
     """
     from edgemoe.models.resolve import convert_named
 
+    if compensate is None and compensators != CompensatorOptions():
+        raise UserError("--compensate RANK beside --ranks and --residual", "none", "add --compensate 32")
+    check_choices(compensators.residual, compensators.ranks)
     convert_named(source, destination, keep_source=keep_source, **vars(store))
     if compensate is not None:
         _compensate(destination, source if source.exists() else None, compensate, compensators)

@@ -27,6 +27,7 @@ COMMANDS = (
     "chat",
     "serve",
     "convert",
+    "compensate",
     "inspect",
     "verify",
     "plan",

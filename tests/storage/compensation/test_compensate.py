@@ -15,8 +15,10 @@ from small_compensation import add, tree
 from small_conversion import FAMILY
 from small_conversion import run as convert_small
 
+from edgemoe.families.table import family_of
 from storage.base import ExpertKey, Plane
 from storage.checkpoint import Checkpoint
+from storage.compensate import compensate
 from storage.compensator_index import FOLDER, CompensatorGeometry
 from storage.compensators import CompensatorReader
 from storage.convert import convert
@@ -175,7 +177,7 @@ def test_a_store_is_in_use_meanwhile(small_source, store):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ({"base_level": 8}, "level 2 or 4 of"),
+        ({"base_level": 8}, "level 2 or 4 to compensate, got 8: choose --residual 2 or 4"),
         ({"rule": "best"}, "choose --ranks error, kurtosis or uniform"),
         ({"mean_rank": 0}, "a mean rank from 1 to 32"),
         ({"mean_rank": 33}, "a mean rank from 1 to 32"),
@@ -266,6 +268,25 @@ def test_a_source_that_changes_meanwhile_is_refused(small_source, store, tmp_pat
     with pytest.raises(DamagedData, match="unchanged while it was read"):
         add(source, store, progress=change)
     assert Manifest.load(store).compensators is None
+
+
+def test_a_store_of_another_layout_of_tensors_has_the_same_factors(checkpoint, fused_checkpoint, tmp_path):
+    """Experts as separate tensors, or as one tensor for all of a layer."""
+    found = []
+    for source in (checkpoint, fused_checkpoint):
+        store = tmp_path / source.name
+        family = family_of(Checkpoint.open(source).config)
+        layout, silent = LAYOUTS["cpu-avx2"], lambda done, total: None
+        convert(source, store, family, max_level=8, layout=layout, dense_bits=16, progress=silent)
+        options = {"base_level": 2, "rule": "error", "mean_rank": 3, "progress": silent}
+        index = compensate(source, store, family, **options).compensators
+        assert index
+        found.append({number: layer.entries for number, layer in index.layers.items()})
+    one, other = found
+    assert set(one) == {0, 2}
+    assert {n: [e.checksum for e in layer] for n, layer in one.items()} == {
+        n: [e.checksum for e in layer] for n, layer in other.items()
+    }
 
 
 def test_a_read_only_store_is_a_user_error(small_source, store, monkeypatch):
