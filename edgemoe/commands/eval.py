@@ -114,13 +114,11 @@ def eval_command(
 
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     arms = _table(measure, hot)
-    from edgemoe.evaluate.compensation.arms import STUDY, compensation_arms
     from edgemoe.evaluate.run import EvalRequest, plan_eval, run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
     for name in dict.fromkeys(study):
-        # An unknown study is refused before a conversion that may take an hour.
-        arms += compensation_arms() if name == STUDY else study_arms(name)
+        arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
     tokens, window = measure.tokens or 4096, measure.window or 512
     request = EvalRequest(

@@ -1,4 +1,4 @@
-"""Rows of the study of compensators, and settings without any that read as many bits."""
+"""Beside the rows of the study of compensators: settings without any that read as many bits, and what is gained."""
 
 from __future__ import annotations
 
@@ -7,51 +7,9 @@ from dataclasses import replace
 from itertools import product
 
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import FOUR_LEVELS, MOST_RANKS, PHASES, Arm, Made
+from edgemoe.evaluate.studies import COMPENSATION, FOUR_LEVELS, Arm
 from edgemoe.policy.bits import BITS_PER_WEIGHT
-from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
-
-STUDY = "compensation"
-
-RANKS = (8, 16, 32)
-"""Mean ranks of a projection."""
-
-RULES = ("uniform", "kurtosis", "error")
-
-MIDDLE = Made(16)
-"""The compensators of which all counts, and the first places alone, are measured."""
-
-COUNTS = (1, 4, 8)
-"""Experts of a token, of every other rank, rule and base level."""
-
-PLACES = 4
-
-
-def compensation_arms() -> list[Arm]:
-    """The rows of the study, those with the same compensators one after another.
-
-    Both base levels without compensators; with MIDDLE every count of a token's experts, and each of the first places
-    alone; with every mean rank, rule and base level the likeliest expert, and more. The evaluation leaves out counts
-    that a model's tokens do not have.
-    """
-    plain = [Arm(RunSettings.uniform(level), PHASES, STUDY) for level in (2, 4)]
-    chosen = [Compensation(n) for n in range(1, MOST_RANKS + 1)]
-    chosen += [Compensation(1, first) for first in range(1, PLACES)]
-    middle = [Arm(RunSettings.uniform(2, compensation=each), PHASES, STUDY, made=MIDDLE) for each in chosen]
-    others = [Made(rank, rule, level) for level, rank, rule in product((2, 4), RANKS, RULES)]
-    return [
-        *(*plain, *middle),
-        *(
-            Arm(_uniform(made, count), ("decode",), STUDY, made=made)
-            for made, count in product(others, COUNTS)
-            if made != MIDDLE
-        ),
-    ]
-
-
-def _uniform(made: Made, count: int) -> RunSettings:
-    return RunSettings.uniform(made.base_level, compensation=Compensation(count))
 
 
 def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
@@ -68,7 +26,7 @@ def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
         for each, bits in product(levels, read)
         if bits < BITS_PER_WEIGHT[each[0]]
     ]
-    return [Arm(each, ("decode",), STUDY) for each in settings]
+    return [Arm(each, ("decode",), COMPENSATION) for each in settings]
 
 
 def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
@@ -76,10 +34,12 @@ def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
 
     Rows without compensators are beside level 2.
     """
-    alone = {(row.setting, row.phase): row for row in rows if row.study == STUDY}
+    alone = {(row.setting, row.phase): row for row in rows if row.study == COMPENSATION}
     for row in rows:
         base = (
-            alone.get((f"exact {row.levels if row.made else 2}", row.phase)) if row.study == STUDY else None
+            alone.get((f"exact {row.levels if row.made else 2}", row.phase))
+            if row.study == COMPENSATION
+            else None
         )
         if base is None or not base.kl or row.kl is None:
             yield row

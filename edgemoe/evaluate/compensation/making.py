@@ -15,9 +15,8 @@ from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import ResidentCompensators
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensate
+from storage.manifest import MANIFEST_NAME
 from storage.untrusted import read_json
-
-MANIFEST_NAME = "store.json"
 
 
 @contextmanager

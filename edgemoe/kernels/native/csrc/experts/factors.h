@@ -30,6 +30,13 @@ enum { FACTOR_GROUP = 64, CODE_BYTES = 24, FACTOR_RANKS = 4, FACTOR_TOKENS = 2 }
 void factors_project(const factors *f, int64_t rank, const uint16_t *x, int64_t x_stride, int64_t tokens, float *t,
                      int64_t t_stride);
 
+/* Prefetches the same rows of U transposed, which later tasks read in pieces that lie apart. */
+INLINE void factors_prefetch(const factors *f, int64_t rank) {
+    const int64_t bytes = ceil_div(f->rows, FACTOR_GROUP) * CODE_BYTES;
+    const uint8_t *rows = f->u.codes + rank * bytes, *end = rows + min_of(FACTOR_RANKS, f->rank - rank) * bytes;
+    for (; rows < end; rows += 64) prefetch(rows);
+}
+
 /* Adds U t to the projection's rows [first, end) of y [tokens, y_stride], bf16; y and t start at the first token. */
 void factors_add(const factors *f, int64_t first, int64_t end, const float *t, int64_t t_stride, int64_t tokens,
                  uint16_t *y, int64_t y_stride);

@@ -123,6 +123,7 @@ AVX2 static void quantize_task(void *argument, int64_t task) {
 /* Multiplies an expert's rows of x with FACTOR_RANKS of a projection's ranks; t: the first rank's number of the first row. */
 INLINE void project_few(const product *job, const expert *e, const factors *f, int64_t rank, float *t) {
     int64_t now;
+    factors_prefetch(f, rank);
     for (int64_t n = 0; n < e->tokens; n += now) {
         now = min_of(e->tokens - n, FACTOR_TOKENS);
         const uint16_t *x = job->x + (first_row(job, e) + n) * job->m->cols;
