@@ -12,10 +12,12 @@ MODULES = (
     *(
         "edgemoe.kernels.base",
         "edgemoe.kernels.activation",
+        "edgemoe.policy.compensation",
         "edgemoe.policy.levels",
         "edgemoe.policy.remapping",
     ),
     *("edgemoe.experts.assignments", "edgemoe.experts.use", "edgemoe.hub.name", "edgemoe.hub.gguf_files"),
+    "tools.timing.decode",
 )
 
 

@@ -54,8 +54,8 @@ class Status:
 
     Args:
         waiting, running: requests.
-        memory: purpose -> bytes of the limit that are reserved: driver, dense, workspace, experts, kv, and kept, the KV
-            of ended requests.
+        memory: purpose -> bytes of the limit that are reserved: driver, dense, workspace, compensators, experts, kv,
+            and kept, the KV of ended requests.
         limit_bytes, kv_limit_bytes: all of it; what is planned for KV.
         peak_bytes: the most that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
@@ -84,7 +84,13 @@ class Status:
         return cls(
             waiting=scheduler.waiting,
             running=scheduler.running,
-            memory={**fixed, "experts": engine.expert_bytes, "kv": kv, "kept": kept},
+            memory={
+                **fixed,
+                "compensators": plan.compensators_bytes,
+                "experts": engine.expert_bytes,
+                "kv": kv,
+                "kept": kept,
+            },
             limit_bytes=plan.vram_limit_bytes,
             kv_limit_bytes=plan.kv_bytes,
             peak_bytes=engine.peak_bytes(),

@@ -25,7 +25,7 @@ from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.sample import Phase, Sample
 from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.rows import CHOICE_FIELDS
-from edgemoe.experts.use import fraction_at, mean_bits
+from edgemoe.experts.use import fraction_at
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import format_levels
 from prefetch.counts import TransferCounts
@@ -133,7 +133,7 @@ def _experts(decode: Phase, high: int) -> dict[str, Any]:
         "hit_rate": {tier: n / counts.requests if counts.requests else None for tier, n in hits.items()},
         "levels_used": {str(level): use.experts.get(level, 0) for level in LEVELS},
         "experts_reused": use.reused,
-        "bits_per_weight_read": mean_bits(use.scheduled),
+        "bits_per_weight_read": use.bits_scheduled,
         "effective_retention": fraction_at(use.scheduled, high),
     }
 

@@ -79,7 +79,7 @@ def stats_line(answer: Answer) -> str:
         f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
         f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
         f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}{_hot(answer)}, "
+        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}{_hot(answer)}{_compensated(answer)}, "
         f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.limit_bytes)} "
         f"(whole process {format_size(answer.peak_process_bytes)})"
     )
@@ -94,6 +94,11 @@ def _hot(answer: Answer) -> str:
         f", {hot['experts']} experts hot ({hot['promoted']} promoted, {hot['demoted']} demoted, "
         f"{hot['deferred']} deferred, {format_size(hot['moved_bytes'])} in the background)"
     )
+
+
+def _compensated(answer: Answer) -> str:
+    """How many (token, expert) pairs were computed with a compensator, where any may be."""
+    return "" if answer.compensated is None else f", {answer.compensated['pairs']} pairs compensated"
 
 
 def _cost(answer: Answer) -> str:

@@ -72,12 +72,13 @@ class MeasureOptions:
     study: list[str] | None = option(
         "Rows beside the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
         "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
-        "together); residency (with a cache, resident experts first); layers (of --reference, one at 2 bits, the rest "
-        "in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent layers' router "
-        "inputs). Repeat for more.",
+        "together); residency (with a cache, resident experts first); compensation (low-rank compensators, made of "
+        "--reference, of a part of a token's experts, beside levels of as many bits); layers (of --reference, one at 2 "
+        "bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent "
+        "layers' router inputs). Repeat for more.",
         autocompletion=one_of(
             *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
-            *("residency", "layers", "routing", "similarity"),
+            *("residency", "compensation", "layers", "routing", "similarity"),
         ),
     )
     reuse: bool = option(
@@ -151,9 +152,10 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     for name, value in given.items():
         if value is not None and measure.text is None:
             raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
-    if reference is None and "layers" in studies:
-        found = "--study layers without one"
-        raise UserError("a reference, of which one layer is lowered", found, "give --reference CHECKPOINT")
+    for name, what in (("layers", "one layer is lowered"), ("compensation", "compensators are made")):
+        if reference is None and name in studies:
+            found = f"--study {name} without one"
+            raise UserError(f"a reference, of which {what}", found, "give --reference CHECKPOINT")
     if plot is not None and (measure.text is None or (reference is None and "routing" not in studies)):
         found = f"--plot {plot} without them"
         raise UserError("a text and a reference for KL", found, "give --text FILE and --reference CHECKPOINT")

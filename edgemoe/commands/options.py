@@ -18,6 +18,7 @@ from storage.base import LEVELS
 from storage.errors import UserError
 
 if TYPE_CHECKING:
+    from edgemoe.policy.compensation import Compensation
     from edgemoe.policy.hotness import Hotness
     from edgemoe.policy.remapping import Remapping
     from edgemoe.policy.settings import RunSettings
@@ -131,6 +132,12 @@ POLICY_HELP = (
     "expert fits at 2 bits and a tenth of them at 4. Default: dymoe."
 )
 
+COMPENSATE_HELP = (
+    "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which `edgemoe "
+    "compensate` adds to a store: those that run at the bits whose errors these are of, such as with --levels 2 or "
+    "4/2. The compensators stay in memory. Default: none."
+)
+
 complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
 complete_depth = one_of("cosine", "equal")
 complete_critical = one_of("carry", "ceil")
@@ -189,6 +196,7 @@ class LevelOptions:
     depth: str | None = option(DEPTH_HELP, autocompletion=complete_depth)
     critical: str | None = option(CRITICAL_HELP, autocompletion=complete_critical)
     policy: str | None = option(POLICY_HELP, autocompletion=one_of(*POLICIES))
+    compensate: int | None = option(COMPENSATE_HELP)
 
 
 @dataclass(frozen=True)
@@ -293,7 +301,7 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
     given = StepSettingOptions(**options)
     levels, exact = _given_levels(given.exact, given.levels), given.exact is not None
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    remapping = take_remapping(chosen)
+    remapping, compensation = take_remapping(chosen), take_compensation(chosen, levels)
     rivals = require_one_mean(chosen)
     two = levels is None or (len(levels) == 2 and 0 not in levels)
     hotness = take_hotness(chosen, automatic=hot and two and not rivals and max_level > 2)
@@ -313,8 +321,8 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
     if given.tpot_target is not None:
         chosen["tpot_target"] = parse_duration(given.tpot_target)
     # The library's own default, in RunSettings, is off.
-    own = {"levels": levels, "exact": exact, "remapping": remapping, "hotness": hotness}
-    settings = RunSettings(**{"speculate": "auto"} | chosen | own)
+    own = {"levels": levels, "exact": exact, "remapping": remapping, "compensation": compensation}
+    settings = RunSettings(**{"speculate": "auto"} | chosen | own, hotness=hotness)
     require_signals(settings, chosen)
     require_effect(settings, chosen)
     warn_of_doubt(settings)
@@ -337,6 +345,27 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
         option = "--lynx-alpha" if "alpha" in given else "--lynx-beta"
         raise UserError(f"--lynx for {option}", "none", "give --lynx too, or leave it out")
     return None
+
+
+def take_compensation(chosen: dict[str, Any], levels: tuple[int, ...] | None) -> Compensation | None:
+    """Takes --compensate out of `chosen`, option's name -> value, and makes the setting of it.
+
+    Args:
+        chosen: changed.
+        levels: given ones; None: automatic.
+
+    Raises:
+        UserError: automatic levels, which may leave out the compensators' own, or a number out of its range.
+    """
+    from edgemoe.policy.compensation import Compensation
+
+    count = chosen.pop("compensate", None)
+    if count is None:
+        return None
+    if levels is None and not {"bits", "tpot_target"} & {*chosen}:
+        wanted = f"levels that the store's compensators are of, for --compensate {count}"
+        raise UserError(wanted, "automatic levels", "give --levels 4/2 with it")
+    return Compensation(count)
 
 
 def take_hotness(chosen: dict[str, Any], *, automatic: bool) -> Hotness | None:

@@ -23,6 +23,7 @@ from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
+from edgemoe.kernels.compensators import ResidentCompensators
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -138,6 +139,10 @@ class Engine:
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
+            if settings.compensation:
+                compensators = ResidentCompensators.of_store(store.directory, store.manifest)
+                opened.callback(compensators.close)
+                self._runtime.compensators = compensators
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -179,6 +184,7 @@ class Engine:
         self.budget.reserve("driver", plan.driver_bytes)
         self.budget.reserve("dense", plan.dense_bytes)
         self.budget.reserve("workspace", plan.workspace_bytes)
+        self.budget.reserve("compensators", plan.compensators_bytes)
         self.budget.reserve("planes", planes)
         self.expert_bytes, self._fixed_bytes = planes, self.budget.used
 
@@ -199,7 +205,8 @@ class Engine:
 
         Raises:
             UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine; or the family's routers cannot be remapped.
+                those need another engine; or the family's routers cannot be remapped; or compensators are not in
+                memory.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -209,6 +216,10 @@ class Engine:
                 f"{now.readers} readers",
                 settings.name,
                 "start again with those options",
+            )
+        if settings.compensation and self._runtime.compensators is None:
+            raise UserError(
+                "compensators in memory", settings.name, f"start again with {settings.compensation.option}"
             )
         if settings.priced:
             self.require_damage()
@@ -289,6 +300,16 @@ class Engine:
             raise UserError(wanted, f"model_type {family}", f"leave {option} out")
 
     @contextmanager
+    def compensated_by(self, compensators: ResidentCompensators) -> Iterator[None]:
+        """Has the steps inside the block use other compensators than the store's; configure the engine inside it."""
+        before, self._runtime.compensators = self._runtime.compensators, compensators
+        try:
+            yield
+        finally:
+            self._runtime.compensators = before
+            self.configure(self.settings.with_(compensation=None))
+
+    @contextmanager
     def rerouted(self, rule: Reroute) -> Iterator[None]:
         """Has a rule choose the experts of every step inside the block, from the logits of the routers.
 
@@ -322,7 +343,13 @@ class Engine:
         level = self.plan.levels[0]
         self.configure(
             before.with_(
-                levels=(level,), bits=None, tpot_target=None, hotness=None, exact=True, speculate="off"
+                levels=(level,),
+                bits=None,
+                tpot_target=None,
+                hotness=None,
+                compensation=None,
+                exact=True,
+                speculate="off",
             )
         )
         errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)

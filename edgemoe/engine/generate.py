@@ -12,7 +12,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
-from edgemoe.experts.use import fraction_at, mean_bits
+from edgemoe.experts.use import fraction_at
 from edgemoe.machine.process import peak_resident_bytes
 from storage.base import LEVELS
 
@@ -46,13 +46,16 @@ class Answer:
     lynx: dict[str, int] | None
     """Of decode steps whose sequences agreed on experts: distinct experts of a layer before and after, summed over
     layers and steps, as active_before and active; and (token, expert) pairs that changed, as remapped. None without."""
+    compensated: dict[str, int] | None
+    """With --compensate: (token, expert) pairs that were computed with their low-rank compensator, as pairs; and
+    experts, each once a layer and step, as experts. None without."""
     effective_retention: float | None
     """Fraction of (token, expert) pairs scheduled at the highest level.
 
     Each token's number of such experts is rounded up, so the fraction can exceed the configured retention ratio.
     """
     bits: float | None
-    """Mean bits a weight that decode scheduled; None without decode."""
+    """Mean bits a weight that decode scheduled, compensators included; None without decode."""
     predicted_kl: float | None
     """Estimated KL of a new token to the highest level, in nats, by calibrated damage; None where levels go by none."""
     bytes_read: dict[str, int]
@@ -175,10 +178,11 @@ class Generation:
             reused=use.reused,
             hot={"experts": engine.hot.size} | both.transitions if engine.hot else None,
             lynx=trace.decode_use.agreement if engine.settings.remapping else None,
+            compensated=use.compensation if engine.settings.compensation else None,
             effective_retention=fraction_at(
                 use.experts if engine.hot else use.scheduled, engine.settings.levels[0]
             ),
-            bits=mean_bits(trace.decode_use.experts if engine.hot else trace.decode_use.scheduled),
+            bits=trace.decode_use.bits_computed if engine.hot else trace.decode_use.bits_scheduled,
             predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,
             bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
             read_retries=both.read_retries,

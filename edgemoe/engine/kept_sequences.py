@@ -204,7 +204,7 @@ class KeptSequences:
         engine, settings = self._engine, self._engine.settings
         damage = engine.damage.origin if engine.damage and settings.priced else None
         of_model = engine.store.manifest.source, engine.shape.kv
-        parts = of_model, settings.levels_by, settings.remapping, damage
+        parts = of_model, settings.levels_by, settings.remapping, settings.compensation, damage
         return xxhash.xxh3_128_digest(repr(parts).encode())
 
 

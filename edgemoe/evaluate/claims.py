@@ -1,4 +1,7 @@
-"""Claims of papers (DyMoE, tables 1 and 2, figures 3 to 6; Lynx, figures 9 and 10), compared with measured rows."""
+"""Claims of papers, compared with measured rows.
+
+DyMoE, tables 1 and 2, figures 3 to 6; Lynx, figures 9 and 10; router-guided low-rank compensation, table 2.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Claim:
 def claims_of(rows: Sequence[EvalRow]) -> list[Claim]:
     """Returns every claim that the rows have the figures for; rows without KL count for chat tasks only."""
     measured = [row for row in rows if row.kl is not None]
-    makers = (_uniform, _retention, _substitute, _signals, _depth, _layers, _phases)
+    makers = (_uniform, _retention, _substitute, _signals, _depth, _layers, _phases, _compensation)
     return [claim for make in makers for claim in make(measured)] + list(_tasks(rows))
 
 
@@ -170,6 +173,17 @@ def _phases(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     if prefill and decode:
         text = "new tokens that agree on experts cost less than prompts that do (Lynx, figure 9)"
         yield _compared(text, decode, prefill, lambda row: row.variation)
+
+
+def _compensation(rows: Sequence[EvalRow]) -> Iterator[Claim]:
+    """Router-guided low-rank compensation, table 2: which of a token's experts is compensated matters."""
+    study = [row for row in rows if row.study == "compensation"]
+    by = {(row.made, row.phase, row.setting): row for row in study}
+    for (made, phase, setting), first in by.items():
+        second = by.get((made, phase, setting.replace("compensate 1,", "compensate only 2,")))
+        if second and second is not first:
+            text = f"{phase}: the likeliest expert's compensator keeps more than the second's (table 2)"
+            yield _compared(text, first, second, lambda row: row.setting)
 
 
 def _tasks(rows: Sequence[EvalRow]) -> Iterator[Claim]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
-from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
+from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import format_levels
 
@@ -45,7 +45,7 @@ class EvalRow:
     bits_per_weight_read: float | None = None
     """Mean over experts in prefill, where one is read once for all tokens; over (token, slot) pairs in decode.
 
-    Counts the level computed at: with reuse, more than the scheduled one.
+    Counts the level computed at: with reuse, more than the scheduled one; and the compensators that were used.
     """
     tokens: int = 0
     """Predicted tokens that perplexity is over."""
@@ -65,6 +65,12 @@ class EvalRow:
     """With --lynx, (token, expert) pairs that the token did not choose by itself."""
     variation: str | None = None
     """What a study chose in the routers' place, by a rule that no option has (studies.Variation)."""
+    made: str | None = None
+    """Compensators that the study of compensation has made: mean rank and the rule of ranks."""
+    kl_over_base: float | None = None
+    """KL as a fraction of that of the base level without compensators, or of level 2's."""
+    kl_less_per_bit: float | None = None
+    """By how many nats KL is below that, for each bit a weight that is read more."""
     cache: float | None = None
     """Fraction of all experts' bytes at 4 bits that were in memory at most; None: as the limits say."""
     bytes_per_token: float | None = None
@@ -131,7 +137,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         use: levels that its experts were scheduled and computed at.
     """
     settings = arm.settings
-    counts = use.scheduled if phase == "decode" and settings.exact else use.experts
+    scheduled = phase == "decode" and settings.exact
+    counts = use.scheduled if scheduled else use.experts
     return EvalRow(
         setting=arm.name,
         phase=phase,
@@ -139,11 +146,12 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         retention=settings.retention if settings.bits is None and not settings.hotness else None,
         bits=settings.bits,
         effective_retention=fraction_at(counts, settings.levels[0]),
-        bits_per_weight_read=mean_bits(counts),
+        bits_per_weight_read=use.bits_scheduled if scheduled else use.bits_computed,
         batch=arm.batch,
         active=use.active / use.active_before if use.active_before else None,
         remapped=use.remapped if use.active_before else None,
         variation=arm.variation.name if arm.variation else None,
+        made=str(arm.made) if arm.made else None,
         cache=arm.cache or None,
         exact=settings.exact,
         study=arm.study,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from edgemoe.evaluate.accuracy import (
     task_accuracy,
 )
 from edgemoe.evaluate.claims import Claim, claims_of, routing_claims, similarity_claims
+from edgemoe.evaluate.compensation.arms import equal_arms, with_gains
+from edgemoe.evaluate.compensation.making import compensated
 from edgemoe.evaluate.lynx.cached import cached_rows
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
 from edgemoe.evaluate.lynx.phases import phases_quality
@@ -50,6 +53,7 @@ from edgemoe.evaluate.score import (
 from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kernels.compensators import most_bytes
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
@@ -132,6 +136,7 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
             rows += evaluation.reference(request.reference, logits)
         rows += evaluation.settings([arm for arm in arms if not arm.cache], plan, logits)
         rows += cached_rows(store, [arm for arm in arms if arm.cache], windows, logits)
+        rows = list(with_gains(rows))
     environment = _environment(store, request, windows) | {"damage": evaluation.damage}
     observed = evaluation.observed
     routing = observed.routing() if observed and "routing" in request.observed else []
@@ -147,6 +152,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         UserError: no arm that the store can run. DoesNotFit: the limits are too small.
     """
     arms, _ = _possible(request.arms, store)
+    mean_rank = max((arm.made.rank for arm in arms if arm.made), default=0)
     context = request.window
     if request.task_count:
         context = max(context, min(TASK_CONTEXT, store.default_context()))
@@ -156,6 +162,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         settings=RunSettings.uniform(max(arm.settings.levels[0] for arm in arms)),
         context=context,
         parallel=max(arm.batch for arm in arms),
+        compensators_bytes=most_bytes(store.manifest.geometry, store.shape.experts, mean_rank),
     )
 
 
@@ -219,11 +226,15 @@ class _Evaluation:
         """Returns a row for every arm and phase; tasks run for arms of the table only."""
         rows: list[EvalRow] = []
         with Engine(self._store, plan, RunSettings.uniform(plan.levels[0])) as engine:
-            if any(arm.settings.priced for arm in arms):
+            if any(arm.settings.priced or arm.made for arm in arms):
                 engine.require_damage()  # while no sequence has its memory
                 self.damage = engine.damage.origin if engine.damage else None
-            for number, arm in enumerate(arms, 1):
-                rows += self._arm(engine, arm, logits, f"{arm.name} ({number} of {len(arms)})")
+            for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].made):
+                with compensated(engine, self._request.reference, made):
+                    for number, arm in some:
+                        rows += self._arm(engine, arm, logits, f"{arm.name} ({number} of {len(arms)})")
+            for arm in equal_arms(rows, plan.levels[0]):
+                rows += self._arm(engine, arm, logits, arm.name)
             if {"routing", "similarity"} & set(self._request.observed):
                 sequence = engine.new_sequence()
                 with CountProgress("routers: text", len(self.windows)) as progress:
@@ -296,7 +307,7 @@ def _possible(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], list
     max_level, ranks = store.manifest.max_level, store.shape.top_k
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
-    kept = [arm for arm in kept if arm.variation is None or arm.variation.ranks_needed <= ranks]
+    kept = [arm for arm in kept if arm.ranks_needed <= ranks]
     names = ", ".join(left_out)
     if not kept:
         raise UserError(

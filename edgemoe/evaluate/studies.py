@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.remapping import Movable, Remapping
@@ -20,9 +21,11 @@ TABLE = "table"
 OBSERVED = ("layers", "routing", "similarity")
 """Studies of the bf16 model with one layer lowered, and of what routers choose and see (DyMoE figures 5, 4 and 6)."""
 
+COMPENSATION = "compensation"
+
 STUDIES = (
     *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),
-    *OBSERVED,
+    *(COMPENSATION, *OBSERVED),
 )
 
 FOUR_LEVELS = (8, 4, 2, 0)
@@ -63,6 +66,13 @@ COMBINED_ALPHA = 16.0
 CACHE = 0.4
 """Fraction of all experts' bytes at 4 bits that the cache of the study of residency has."""
 
+COMPENSATORS = sorted(
+    product((2, 4), (8, 16, 32), ("uniform", "kurtosis", "error")), key=(2, 16, "uniform").__ne__
+)
+"""(base level, mean rank, rule) of the study of compensators; of the first, all counts and the first places alone."""
+
+COMPENSATED_PLACES, COMPENSATED_COUNTS = 4, (1, 4, 8)
+
 DEPTH_RETENTION = 0.75
 CRITICAL_RETENTIONS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9)
 
@@ -102,6 +112,25 @@ class Variation:
 
 
 @dataclass(frozen=True)
+class Made:
+    """Compensators that a study makes (storage.compensate).
+
+    Args:
+        rank: mean of the projections.
+        rule: that assigns the ranks.
+        base_level: whose error they approximate.
+    """
+
+    rank: int
+    rule: str = "uniform"
+    base_level: int = 2
+
+    def __str__(self) -> str:
+        """As in tables: "rank 16 uniform"."""
+        return f"rank {self.rank} {self.rule}"
+
+
+@dataclass(frozen=True)
 class Arm:
     """A setting, the phases that it is measured in, and the table or study that it belongs to.
 
@@ -112,6 +141,7 @@ class Arm:
         batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
         variation: of the settings, that no option has; None: they are what is measured.
         cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
+        made: the compensators of settings with compensation.
     """
 
     settings: RunSettings
@@ -120,6 +150,13 @@ class Arm:
     batch: int = 1
     variation: Variation | None = None
     cache: float = 0.0
+    made: Made | None = None
+
+    @property
+    def ranks_needed(self) -> int:
+        """Experts that a token must have for the arm to differ from others."""
+        own = self.settings.compensation.end if self.settings.compensation else 0
+        return max(own, self.variation.ranks_needed if self.variation else 0)
 
     @property
     def name(self) -> str:
@@ -137,7 +174,7 @@ class Arm:
             "lynx-tasks": f", {self.batch} chats",
             "residency": f", cache {self.cache:g}",
         }
-        variation = f", {self.variation.name}" if self.variation else ""
+        variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""
         return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")
 
 
@@ -202,6 +239,7 @@ def study_arms(study: str) -> list[Arm]:
     - lynx-sensitivity: one bin, rank or third of the depth alone may change, or one phase (Lynx's figures 5 to 9);
     - lynx-tasks: chat tasks answered several at once, with agreement and without, by batch (Lynx's figure 10),
       and by alpha and beta;
+    - compensation: low-rank compensators of a part of a token's experts, by count, place, rank, rule and base level;
     - residency: resident experts first, at batch 1 with a cache of CACHE, beside levels by damage.
 
     A study of OBSERVED has none: it does not run settings.
@@ -211,8 +249,8 @@ def study_arms(study: str) -> list[Arm]:
     """
     phases = PHASES
     varied: list[tuple[tuple[int, ...], dict[str, Any]]]
-    if study in _AGREEING:
-        return _AGREEING[study]()
+    if study in _OWN:
+        return _OWN[study]()
     if study == "signals":
         phases = ("prefill",)
         ranked: list[dict[str, Any]] = [
@@ -240,6 +278,21 @@ def study_arms(study: str) -> list[Arm]:
         raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")
     base = RunSettings(retention=DEPTH_RETENTION, exact=True)
     return [Arm(base.with_(levels=levels, **changes), phases, study) for levels, changes in varied]
+
+
+def _compensation() -> list[Arm]:
+    """Those with the same compensators one after another; counts that a model's tokens do not have are left out."""
+    plain = [Arm(RunSettings.uniform(level), PHASES, COMPENSATION) for level in (2, 4)]
+    chosen = [Compensation(n) for n in range(1, MOST_RANKS + 1)]
+    chosen += [Compensation(1, first) for first in range(1, COMPENSATED_PLACES)]
+    middle, *others = (Made(rank, rule, level) for level, rank, rule in COMPENSATORS)
+    arms = [
+        Arm(RunSettings.uniform(2, compensation=each), PHASES, COMPENSATION, made=middle) for each in chosen
+    ]
+    for made, n in product(others, COMPENSATED_COUNTS):
+        settings = RunSettings.uniform(made.base_level, compensation=Compensation(n))
+        arms.append(Arm(settings, ("decode",), COMPENSATION, made=made))
+    return plain + arms
 
 
 def _lynx() -> list[Arm]:
@@ -295,9 +348,10 @@ def _residency() -> list[Arm]:
     ]
 
 
-_AGREEING: dict[str, Callable[[], list[Arm]]] = {
+_OWN: dict[str, Callable[[], list[Arm]]] = {
     "lynx": _lynx,
     "lynx-sensitivity": _sensitivity,
     "lynx-tasks": _tasks,
     "residency": _residency,
+    COMPENSATION: _compensation,
 }

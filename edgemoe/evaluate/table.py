@@ -49,6 +49,12 @@ _COLUMNS: dict[str, list[_Column]] = {
         ("pairs changed", lambda row: _number(row.remapped, "d")),
         *_QUALITY,
     ],
+    "compensation": [
+        ("of 2 or 4", lambda row: _number(row.kl_over_base, ".3f")),
+        ("nats a bit", lambda row: _number(row.kl_less_per_bit, ".5f")),
+        *_QUALITY[1:-2],
+        ("bits read", lambda row: _number(row.bits_per_weight_read, ".3f")),
+    ],
     "residency": [
         ("cache", lambda row: _number(row.cache, ".2f")),
         ("KB a token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),

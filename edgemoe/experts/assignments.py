@@ -12,22 +12,24 @@ from cache.base import Lease
 from storage.base import ExpertKey
 
 _LEVEL_RANGE = 16
-"""Above every level: packs (expert, level) into one number."""
+"""Above every level: packs (expert, level, compensated) into one number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The (token, slot) pairs of one expert that are computed at one level.
+    """The (token, slot) pairs of one expert that are computed at one level, all compensated or none.
 
     Args:
         level: scheduled for them.
         rows: how many.
         places: int64 [rows], ascending indices into the flat [T * k].
+        compensated: computed with the expert's compensator, at a level that has one.
     """
 
     level: int
     rows: int
     places: torch.Tensor
+    compensated: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Assignments:
     (3, [1])
 
     Args:
-        by_expert: expert -> its assignments, one a level; of a single token in the router's order.
+        by_expert: expert -> its assignments, of one level each, compensated or not; of a single token in the router's
+            order.
         gates: float32 [T, k], gate weights, 0 where the level is 0.
         rows: (token, slot) pairs that are computed.
         skipped: of each skipped expert, its (token, slot) pairs.
@@ -54,42 +57,62 @@ class Assignments:
     skipped: list[int]
 
     @classmethod
-    def of(cls, chosen: torch.Tensor, levels: torch.Tensor, gates: torch.Tensor) -> Assignments:
+    def of(
+        cls,
+        chosen: torch.Tensor,
+        levels: torch.Tensor,
+        gates: torch.Tensor,
+        compensated: torch.Tensor | None = None,
+    ) -> Assignments:
         """Groups a router's choice.
 
         Args:
             chosen: int64 [T, k], experts.
             levels: int64 [T, k]; 0: skipped.
             gates: [T, k], 0 where the level is 0.
+            compensated: bool [T, k]; None: no pair.
         """
         if chosen.shape[0] == 1:
-            return cls.of_token(chosen[0].tolist(), levels[0].tolist(), gates.float())
+            flags = compensated[0].tolist() if compensated is not None else ()
+            return cls.of_token(chosen[0].tolist(), levels[0].tolist(), gates.float(), flags)
         by_expert: dict[int, list[Assignment]] = {}
         skipped, rows = [], chosen.numel()
-        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1)
+        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1) * 2
+        if compensated is not None:
+            joined += (compensated & (levels > 0)).reshape(-1)
         order = joined.argsort(stable=True)
         values, counts = joined[order].unique_consecutive(return_counts=True)
         sizes = counts.tolist()
         for value, size, places in zip(values.tolist(), sizes, order.split(sizes), strict=True):
-            expert, level = divmod(value, _LEVEL_RANGE)
+            expert, level = divmod(value // 2, _LEVEL_RANGE)
             if level:
-                by_expert.setdefault(expert, []).append(Assignment(level, size, places))
+                by_expert.setdefault(expert, []).append(Assignment(level, size, places, bool(value % 2)))
             else:
                 skipped.append(size)
                 rows -= size
         return cls(by_expert, gates.float().contiguous(), rows, skipped)
 
     @classmethod
-    def of_token(cls, chosen: Sequence[int], levels: Sequence[int], gates: torch.Tensor) -> Assignments:
+    def of_token(
+        cls,
+        chosen: Sequence[int],
+        levels: Sequence[int],
+        gates: torch.Tensor,
+        compensated: Sequence[bool] = (),
+    ) -> Assignments:
         """Makes the short list of a single token's assignments.
 
         Args:
             chosen: k experts, in the router's order.
             levels: k levels; 0: skipped.
             gates: float32 [1, k], 0 where the level is 0.
+            compensated: k; empty: no expert.
         """
-        slots = zip(chosen, levels, _each_slot(len(chosen)), strict=True)
-        by_expert = {expert: [Assignment(level, 1, place)] for expert, level, place in slots if level}
+        count = len(chosen)
+        slots = zip(chosen, levels, _each_slot(count), compensated or _no_slot(count), strict=True)
+        by_expert = {
+            expert: [Assignment(level, 1, place, flag)] for expert, level, place, flag in slots if level
+        }
         skipped = [1] * levels.count(0)
         return cls(by_expert, gates, len(by_expert), skipped)
 
@@ -121,3 +144,9 @@ class Assignments:
 def _each_slot(slots: int) -> tuple[torch.Tensor, ...]:
     """The places of a single token's slots."""
     return tuple(torch.tensor([slot]) for slot in range(slots))
+
+
+@cache
+def _no_slot(slots: int) -> tuple[bool, ...]:
+    """No slot of a token is compensated."""
+    return (False,) * slots

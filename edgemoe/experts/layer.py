@@ -17,6 +17,7 @@ from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
+from edgemoe.kernels.compensators import ExpertCompensator, ResidentCompensators
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
@@ -84,6 +85,7 @@ class ExpertRuntime:
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
         choices: counts what routers choose; None: nothing is counted.
+        compensators: of the experts; None: none are in memory.
         reroute: chooses the experts of every step in the routers' place, for a study; None: they choose.
         step: the state of the step that runs; set by the model runner.
     """
@@ -96,6 +98,7 @@ class ExpertRuntime:
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
     choices: ChoiceCounts | None = None
+    compensators: ResidentCompensators | None = None
     reroute: Reroute | None = None
     step: StepKV = field(init=False)
 
@@ -163,11 +166,12 @@ class ExpertLayer:
         if runtime.choices:
             runtime.choices.add(self.layer, chosen, gates)
         levels = policy.levels(self.layer, chosen, gates, ranks, decode=step.decode)
+        compensated = policy.compensated(chosen, gates, ranks, decode=step.decode)
         if step.decode and policy.settings.priced:
             runtime.use.damage += policy.damage_of([self.layer] * len(chosen), chosen, gates, levels)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
-        out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates))
+        out = self.forward(hidden.contiguous(), Assignments.of(chosen, levels, gates, compensated))
         if runtime.probe:
             runtime.probe.routed(self.layer, Routed(hidden, chosen, gates, ranks), out)
         return out
@@ -264,7 +268,10 @@ class ExpertLayer:
             )
             for lease, one in batch:
                 level = one.level if exact else lease.level
-                parts.append(Part(lease.blocks, lease.level, level, one.rows))
+                compensator = self._compensator(lease.key, level) if one.compensated else None
+                if compensator:
+                    self.runtime.use.add_compensated(compensator.bits, one.rows)
+                parts.append(Part(lease.blocks, lease.level, level, one.rows, compensator))
                 numbers.append(lease.key.expert)
                 used.append((one.level, level, one.rows))
                 taken.append(one.places)
@@ -281,6 +288,11 @@ class ExpertLayer:
             places.append(own)
             row = end
         return row
+
+    def _compensator(self, key: ExpertKey, level: int) -> ExpertCompensator | None:
+        """The compensator of an expert that is computed at a level; None where the level or the expert has none."""
+        compensators = self.runtime.compensators
+        return compensators.of(key) if compensators and compensators.level == level else None
 
     def apply(
         self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor

@@ -69,6 +69,14 @@ class ExpertUse:
     """Experts that they agreed on."""
     remapped: int = 0
     """(token, slot) pairs whose expert the token did not choose by itself."""
+    compensated: int = 0
+    """(token, slot) pairs that were computed with a compensator."""
+    compensated_experts: int = 0
+    """The same, an expert once a layer, step and level."""
+    compensator_bits: float = 0.0
+    """Bits a weight of the compensators of `compensated_experts`, summed: they add to those of `experts`."""
+    compensator_bits_of_pairs: float = 0.0
+    """Bits a weight of the compensators of `compensated`, summed: they add to those of `scheduled`."""
 
     def add(self, experts: Iterable[tuple[int, int, int]]) -> None:
         """Counts experts, each as (level scheduled, level computed, rows)."""
@@ -77,6 +85,28 @@ class ExpertUse:
             by_level[computed] = by_level.get(computed, 0) + 1
             scheduled[wanted] = scheduled.get(wanted, 0) + rows
             self.reused += computed > wanted
+
+    def add_compensated(self, bits: float, pairs: int) -> None:
+        """Counts an expert whose compensator adds so many bits a weight, and the pairs that were computed with it."""
+        self.compensated += pairs
+        self.compensated_experts += 1
+        self.compensator_bits += bits
+        self.compensator_bits_of_pairs += bits * pairs
+
+    @property
+    def bits_computed(self) -> float | None:
+        """Mean bits a weight of `experts`, compensators included; None without experts."""
+        return mean_bits(self.experts, self.compensator_bits)
+
+    @property
+    def bits_scheduled(self) -> float | None:
+        """Mean bits a weight of the pairs of `scheduled`, compensators included; None without pairs."""
+        return mean_bits(self.scheduled, self.compensator_bits_of_pairs)
+
+    @property
+    def compensation(self) -> dict[str, int]:
+        """The counts of `add_compensated`, by name."""
+        return {"pairs": self.compensated, "experts": self.compensated_experts}
 
     def add_remapped(self, before: int, after: int, pairs: int) -> None:
         """Counts a layer whose tokens have agreed: active_before, active and remapped."""
@@ -99,6 +129,10 @@ class ExpertUse:
             self.active_before + other.active_before,
             self.active + other.active,
             self.remapped + other.remapped,
+            self.compensated + other.compensated,
+            self.compensated_experts + other.compensated_experts,
+            self.compensator_bits + other.compensator_bits,
+            self.compensator_bits_of_pairs + other.compensator_bits_of_pairs,
         )
 
 
@@ -106,10 +140,11 @@ def _summed(mine: dict[int, int], theirs: dict[int, int]) -> dict[int, int]:
     return {level: mine.get(level, 0) + theirs.get(level, 0) for level in mine | theirs}
 
 
-def mean_bits(counts: Mapping[int, int]) -> float | None:
-    """Mean bits a weight of counts by level; None where all are 0."""
+def mean_bits(counts: Mapping[int, int], more: float = 0.0) -> float | None:
+    """Mean bits a weight of counts by level, and `more` in all; None where all counts are 0."""
     total = sum(counts.values())
-    return math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items()) / total if total else None
+    bits = math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items())
+    return (bits + more) / total if total else None
 
 
 def fraction_at(counts: Mapping[int, int], high: int) -> float | None:

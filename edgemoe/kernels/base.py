@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.compensators import ExpertCompensator
 from storage.base import Blocks
 
 BATCH_ROWS = 256
@@ -27,12 +28,14 @@ class Part:
         resident: the level that the blocks make.
         level: the level to compute at, at most `resident`.
         rows: how many, 1 or more.
+        compensator: whose products are added to the expert's; only of the level that the expert is computed at.
     """
 
     blocks: Blocks
     resident: int
     level: int
     rows: int
+    compensator: ExpertCompensator | None = None
 
 
 class ExpertKernel(Protocol):

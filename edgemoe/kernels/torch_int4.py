@@ -18,6 +18,7 @@ from edgemoe.kernels.base import Part
 from edgemoe.machine.cpu import fast_bf16
 from storage.forms import P0, P4
 from storage.layout import Layout
+from storage.low_rank import corrections
 from storage.planes import truncate_to_base
 from storage.record import MatrixSpec, RecordGeometry
 
@@ -85,7 +86,12 @@ class CpuExpertKernel:
             parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
         ).view(-1, spec.padded_rows, 2)
         low = nibbles(part.blocks[P0]) if level == 8 else None
-        return self._product(x, _Matrix(spec, level, pair, nibbles(codes), low))
+        y = self._product(x, _Matrix(spec, level, pair, nibbles(codes), low))
+        if part.compensator:
+            # Decoded in every call, which costs about what a call of one expert does.
+            found = corrections(part.compensator.raw, part.compensator.geometry)[spec.name]
+            y = (y.float() + found.apply(x.float())).to(torch.bfloat16)
+        return y
 
     def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:
         """Multiplies bf16 [T, K] with a quantized matrix to bf16 [T, N]."""

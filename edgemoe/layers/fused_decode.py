@@ -97,8 +97,13 @@ class FusedDecode:
         slots = self._native.gates.shape[2]
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
+        chosen, compensators = settings.compensation, self._runtime.compensators
         self._native.configure(
-            rules, settings.remapping, exact=settings.exact, renormalise=settings.renormalise
+            rules,
+            settings.remapping,
+            (chosen, compensators) if chosen and compensators else None,
+            exact=settings.exact,
+            renormalise=settings.renormalise,
         )
         self._highest_ahead = policy.ahead[0]
         choices = self._runtime.choices
@@ -149,14 +154,17 @@ class FusedDecode:
             hidden += self._blocks[layer](normed[None])
             return
         levels, gates = torch.tensor(trace[WANTED]), self._native.gates[layer, :rows]
+        compensation = runtime.policy.settings.compensation
+        compensated = compensation.of_tokens(gates) if compensation else None
         if runtime.watch:
             runtime.watch(layer, torch.tensor(trace[CHOSEN]))
         if 0 in runtime.policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=runtime.policy.settings.renormalise)
         if rows == 1:
-            assignments = Assignments.of_token(trace[CHOSEN][0], trace[WANTED][0], gates)
+            flags = compensated[0].tolist() if compensated is not None else ()
+            assignments = Assignments.of_token(trace[CHOSEN][0], trace[WANTED][0], gates, flags)
         else:
-            assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates)
+            assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates, compensated)
         experts.forward(normed, assignments, hidden, predicted)
 
     def _count_damage(self, rows: int) -> None:
@@ -189,9 +197,29 @@ class FusedDecode:
             if runtime.watch:
                 runtime.watch(layer, torch.tensor(trace[layer][CHOSEN]))
         runtime.use.add(computed)
+        if runtime.policy.settings.compensation:
+            self._count_compensated(layers, trace)
         scans = runtime.policy.settings.scan == "on" and len(trace[0][CHOSEN]) > 1
         scan = scans and all(is_scan(len(experts), runtime.policy.experts) for experts in used)
         runtime.source.pinned.count_hits(used, scan=scan)
+
+    def _count_compensated(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
+        """Counts the compensators that the kernel used."""
+        compensation, compensators = self._runtime.policy.settings.compensation, self._runtime.compensators
+        assert compensation
+        if compensators is None:
+            return
+        places = slice(compensation.first, compensation.end)
+        for layer in layers:
+            pairs = Counter(
+                expert
+                for chosen, computed in zip(trace[layer][CHOSEN], trace[layer][COMPUTED], strict=True)
+                for expert, level in zip(chosen[places], computed[places], strict=True)
+                if level == compensators.level
+            )
+            for expert, count in pairs.items():
+                if bits := compensators.bits_of(layer, expert):
+                    self._runtime.use.add_compensated(bits, count)
 
     def _count_predictions(self, layers: set[int], trace: list[list[list[list[int]]]]) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""

@@ -68,7 +68,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per purpose. Driver, dense, KV, workspace and plane bytes add up to the VRAM limit."""
+    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit."""
 
     vram_limit_bytes: int
     dram_limit_bytes: int
@@ -90,6 +90,8 @@ class MemoryPlan:
     """Of the model."""
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
+    compensators_bytes: int = 0
+    """Low-rank compensators, all of them, and what products with them take."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
     hot_experts: int | None = None
@@ -115,7 +117,7 @@ class MemoryPlan:
         """RAM that the plan takes where there is no device, bytes; at most the sum of both limits."""
         tiers = self.vram_blocks, self.dram_blocks
         blocks = sum(kind.size * tier.get(kind.name, 0) for tier in tiers for kind in form.kinds)
-        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + blocks
+        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + self.compensators_bytes + blocks
 
     def _resident(self) -> str:
         """How many experts at which levels, for `lines`."""
@@ -139,10 +141,11 @@ class MemoryPlan:
         staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
         merged = 2 in self.levels and P4 in self.vram_blocks
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
+        factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens, "
-            f"workspace {format_size(self.workspace_bytes)}, experts {format_size(self.plane_bytes)}",
+            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(self.plane_bytes)}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )
@@ -159,6 +162,7 @@ def make_plan(
     context: int,
     device: Device | None = None,
     parallel: int = 1,
+    compensators_bytes: int = 0,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -172,6 +176,7 @@ def make_plan(
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
+        compensators_bytes: of the compensators that settings use; 0: none.
 
     Raises:
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
@@ -179,6 +184,7 @@ def make_plan(
     level = settings.levels[0]
     each = form.bytes_at(level)
     fixed = _fixed_bytes(shape, geometry, context, parallel, device)
+    fixed["compensators_bytes"] = compensators_bytes
     taken = sum(fixed.values())
     minimum = taken + MINIMUM_EXPERTS * each
     if vram_limit is None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
+from edgemoe.kernels.compensators import resident_bytes
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
-from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.checkpoint import Checkpoint, Config, bounded_config
 from storage.dense import DenseWeights
@@ -125,6 +126,7 @@ class StoreModel:
         settings: RunSettings | None = None,
         context: int | None = None,
         parallel: int = 1,
+        compensators_bytes: int = 0,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -134,6 +136,7 @@ class StoreModel:
             settings: by default every expert at the store's highest level.
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
+            compensators_bytes: for others than the store's; at least as many as its own take are planned.
 
         Raises:
             UserError: settings that this store or device cannot run.
@@ -148,6 +151,7 @@ class StoreModel:
                 "choose a lower level, or convert the model again with a higher one",
             )
         self._require_parallel(parallel)
+        compensators = max(compensators_bytes, self._compensators_bytes(settings))
         return make_plan(
             self.shape,
             self.manifest.geometry,
@@ -158,7 +162,40 @@ class StoreModel:
             context=context or self.default_context(),
             device=self.device,
             parallel=parallel,
+            compensators_bytes=compensators,
         )
+
+    def _compensators_bytes(self, settings: RunSettings) -> int:
+        """Bytes of the compensators that settings use.
+
+        Raises:
+            UserError: settings that use them where the store, the device or a level has none.
+        """
+        if settings.compensation is None:
+            return 0
+        wanted, found = f"for {settings.compensation.option}", self.manifest.compensators
+        if self.device:
+            name = f"--device {self.device.name}"
+            raise UserError(f"a model on the CPU, {wanted}", name, "give --device cpu")
+        if found is None:
+            raise UserError(
+                f"a store with low-rank compensators, {wanted}",
+                f"{self.directory} without them",
+                "add them with `edgemoe compensate STORE --reference CHECKPOINT`",
+            )
+        if found.base_level not in settings.levels:
+            raise UserError(
+                f"levels with {found.base_level}, whose errors the store's compensators are of, {wanted}",
+                f"levels {format_levels(settings.levels)}",
+                f"give --levels 4/{found.base_level}" if found.base_level == 2 else "give --levels 8/4",
+            )
+        if settings.compensation.end > self.shape.top_k:
+            raise UserError(
+                f"at most {self.shape.top_k} experts, as many as a token of this model has, {wanted}",
+                f"{settings.compensation.end}",
+                "give fewer",
+            )
+        return resident_bytes(found)
 
     def _require_parallel(self, parallel: int) -> None:
         if not 1 <= parallel <= MOST_PARALLEL:

@@ -45,7 +45,8 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, bits, retention, critical, importance, heavy_hitters, depth and speculate are used.
+        settings: levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and compensation are
+            used.
         layers: of the model.
         experts: in a layer.
         damage: of the model's experts.
@@ -95,15 +96,44 @@ class LevelPolicy:
             return self._cheapest(layer, chosen, gates.float(), decode=decode)
         if decode:
             return self._ranked(layer, gates.float())
-        importance = expert_importance(
-            settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
-        )
-        active = torch.zeros(self.experts, dtype=torch.bool)
-        active[chosen.reshape(-1)] = True
+        active, importance = self._importance(chosen, gates, ranks)
         among = importance[active].unsqueeze(0)
         by_expert = torch.zeros(self.experts, dtype=torch.int64)
         by_expert[active] = self._ranked(layer, among)[0]
         return by_expert[chosen]
+
+    def compensated(
+        self, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None, *, decode: bool
+    ) -> torch.Tensor | None:
+        """Chooses the pairs of one layer that are computed with compensators, where their level has any.
+
+        Args:
+            chosen, gates, ranks: as in `levels`.
+            decode: every token by its own gate weights. Otherwise every expert, by its importance to all T tokens.
+
+        Returns:
+            bool [T, k]; None: the settings compensate no expert.
+        """
+        compensation = self.settings.compensation
+        if compensation is None:
+            return None
+        if decode:
+            return compensation.of_tokens(gates)
+        active, importance = self._importance(chosen, gates, ranks)
+        by_expert = torch.zeros(self.experts, dtype=torch.bool)
+        by_expert[active] = compensation.of_experts(importance[active], chosen.shape[1])
+        return by_expert[chosen]
+
+    def _importance(
+        self, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which experts [E] a prompt's tokens chose, and how important each is to them."""
+        settings = self.settings
+        active = torch.zeros(self.experts, dtype=torch.bool)
+        active[chosen.reshape(-1)] = True
+        return active, expert_importance(
+            settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
+        )
 
     def _ranked(self, layer: int, importance: torch.Tensor) -> torch.Tensor:
         """The paper's two levels [rows, M] of the M experts that each row chooses among."""

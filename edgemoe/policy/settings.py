@@ -8,6 +8,7 @@ from typing import Any
 
 from cache.policies import POLICIES, is_pooled
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.remapping import Remapping
 from prefetch.base import MODES
@@ -82,6 +83,8 @@ class RunSettings:
         scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
+        compensation: which experts of a token are computed with their low-rank compensators, where they run at the base
+            level of these; None: no expert.
         hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
@@ -108,6 +111,7 @@ class RunSettings:
     scan: str = "on"
     speculate: str = "off"
     remapping: Remapping | None = None
+    compensation: Compensation | None = None
     hotness: Hotness | None = None
     in_place: str = "on"
     cache: bool = True
@@ -210,18 +214,18 @@ class RunSettings:
     @property
     def name(self) -> str:
         """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
-        lynx = f", {self.remapping}" if self.remapping else ""
+        more = "".join(f", {each}" for each in (self.remapping, self.compensation) if each)
         if self.hotness:
-            return f"{format_levels(self.levels)} {self.hotness}{lynx}"
+            return f"{format_levels(self.levels)} {self.hotness}{more}"
         if len(self.levels) == 1:
-            return f"{'exact ' if self.exact else ''}{self.levels[0]}{lynx}"
+            return f"{'exact ' if self.exact else ''}{self.levels[0]}{more}"
         if self.tpot_target is not None:
             mean = f"{1000 * self.tpot_target:g} ms"
         elif self.bits is not None:
             mean = f"{self.bits:g} bits"
         else:
             mean = f"r {self.retention:g}"
-        return f"{format_levels(self.levels)} {mean}{lynx}"
+        return f"{format_levels(self.levels)} {mean}{more}"
 
 
 def parse_levels(text: str) -> tuple[int, ...]:

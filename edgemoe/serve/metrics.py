@@ -163,6 +163,10 @@ class _Live(Collector):
         yield self._family(counter, "edgemoe:expert_bytes_read", "Bytes moved up.", "tier", read)
         agreed = status.use.agreement
         yield self._family(counter, "edgemoe:lynx_experts", "Experts of steps with --lynx.", "count", agreed)
+        factors = status.use.compensation
+        yield self._family(
+            counter, "edgemoe:compensated", "Experts computed with --compensate.", "count", factors
+        )
         moves = moved.transitions
         size = moves.pop("moved_bytes")
         yield self._family(counter, "edgemoe:expert_transitions", "Of --policy hotness.", "kind", moves)

@@ -1,8 +1,9 @@
 """Times decode tokens under memory limits beside the same model with everything resident, in turn.
 
-    python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2 4/2/0:3.3] [--tokens 300]
+    python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2 4/2/0:3.3 2+1] [--tokens 300]
 
-Levels may have mean bits a weight behind a colon. Every engine decodes the same tokens of the text. The tokens before
+Levels may have mean bits a weight behind a colon, and behind a plus how many experts of a token are compensated. Every
+engine decodes the same tokens of the text. The tokens before
 the last third warm the caches up; of the last third, blocks of tokens alternate between the engines, so that a change
 of the machine's speed meets all of them.
 """
@@ -19,8 +20,10 @@ from transformers import AutoTokenizer
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings, parse_levels
 from prefetch.counts import TransferCounts
 from tools.command_line import make_parser, positive
@@ -44,6 +47,7 @@ class Arm:
     sequence: SequenceKV
     seconds: list[float] = field(default_factory=list)
     counts: TransferCounts = field(default_factory=TransferCounts)
+    use: ExpertUse = field(default_factory=ExpertUse)
 
     def decode(self, tokens: Sequence[int]) -> None:
         """Appends tokens one by one."""
@@ -51,7 +55,7 @@ class Arm:
             start = time.perf_counter()
             self.engine.step(Step((Segment(self.sequence, (token,)),)))
             self.seconds.append(time.perf_counter() - start)
-        self.counts = self.counts + self.engine.take_counts()
+        self.counts, self.use = self.counts + self.engine.take_counts(), self.use + self.engine.take_use()
 
     def row(self, resident: Arm) -> str:
         """The row of the table; `resident` is the arm to compare with."""
@@ -60,15 +64,29 @@ class Arm:
         ratio = mean(self.seconds) / mean(resident.seconds)
         middle = median(self.seconds) / median(resident.seconds)
         times = f"{1000 * mean(self.seconds):.1f} | {1000 * median(self.seconds):.1f}"
-        return f"| {self.name} | {times} | {100 * hits:.2f} % | {read:.1f} | {ratio:.3f} | {middle:.3f} |"
+        last = f"{self.use.bits_computed:.3f} | {100 * hits:.2f} % | {read:.1f} | {ratio:.3f} | {middle:.3f}"
+        return f"| {self.name} | {times} | {last} |"
 
 
-def settings_of(text: str) -> RunSettings:
-    """Settings for levels as on the command line: "4", "4/2", "4/2/0:3.3"."""
-    levels, _, bits = text.partition(":")
+def settings_of(text: str, *, exact: bool = False) -> RunSettings:
+    """Settings for levels as on the command line: "4", "4/2", "4/2/0:3.3", "2+1".
+
+    >>> settings_of("4/2:2.7+1").name, settings_of("2").exact
+    ('4/2 2.7 bits, compensate 1', True)
+
+    Args:
+        text: levels.
+        exact: compute levels exactly, resident planes above them or not; one level is exact always.
+    """
+    rest, _, count = text.partition("+")
+    levels, _, bits = rest.partition(":")
     parsed = parse_levels(levels)
     return RunSettings(
-        levels=parsed, bits=float(bits) if bits else None, exact=len(parsed) == 1, speculate="auto"
+        levels=parsed,
+        bits=float(bits) if bits else None,
+        exact=exact or len(parsed) == 1,
+        speculate="auto",
+        compensation=Compensation(int(count)) if count else None,
     )
 
 
@@ -87,7 +105,7 @@ def measure(
     timed = len(tokens) // 3
     for arm in arms:
         arm.decode(tokens[:-timed])
-        arm.seconds, arm.counts = [], TransferCounts()
+        arm.seconds, arm.counts, arm.use = [], TransferCounts(), ExpertUse()
     for start in range(len(tokens) - timed, len(tokens), BLOCK):
         for arm in arms:
             arm.decode(tokens[start : start + BLOCK])
@@ -103,16 +121,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", type=Path, required=True, help="whose tokens are decoded")
     parser.add_argument("--limits", nargs="+", default=["2700MB"])
     parser.add_argument("--levels", nargs="+", default=["4", "4/2"])
+    parser.add_argument("--exact", action="store_true", help="compute levels exactly in every row")
     parser.add_argument("--tokens", type=positive, default=300)
     given = parser.parse_args(argv)
     store = StoreModel.open(given.store)
     text = given.text.read_text(encoding="utf-8")
     tokens = AutoTokenizer.from_pretrained(store.directory).encode(text)[: given.tokens]
-    rows = [settings_of(levels) for levels in given.levels]
+    rows = [settings_of(levels, exact=given.exact) for levels in given.levels]
     arms = measure(store, tokens, rows, [parse_size(limit) for limit in given.limits])
     print(
-        "| | ms a token, mean | median | hits | MB from disk | mean × resident | median × resident |\n"
-        "|---|---|---|---|---|---|---|",
+        "| | ms a token, mean | median | bits computed | hits | MB from disk | mean × resident | median × resident |\n"
+        "|---|---|---|---|---|---|---|---|",
         *(arm.row(arms[0]) for arm in arms),
         sep="\n",
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgemoe.kernels.compensators import ResidentCompensators
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
@@ -25,6 +26,7 @@ from edgemoe.kernels.native.structures import (
     OuterLayers,
     RemappingRule,
 )
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.levels import DecodeRule
 from edgemoe.policy.remapping import Remapping
 
@@ -181,19 +183,34 @@ class NativeDecodeLayers:
         )
 
     def configure(
-        self, rules: Sequence[DecodeRule], remapping: Remapping | None, *, exact: bool, renormalise: bool
+        self,
+        rules: Sequence[DecodeRule],
+        remapping: Remapping | None,
+        compensation: tuple[Compensation, ResidentCompensators] | None,
+        *,
+        exact: bool,
+        renormalise: bool,
     ) -> None:
-        """Sets the rule of every layer's levels, and how tokens agree on experts, for the calls that follow.
+        """Sets the rules of the calls that follow: levels, agreement on experts, and which are compensated.
 
         Args:
-            rules: one for each layer.
+            rules: of levels, one for each layer.
             remapping: of calls with several tokens; None: each has its own choice.
+            compensation: the places of a token's experts that are compensated, and with what; None: no expert is.
             exact: compute at the wanted level even where more planes are resident.
             renormalise: scale gate weights to their sum before experts were skipped.
         """
         self._decode_rules = list(rules)  # keeps the tables that the structures point to
         self._rules[:] = [*map(level_rule, rules)]
         self._workspace.exact, self._workspace.renormalise = exact, renormalise
+        self._compensators = compensation[1] if compensation else None  # keeps the addresses valid
+        for i, structure in enumerate(self._structures):
+            structure.compensators = self._compensators.table(i) if self._compensators else None
+        if compensation:
+            chosen, compensators = compensation
+            workspace = self._workspace
+            workspace.compensated_first, workspace.compensated_end = chosen.first, chosen.end
+            workspace.compensated_level = compensators.level
         if remapping:
             self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
         self._workspace.remapping = ctypes.addressof(self._remapping) if remapping else None

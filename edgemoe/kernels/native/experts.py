@@ -74,6 +74,7 @@ class NativeExpertKernel:
         experts = (Expert * len(parts))()
         for i, part in enumerate(parts):
             experts[i] = self.prepared(part.blocks, part.level, part.rows)
+            experts[i].compensator = part.compensator.address if part.compensator else None
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))
@@ -116,7 +117,7 @@ class NativeExpertKernel:
         x = _laid_out(x, spec, parts, experts)
         y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
         result = native.library().edgemoe_expert_product(
-            *(native.threads(), ctypes.byref(matrix), experts, len(parts)),
+            *(native.threads(), ctypes.byref(matrix), spec.name == "down", experts, len(parts)),
             *(x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
         )
         if result:

@@ -19,7 +19,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 21
+_INTERFACE = 22
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_bf16": (ctypes.c_int, []),
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
-    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _N, _P, _N, _N]),
+    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _N, _N]),
     "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _N, _N]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),

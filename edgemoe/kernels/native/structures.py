@@ -24,7 +24,29 @@ class Matrix(ctypes.Structure):
 class Expert(ctypes.Structure):
     """`expert` of csrc/experts/planes.h: the planes of one expert, and its rows of x and y."""
 
-    _fields_ = [*_fields(_POINTER, "parameters base d4 d8"), *_fields(_INT, "level x y tokens")]
+    _fields_ = [
+        *_fields(_POINTER, "parameters base d4 d8"),
+        *_fields(_INT, "level x y tokens"),
+        ("compensator", _POINTER),
+    ]
+
+
+class FactorRows(ctypes.Structure):
+    """`factor_rows` of csrc/experts/factors.h."""
+
+    _fields_ = _fields(_POINTER, "codes scales")
+
+
+class Factors(ctypes.Structure):
+    """`factors` of csrc/experts/factors.h: the low-rank factors of one projection."""
+
+    _fields_ = [*_fields(FactorRows, "v u"), *_fields(_INT, "rank rows cols")]
+
+
+class Compensator(ctypes.Structure):
+    """`compensator` of csrc/experts/factors.h: an expert's factors, of gate, up and down."""
+
+    _fields_ = [("of", Factors * 3)]
 
 
 class Router(ctypes.Structure):
@@ -89,6 +111,7 @@ class DecoderLayer(ctypes.Structure):
         ("dense", _POINTER),
         *_fields(_INT, "window following experts slots scratch_size"),
         *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
+        ("compensators", _POINTER),
         *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),
     ]
 
@@ -102,6 +125,7 @@ class ExpertWorkspace(ctypes.Structure):
         *_fields(_POINTER, "together gathered rows gates row_of after first"),
         *_fields(_INT, "exact renormalise"),
         ("remapping", _POINTER),
+        *_fields(_INT, "compensated_first compensated_end compensated_level"),
     ]
 
 
@@ -126,6 +150,7 @@ class OuterLayers(ctypes.Structure):
 SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers, RemappingRule),
+    Compensator,
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

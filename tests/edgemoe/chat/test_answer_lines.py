@@ -22,6 +22,7 @@ ANSWER = Answer(
     reused=0,
     hot=None,
     lynx=None,
+    compensated=None,
     effective_retention=0.9,
     bits=4.21,
     predicted_kl=None,

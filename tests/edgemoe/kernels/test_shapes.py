@@ -119,7 +119,7 @@ def test_a_single_product_of_another_width_is_refused(expert):
 
     def product(matrix: Matrix, x_cols: int, y_cols: int) -> int:
         return native.library().edgemoe_expert_product(
-            *(native.threads(), ctypes.byref(matrix), ctypes.byref(prepared), 1),
+            *(native.threads(), ctypes.byref(matrix), 0, ctypes.byref(prepared), 1),
             *(x.data_ptr(), 1, x_cols, y.data_ptr(), 1, y_cols),
         )
 

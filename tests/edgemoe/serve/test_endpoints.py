@@ -306,8 +306,9 @@ def test_metrics_count_answers(server):
     assert grown(f"vllm:request_generation_tokens_sum{label}") == usage["completion_tokens"]
     assert after[f"vllm:num_requests_running{label}"] == 0
     assert after['edgemoe:lynx_experts_total{count="active",model_name="tiny"}'] == 0
+    assert after['edgemoe:compensated_total{count="pairs",model_name="tiny"}'] == 0
     parts = {name: value for name, value in after.items() if name.startswith("edgemoe:memory_bytes")}
-    assert len(parts) == 6
+    assert len(parts) == 7
     assert sum(parts.values()) <= after[f"edgemoe:memory_limit_bytes{label}"]
     assert grown('edgemoe:expert_requests_total{level="8",model_name="tiny"}') > 0
 

@@ -35,6 +35,7 @@ typedef struct {
     int64_t *chosen;
     const level_rule *levels;
     const expert *resident; /* [experts]; level 0: not resident */
+    const compensator *compensators; /* [experts]; NULL: experts have no factors */
     int64_t *wanted, *computed, *predicted; /* levels by the rule, levels used, experts predicted for this layer */
     int64_t *remapped;    /* [2]: counts of edgemoe_remap; 0 where it was not called */
     double *chosen_by, *chosen_mass; /* [experts]: tokens that chose each and their gate weights are added; NULL: not */
@@ -55,6 +56,8 @@ typedef struct {
     int64_t exact;       /* compute at the wanted level even where more planes are resident */
     int64_t renormalise; /* scale gate weights to their sum before experts were skipped */
     const remapping *remapping; /* of steps of several tokens; NULL: none */
+    int64_t compensated_first, compensated_end; /* slots whose experts are computed with their factors */
+    int64_t compensated_level;                  /* at which they are computed; factors are of its error */
 } expert_workspace;
 
 AVX2 static int apply(pool *p, const linear *l, const uint16_t *x, int64_t rows, uint16_t *y) {
@@ -138,17 +141,27 @@ static int link_pairs(const decoder_layer *m, const expert_workspace *w, int64_t
     return 1;
 }
 
-/* Makes an expert of the linked pairs of one expert and level, whose rows begin at `row`. Returns their end. */
-static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t rows, int64_t number, int64_t level,
-                      int64_t row, expert *e) {
-    const int64_t k = m->router->k, size = m->router->cols, begin = row;
+/* Whether a pair is computed with its expert's factors. */
+static int compensated(const decoder_layer *m, const expert_workspace *w, int64_t pair) {
+    const int64_t slot = pair % m->router->k;
+    return m->compensators && slot >= w->compensated_first && slot < w->compensated_end &&
+           m->computed[pair] == w->compensated_level;
+}
+
+/* Makes an expert of the linked pairs that are computed as the first one of them, whose rows begin at `row`. Returns their
+ * end. */
+static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t rows, int64_t first, int64_t row,
+                      expert *e) {
+    const int64_t k = m->router->k, size = m->router->cols, begin = row, number = m->chosen[first];
+    const int64_t level = m->computed[first], with_factors = compensated(m, w, first);
     for (int64_t pair = w->first[number]; pair >= 0; pair = w->after[pair]) {
-        if (m->computed[pair] != level) continue;
+        if (m->computed[pair] != level || compensated(m, w, pair) != with_factors) continue;
         if (rows > 1) memcpy(w->gathered + row * size, m->normed + pair / k * size, (size_t)size * 2);
         w->row_of[pair] = row++;
     }
     *e = m->resident[number];
     e->level = level, e->x = rows > 1 ? begin : 0, e->y = begin, e->tokens = row - begin;
+    e->compensator = with_factors ? m->compensators + number : NULL;
     return row;
 }
 
@@ -160,7 +173,7 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_worksp
     if (!link_pairs(m, w, rows * k)) return 0;
     for (int64_t pair = 0; pair < rows * k; pair++)
         if (m->computed[pair] && w->row_of[pair] < 0) {
-            kept = gather(m, w, rows, m->chosen[pair], m->computed[pair], kept, w->together + count);
+            kept = gather(m, w, rows, pair, kept, w->together + count);
             count++;
         }
     if (w->renormalise)
@@ -269,6 +282,6 @@ int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t
 const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(dense_layer), sizeof(level_rule), sizeof(decoder_layer), sizeof(expert_workspace),
-    sizeof(outer_layers), sizeof(remapping),
+    sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
 };
 #endif

@@ -38,6 +38,7 @@ INLINE void gate_expert(const experts_job *job, const expert *e) {
         memset(to + job->inner, 0, (size_t)(cols - job->inner) * 2);
         product_quantize(&job->down, row);
     }
+    product_project(&job->down, e);
 }
 
 AVX2 static void experts_task(void *argument, int64_t task) {
@@ -70,23 +71,25 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
                          int64_t y_cols) {
     if (!matrix_fits(up) || !matrix_fits(down) || up->cols != x_cols || down->rows != y_cols) return WRONG_SHAPE;
     if (inner < 1 || 2 * inner > up->rows || inner > down->cols || !experts_fit(experts, count, x_rows, y_rows)) return WRONG_SHAPE;
-    const size_t between = (size_t)(y_rows * (up->rows + down->cols)) * sizeof(uint16_t);
-    const size_t quantized = product_scratch_bytes(up, x_rows) + product_scratch_bytes(down, y_rows) + 256;
-    uint8_t *scratch = pool_acquire(p, quantized + between + (size_t)count * sizeof(atomic_int));
-    if (!scratch) return OUT_OF_MEMORY;
     experts_job job = {
-        .up = {.m = up, .experts = experts, .count = count, .rows = x_rows, .x = x},
-        .down = {.m = down, .experts = experts, .count = count, .rows = y_rows, .rows_as_y = 1, .y = y},
+        .up = {.m = up, .projections = 2, .experts = experts, .count = count, .rows = x_rows, .x = x},
+        .down = {.m = down, .projection = 2, .projections = 1, .experts = experts, .count = count, .rows = y_rows,
+                 .rows_as_y = 1, .y = y},
         .inner = inner,
     };
+    if (!product_factors_fit(&job.up) || !product_factors_fit(&job.down)) return WRONG_SHAPE;
+    const size_t between = (size_t)(y_rows * (up->rows + down->cols)) * sizeof(uint16_t);
+    const size_t of_products = product_scratch_bytes(&job.up, y_rows) + product_scratch_bytes(&job.down, y_rows);
+    uint8_t *scratch = pool_acquire(p, of_products + between + (size_t)count * sizeof(atomic_int));
+    if (!scratch) return OUT_OF_MEMORY;
     const int64_t blocks = count * (blocks_of(up) + blocks_of(down));
     job.up.blocks_per_task = job.down.blocks_per_task = pool_units_per_task(p, blocks, MAX_TASK_BLOCKS);
-    scratch = product_prepare(&job.down, product_prepare(&job.up, scratch));
+    scratch = product_prepare(&job.down, y_rows, product_prepare(&job.up, y_rows, scratch));
     job.left = (atomic_int *)scratch;
     for (int64_t i = 0; i < count; i++) atomic_init(job.left + i, (int)tasks_of(&job.up));
     job.up.y = (uint16_t *)(job.left + count);
     job.down.x = job.up.y + y_rows * up->rows;
-    product_quantize_all(p, &job.up);
+    product_start(p, &job.up);
     pool_run(p, experts_task, &job, count * (tasks_of(&job.up) + tasks_of(&job.down)));
     pool_release(p);
     return 0;

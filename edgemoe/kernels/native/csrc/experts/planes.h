@@ -13,7 +13,7 @@
  *   vnni.c: both, in 32-bit sums.
  */
 #pragma once
-#include "../bf16.h"
+#include "factors.h"
 
 #if defined(__x86_64__)
 typedef struct {
@@ -28,6 +28,7 @@ typedef struct {
     const uint8_t *base, *d4, *d8;
     int64_t level;        /* 8, 4 or 2: planes above it may be NULL */
     int64_t x, y, tokens; /* index of its first row of x and of y, and the number of rows */
+    const compensator *compensator; /* whose products are added; NULL: none */
 } expert;
 
 /* Whether a matrix is made of whole blocks and groups, and lies inside an expert's planes. */

@@ -49,11 +49,43 @@ INLINE int uses_gemv(const product *job, const expert *e) { return e->tokens == 
 
 static inline int64_t chunk_of(const matrix *m) { return min_of(m->group, CHUNK); }
 
-size_t product_scratch_bytes(const matrix *m, int64_t rows) {
-    return (size_t)(rows * (3 * m->cols + 16 * (m->cols / chunk_of(m)) + 1));
+size_t product_scratch_bytes(const product *job, int64_t y_rows) {
+    const matrix *m = job->m;
+    const size_t of_factors = (size_t)(y_rows * job->ranks) * sizeof(float) + (size_t)job->compensated * sizeof(expert *);
+    return (size_t)(job->rows * (3 * m->cols + 16 * (m->cols / chunk_of(m)) + 1)) + of_factors + 64;
 }
 
-AVX2 uint8_t *product_prepare(product *job, uint8_t *at) {
+INLINE const factors *factors_of(const product *job, const expert *e) { return e->compensator->of + job->projection; }
+
+int product_factors_fit(product *job) {
+    job->compensated = job->ranks = 0;
+    for (int64_t i = 0; i < job->count; i++) {
+        if (!job->experts[i].compensator) continue;
+        const factors *f = job->experts[i].compensator->of + job->projection;
+        int64_t rows = 0, ranks = 0;
+        for (int64_t p = 0; p < job->projections; p++, f++) {
+            const int present = f->rows > 0 && f->cols > 0 && f->v.codes && f->v.scales && f->u.codes && f->u.scales;
+            if (f->rank < 0 || f->rows < 0 || f->cols > job->m->cols || (f->rank && !present)) return 0;
+            rows += f->rows, ranks += f->rank;
+        }
+        if (rows > job->m->rows) return 0;
+        job->compensated++;
+        if (ranks > job->ranks) job->ranks = ranks;
+    }
+    return 1;
+}
+
+/* Lays out the scratch of factors, and finds the experts that have any. Returns its end. */
+static uint8_t *prepare_factors(product *job, int64_t y_rows, uint8_t *at) {
+    job->with_factors = (const expert **)at;
+    job->t = (float *)(job->with_factors + job->compensated);
+    for (int64_t i = 0, n = 0; i < job->count; i++)
+        if (job->experts[i].compensator) job->with_factors[n++] = job->experts + i;
+    return (uint8_t *)(job->t + y_rows * job->ranks);
+}
+
+AVX2 uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at) {
+    at = prepare_factors(job, y_rows, at);
     job->chunk = chunk_of(job->m);
     const int64_t numbers = job->rows * job->m->cols, chunks = numbers / job->chunk;
     float *of_chunks = (float *)at;
@@ -88,7 +120,75 @@ AVX2 static void quantize_task(void *argument, int64_t task) {
     for (int64_t row = task * QUANTIZE_ROWS; row < end; row++) product_quantize(job, row);
 }
 
-void product_quantize_all(pool *p, product *job) { pool_run(p, quantize_task, job, ceil_div(job->rows, QUANTIZE_ROWS)); }
+/* Multiplies an expert's rows of x with FACTOR_RANKS of a projection's ranks; t: the first rank's number of the first row. */
+INLINE void project_few(const product *job, const expert *e, const factors *f, int64_t rank, float *t) {
+    int64_t now;
+    factors_prefetch(f, rank);
+    for (int64_t n = 0; n < e->tokens; n += now) {
+        now = min_of(e->tokens - n, FACTOR_TOKENS);
+        const uint16_t *x = job->x + (first_row(job, e) + n) * job->m->cols;
+        factors_project(f, rank, x, job->m->cols, now, t + n * job->ranks, job->ranks);
+    }
+}
+
+/* Calls of project_few for an expert. */
+INLINE int64_t projects_of(const product *job, const expert *e) {
+    int64_t calls = 0;
+    for (int64_t p = 0; p < job->projections; p++) calls += ceil_div(factors_of(job, e)[p].rank, FACTOR_RANKS);
+    return calls;
+}
+
+INLINE void project_part(const product *job, const expert *e, int64_t call) {
+    const factors *f = factors_of(job, e);
+    float *t = job->t + e->y * job->ranks;
+    for (int64_t calls; call >= (calls = ceil_div(f->rank, FACTOR_RANKS)); f++) {
+        call -= calls;
+        t += f->rank;
+    }
+    project_few(job, e, f, call * FACTOR_RANKS, t + call * FACTOR_RANKS);
+}
+
+AVX2 void product_project(const product *job, const expert *e) {
+    if (!e->compensator) return;
+    for (int64_t call = projects_of(job, e) - 1; call >= 0; call--) project_part(job, e, call);
+}
+
+/* Quantizes rows, or multiplies one expert's with a few ranks. */
+AVX2 static void start_task(void *argument, int64_t task) {
+    const product *job = argument;
+    const int64_t quantizing = ceil_div(job->rows, QUANTIZE_ROWS);
+    if (task < quantizing) {
+        quantize_task(argument, task);
+        return;
+    }
+    task -= quantizing;
+    for (int64_t i = 0, calls; i < job->compensated; i++, task -= calls)
+        if (task < (calls = projects_of(job, job->with_factors[i]))) {
+            project_part(job, job->with_factors[i], task);
+            return;
+        }
+}
+
+AVX2 void product_start(pool *p, product *job) {
+    int64_t tasks = ceil_div(job->rows, QUANTIZE_ROWS);
+    for (int64_t i = 0; i < job->compensated; i++) tasks += projects_of(job, job->with_factors[i]);
+    pool_run(p, start_task, job, tasks);
+}
+
+/* Adds U t to an expert's rows [first, end) of the matrix. */
+AVX2 static void add_factors(const product *job, const expert *e, int64_t first, int64_t end) {
+    const factors *f = factors_of(job, e);
+    uint16_t *y = job->y + e->y * job->m->rows;
+    const float *t = job->t + e->y * job->ranks;
+    for (int64_t p = 0; p < job->projections; p++, first -= f->rows, end -= f->rows, y += f->rows, t += f->rank, f++) {
+        const int64_t from = first > 0 ? first : 0, to = min_of(end, f->rows);
+        int64_t now;
+        for (int64_t n = 0; f->rank && from < to && n < e->tokens; n += now) {
+            now = min_of(e->tokens - n, FACTOR_TOKENS);
+            factors_add(f, from, to, t + n * job->ranks, job->ranks, now, y + n * job->m->rows, job->m->rows);
+        }
+    }
+}
 
 /* Up to so many tokens, a few at a time are faster than all of them from joined codes. */
 enum { FEW_UP_TO = 12 };
@@ -117,6 +217,7 @@ AVX2 static void product_block(const product *job, const expert *e, int64_t bloc
 AVX2 void product_run_task(const product *job, const expert *e, int64_t task) {
     const int64_t end = min_of((task + 1) * job->blocks_per_task, blocks_of(job->m));
     for (int64_t block = task * job->blocks_per_task; block < end; block++) product_block(job, e, block);
+    if (e->compensator) add_factors(job, e, task * job->blocks_per_task * BLOCK_ROWS, end * BLOCK_ROWS);
 }
 
 AVX2 static void product_task(void *argument, int64_t task) {
@@ -124,16 +225,18 @@ AVX2 static void product_task(void *argument, int64_t task) {
     product_run_task(job, job->experts + task / tasks_of(job), task % tasks_of(job));
 }
 
-/* Each expert's rows of y [y_rows, y_cols] = its matrix times its rows of x [rows, x_cols], both bf16.
- * Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
-AVX2 int edgemoe_expert_product(pool *p, const matrix *m, const expert *experts, int64_t count, const uint16_t *x,
-                                int64_t rows, int64_t x_cols, uint16_t *y, int64_t y_rows, int64_t y_cols) {
+/* Each expert's rows of y [y_rows, y_cols] = its matrix, the first or the second, times its rows of x [rows, x_cols], both
+ * bf16. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+AVX2 int edgemoe_expert_product(pool *p, const matrix *m, int second, const expert *experts, int64_t count,
+                                const uint16_t *x, int64_t rows, int64_t x_cols, uint16_t *y, int64_t y_rows, int64_t y_cols) {
     if (!matrix_fits(m) || m->cols != x_cols || m->rows != y_cols || !experts_fit(experts, count, rows, y_rows)) return WRONG_SHAPE;
-    uint8_t *scratch = pool_acquire(p, product_scratch_bytes(m, rows) + 64);
-    if (!scratch) return OUT_OF_MEMORY;
     product job = {.m = m, .experts = experts, .count = count, .rows = rows, .x = x, .y = y};
-    product_prepare(&job, scratch);
-    product_quantize_all(p, &job);
+    job.projection = second ? 2 : 0, job.projections = second ? 1 : 2;
+    if (!product_factors_fit(&job)) return WRONG_SHAPE;
+    uint8_t *scratch = pool_acquire(p, product_scratch_bytes(&job, y_rows));
+    if (!scratch) return OUT_OF_MEMORY;
+    product_prepare(&job, y_rows, scratch);
+    product_start(p, &job);
     job.blocks_per_task = pool_units_per_task(p, count * blocks_of(m), MAX_TASK_BLOCKS);
     pool_run(p, product_task, &job, count * tasks_of(&job));
     pool_release(p);

@@ -18,6 +18,10 @@ typedef struct {
     uint8_t *formats;           /* [rows]: the formats that each row is needed in */
     activations a14, a8;
     uint16_t *y;
+    int64_t projection, projections; /* of the matrix, the first in PROJECTIONS and how many: gate and up, or down */
+    int64_t compensated, ranks;      /* experts with factors, and the most ranks of one, of the matrix's projections */
+    const expert **with_factors;     /* [compensated] */
+    float *t;                        /* [rows of y, ranks]: V x of each row */
 } product;
 
 enum { MAX_TASK_BLOCKS = 16 };
@@ -27,17 +31,24 @@ INLINE int64_t blocks_of(const matrix *m) { return ceil_div(m->rows, BLOCK_ROWS)
 /* Tasks per expert. */
 INLINE int64_t tasks_of(const product *job) { return ceil_div(blocks_of(job->m), job->blocks_per_task); }
 
-/* Scratch bytes of a product for `rows` rows of x; scratch_bytes in native/experts.py counts the same. */
-size_t product_scratch_bytes(const matrix *m, int64_t rows);
+/* Counts a job's factors, and whether they fit its matrix. */
+int product_factors_fit(product *job);
+
+/* Scratch bytes of a product with `y_rows` rows of y; scratch_bytes in native/experts.py counts the same for planes, and
+ * factor_scratch_bytes for factors. */
+size_t product_scratch_bytes(const product *job, int64_t y_rows);
 
 /* Lays out a product's scratch from `at`, aligned for float; returns its end, a multiple of 64. */
-uint8_t *product_prepare(product *job, uint8_t *at);
+uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at);
 
 /* Quantizes a row of x to the formats that its experts need. */
 void product_quantize(const product *job, int64_t row);
 
-/* Quantizes every row of x, on all threads of the pool. */
-void product_quantize_all(pool *p, product *job);
+/* Multiplies an expert's rows of x with its factors V. */
+void product_project(const product *job, const expert *e);
+
+/* Quantizes every row of x, and multiplies rows with factors V, on all threads of the pool. */
+void product_start(pool *p, product *job);
 
 /* Computes a task's rows of y, for all of an expert's tokens. */
 void product_run_task(const product *job, const expert *e, int64_t task);

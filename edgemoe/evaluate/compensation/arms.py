@@ -1,0 +1,49 @@
+"""Beside the rows of the study of compensators: settings without any that read as many bits, and what is gained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from edgemoe.evaluate.rows import EvalRow
+from edgemoe.evaluate.studies import COMPENSATION, FOUR_LEVELS, Arm
+from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.settings import RunSettings
+
+
+def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
+    """Settings without compensators that read as many bits as the study's rows: 4/2 and 8/4/2/0, by damage.
+
+    Args:
+        rows: measured; those with compensators count.
+        most: highest level of the store.
+    """
+    read = sorted({round(row.bits_per_weight_read or 0, 2) for row in rows if row.made})
+    levels = [(4, 2), tuple(level for level in FOUR_LEVELS if level <= most)]
+    settings = [
+        RunSettings(levels=each, bits=bits, exact=True)
+        for each, bits in product(levels, read)
+        if bits < BITS_PER_WEIGHT[each[0]]
+    ]
+    return [Arm(each, ("decode",), COMPENSATION) for each in settings]
+
+
+def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
+    """The rows of the study beside their base level alone: KL over its KL, and KL less for each bit that is read more.
+
+    Rows without compensators are beside level 2.
+    """
+    alone = {(row.setting, row.phase): row for row in rows if row.study == COMPENSATION}
+    for row in rows:
+        base = (
+            alone.get((f"exact {row.levels if row.made else 2}", row.phase))
+            if row.study == COMPENSATION
+            else None
+        )
+        if base is None or not base.kl or row.kl is None:
+            yield row
+            continue
+        more = (row.bits_per_weight_read or 0) - (base.bits_per_weight_read or 0)
+        per_bit = (base.kl - row.kl) / more if more > 0 else None
+        yield replace(row, kl_over_base=row.kl / base.kl, kl_less_per_bit=per_bit)

@@ -1,0 +1,69 @@
+"""Compensators that a study makes from the reference's weights, beside the store and not in it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from edgemoe.console.progress import CountProgress
+from edgemoe.engine.engine import Engine
+from edgemoe.evaluate.studies import Made
+from edgemoe.families.table import family_of
+from edgemoe.kernels.compensators import ResidentCompensators
+from storage.checkpoint import Checkpoint
+from storage.compensate import compensate
+from storage.manifest import MANIFEST_NAME
+from storage.untrusted import read_json
+
+
+@contextmanager
+def compensated(engine: Engine, reference: Path | None, made: Made | None) -> Iterator[None]:
+    """Has an engine use compensators that are made in a folder of links to the store's files; shows progress on stderr.
+
+    Args:
+        engine: of the store.
+        reference: the checkpoint that the store was converted from.
+        made: rank, rule and base level; None, or without a reference: no compensators.
+
+    Raises:
+        as storage.compensate.compensate.
+    """
+    if made is None or reference is None:
+        yield
+        return
+    store = engine.store
+    family = family_of(Checkpoint.open(reference).config)
+    with tempfile.TemporaryDirectory(prefix="edgemoe-compensators-") as name:
+        directory = Path(name)
+        for path in store.directory.iterdir():
+            if path.is_file() and path.name != MANIFEST_NAME:
+                (directory / path.name).symlink_to(path.resolve())
+        content = read_json(store.directory, MANIFEST_NAME)
+        content.pop("compensators", None)
+        (directory / MANIFEST_NAME).write_text(json.dumps(content))
+        with CountProgress(f"compensators, {made}", 1000) as progress:
+            done = 0
+
+            def show(steps: int, total: int) -> None:
+                nonlocal done
+                for _ in range(1000 * steps // total - done):
+                    progress.advance()
+                done = 1000 * steps // total
+
+            manifest = compensate(
+                reference,
+                directory,
+                family,
+                base_level=made.base_level,
+                rule=made.rule,
+                mean_rank=made.rank,
+                progress=show,
+            )
+        with (
+            closing(ResidentCompensators.of_store(directory, manifest)) as found,
+            engine.compensated_by(found),
+        ):
+            yield
