@@ -195,7 +195,7 @@ class _Conversion:
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
         limit = min(2 * threads, max(_MEMORY // memory, 1))
-        with _one_core_each(threads) as pool:
+        with one_core_each(threads) as pool:
             # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
             for layers in [[layer] for layer in missing] if arrivals else [missing]:
                 if arrivals:
@@ -267,7 +267,7 @@ def cores() -> int:
 
 
 @contextmanager
-def _one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
+def one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
     """Yields a pool whose threads compute on one core each; by default torch gives every thread all cores."""
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
