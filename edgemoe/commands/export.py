@@ -34,8 +34,8 @@ class ExportOptions:
         autocompletion=one_of(*FORMATS),
     )
     level: str = option(
-        'Level of all experts, 8 or 4; or a JSON file of levels such as {"*": 4, "0": 8, "3.17": 2}: for all experts, a '
-        "layer, one expert. Default: the store's highest level.",
+        'Level of all experts, 8 or 4; or a JSON file of levels such as {"*": 4, "0": 8, "3.17": 2}: for all experts, '
+        "a layer, one expert. Default: the store's highest level.",
         "",
         show_default=False,
     )
@@ -68,10 +68,14 @@ def export_command(
     family = family_of(bounded_config(read_json(store, "config.json")))
     with ByteProgress(f"exporting {store.name}") as bar:
         errors = export(store, destination, family, format=options.format, levels=levels, progress=bar.update)
-    relative = [(part / errors.total) ** 0.5 if errors.total else 0.0 for part in (errors.exported, errors.own)]
+    relative = [
+        (part / errors.total) ** 0.5 if errors.total else 0.0 for part in (errors.exported, errors.own)
+    ]
     if as_json:
         exported, own = relative
-        print(json.dumps({"directory": str(destination), "error": exported, "own_error": own, **vars(errors)}))
+        print(
+            json.dumps({"directory": str(destination), "error": exported, "own_error": own, **vars(errors)})
+        )
     else:
         print(_line(options.format, manifest, errors, *relative))
 
@@ -93,8 +97,12 @@ def _levels(level: str, manifest: Manifest) -> Levels:
 
 def _line(format: str, manifest: Manifest, errors: Errors, exported: float, own: float) -> str:
     """The errors of an export, in a line."""
-    kept = f"; {100 * errors.kept / errors.groups:.0f} % of groups keep the store's codes" if errors.groups else ""
+    kept = (
+        f"; {100 * errors.kept / errors.groups:.0f} % of groups keep the store's codes"
+        if errors.groups
+        else ""
+    )
     return (
-        f"{format}: relative error {exported:.4f} against the store's level {manifest.max_level}, where the store's own "
-        f"levels have {own:.4f} (first and middle expert of every layer){kept}"
+        f"{format}: relative error {exported:.4f} against the store's level {manifest.max_level}, where the store's "
+        f"own levels have {own:.4f} (first and middle expert of every layer){kept}"
     )

@@ -1,8 +1,8 @@
 """Exports in safetensors: bf16 weights, or compressed-tensors' symmetric integers with a scale per group.
 
-    weight_packed   int32 [N, K * bits / 32]   code + 2^(bits - 1), lowest bits first
-    weight_scale    bf16 [N, K / group]
-    weight_shape    int64 [2]                  (N, K)
+weight_packed   int32 [N, K * bits / 32]   code + 2^(bits - 1), lowest bits first
+weight_scale    bf16 [N, K / group]
+weight_shape    int64 [2]                  (N, K)
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class CheckpointPlan:
         else:
             for expert in range(count):
                 names = self._family.separate(layer, expert) or ()
-                for name, shape in zip(names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+                for name, shape in zip(
+                    names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
+                ):
                     unit.tensors[name] = "BF16", shape
             unit.regions.append(2 * count * geometry.weights)
         unit.work += [partial(self._bf16, each) for each in experts_of(self._experts, self._levels, layer)]
@@ -134,7 +136,9 @@ class CompressedPlan(CheckpointPlan):
     def __init__(
         self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
     ) -> None:
-        self._bits = {layer: layer_level(levels, layer, "compressed-tensors", (8, 4)) for layer in experts.layers}
+        self._bits = {
+            layer: layer_level(levels, layer, "compressed-tensors", (8, 4)) for layer in experts.layers
+        }
         self._group = min(_WIDEST_GROUP, *(matrix.group for matrix in experts.geometry.matrices))
         if uneven := [m.cols for m in experts.geometry.matrices if m.cols % self._group]:
             raise UserError(

@@ -105,7 +105,7 @@ class StoreExperts:
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.manifest, self.geometry = manifest, manifest.geometry
+        self.directory, self.manifest, self.geometry = directory, manifest, manifest.geometry
         self.layers = tuple(sorted(manifest.layers))
         self._layout = LAYOUTS[manifest.layout]
         self._reader = RecordReader.open(directory, manifest)
@@ -181,9 +181,7 @@ class StoreExperts:
             if level == 2:
                 centre = centre + scale / 2
             step = scale / 16 if level == 8 else scale
-            out.append(
-                Affine(codes[: spec.rows, : spec.cols], step, centre, MIDDLE[level], spec.group)
-            )
+            out.append(Affine(codes[: spec.rows, : spec.cols], step, centre, MIDDLE[level], spec.group))
         return out
 
     def _nibbles(self, array: Bytes, at: int, spec: MatrixSpec) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from storage.convert import cores, one_core_each
-from storage.errors import DamagedData, ModelRefused, UserError
+from storage.errors import UserError
 from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
 from storage.export.dense import DenseTensors
 from storage.export.directory import ExportDirectory, Sink
@@ -66,7 +66,8 @@ def export(
         format: a key of FORMATS.
         levels: of every expert.
         progress: called with bytes of weights written and in all, from the calling thread.
-        threads: number of threads that read and encode experts; by default one per core of this process.
+        threads: number of threads that read and encode experts; by default two per core of this process, so that
+            one computes while the other waits for the disk.
 
     Returns:
         The errors of the exported weights, over the first and the middle expert of every layer.
@@ -77,6 +78,7 @@ def export(
         DoesNotFit: the disk is too small.
         DamagedData: the store's bytes differ from its checksums.
     """
+    _require_apart(store, destination)
     manifest = Manifest.load(store)
     with StoreExperts(store, manifest) as experts:
         dense = DenseTensors(store, family.in_checkpoint)
@@ -85,15 +87,28 @@ def export(
         with ExportDirectory(destination, content) as out:
             job = _Export(store, manifest, plan, out, progress)
             if not out.finished:
-                job.write(threads or cores())
+                job.write(threads or 2 * cores())
                 out.finish()
             return job.errors()
+
+
+def _require_apart(store: Path, destination: Path) -> None:
+    """Refuses the store's own directory, and a destination that is no directory or that cannot be made."""
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found, action = str(error.strerror), "choose a directory that you may write to"
+        raise UserError(f"a directory for an export at {destination}", found, action) from error
+    if destination.resolve() == store.resolve():
+        raise UserError("a directory for the export", f"the store {store}", "choose another directory")
 
 
 def _digest(levels: Levels) -> Any:
     """The one level of all experts, or a digest of a map."""
     found = {level for layer in levels.values() for level in layer}
-    return found.pop() if len(found) == 1 else xxhash.xxh3_128_hexdigest(repr(sorted(levels.items())))
+    return (
+        found.pop() if len(found) == 1 else xxhash.xxh3_128_hexdigest(repr(sorted(levels.items())).encode())
+    )
 
 
 class _Export:

@@ -5,7 +5,7 @@ A group of a store whose centre is 0 has such codes at 4 bits, and keeps them; o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -68,8 +68,8 @@ def int4(matrix: Affine, group: int) -> Symmetric:
     scale = (matrix.step * times).to(torch.bfloat16)
     if made is not None:
         rows = matrix.shape[0]
-        grouped = (t.view(rows, -1, group) for t in (four, made.codes))
-        four = torch.where(own.unsqueeze(-1), *grouped).view(matrix.shape)
+        kept, new = (t.view(rows, -1, group) for t in (four, made.codes))
+        four = torch.where(own.unsqueeze(-1), kept, new).view(matrix.shape)
         scale = torch.where(own, scale, made.scale)
     return Symmetric(four, scale, group, 8, int(own.sum()))
 
@@ -83,9 +83,7 @@ def _quantize(matrix: Affine, middle: int, dtype: torch.dtype, lowest: int) -> S
     for start, end in matrix.pieces():
         part = matrix.rows(start, end)
         values = part.codes.float().view(end - start, -1, group)
-        low, high = (
-            edge * part.step + part.offset for edge in torch.aminmax(values, dim=-1)
-        )
+        low, high = (edge * part.step + part.offset for edge in torch.aminmax(values, dim=-1))
         low, high = torch.minimum(low, high), torch.maximum(low, high)  # steps have either sign
         scale = _round_up(torch.maximum(high / (middle - 1), low / lowest).clamp_min(0), dtype)
         divisor = scale.float().clamp_min(_TINY)
@@ -105,15 +103,3 @@ def _round_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     rounded = scale.to(dtype)
     above = (rounded.view(torch.int16) + 1).view(dtype)  # the next number, as none is negative
     return torch.where(rounded.float() < scale, above, rounded)
-
-
-def at_level(matrix: Affine, level: int) -> Affine:
-    """The matrix at `level` from the same one at the store's highest level.
-
-    Args:
-        matrix: at level 8 or 4.
-        level: at most that of the matrix; 8 or 4.
-    """
-    if level == 8 or matrix.middle == 8:
-        return matrix
-    return replace(matrix, codes=matrix.codes >> 4, step=matrix.step * 16, middle=8.0)
