@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
+from gguf.gguf_writer import WriterState
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
@@ -25,6 +26,9 @@ _GPT2 = "ByteLevel"
 _SPLITS = {(_GPT2,): "gpt-2", ("Digits", _GPT2): "smollm", (_QWEN2,): "qwen2", (_LLAMA3,): "llama-bpe"}
 """Rules that split text before merges, in order -> llama.cpp's name of them."""
 
+_DEFAULTS = {"decoder_sparse_step": 1}
+"""Config key -> transformers' value where config.json has none; other keys have an empty one."""
+
 _log = logging.getLogger("edgemoe")
 
 
@@ -38,8 +42,9 @@ def architecture_of(config: Config) -> tuple[str, Architecture]:
         if architecture.fixed["model_type"] != config["model_type"]:
             continue
         for key, value in architecture.fixed.items():
-            if key in config and key != "architectures" and (config[key] or None) != (value or None):
-                raise ModelRefused(f"{key} {value} for a GGUF file", shortened(config[key]), _ACTION)
+            found = config.get(key, _DEFAULTS.get(key))
+            if key != "architectures" and (found or None) != (value or None):
+                raise ModelRefused(f"{key} {value} for a GGUF file", shortened(found), _ACTION)
         if config.get("attention_bias"):
             raise ModelRefused("attention without biases for a GGUF file", "attention_bias", _ACTION)
         return name, architecture
@@ -71,7 +76,8 @@ def sizes(config: Config, architecture: Architecture) -> dict[str, int | float]:
             raise ModelRefused(f"{key} in config.json for a GGUF file", shortened(value), _ACTION)
         out[field] = value
     out["attention.key_length"] = out["attention.value_length"] = values["head_dim"]
-    out.setdefault("feed_forward_length", values["intermediate_size"])
+    if "intermediate_size" in values:
+        out.setdefault("feed_forward_length", values["intermediate_size"])
     return out
 
 
@@ -91,13 +97,11 @@ def add_fields(writer: gguf.GGUFWriter, store: Path, config: Config) -> None:
 
 def header(writer: gguf.GGUFWriter) -> bytes:
     """The bytes before the tensors' data, padded as the data begins."""
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "header"
-        writer.write_header_to_file(path)
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        writer.close()
-        raw = path.read_bytes()
+    writer.fout, writer.state = [BytesIO()], WriterState.EMPTY  # as open_output_file leaves them
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    raw = bytes(writer.fout[0].getvalue())
     return raw + bytes(-len(raw) % gguf.GGUF_DEFAULT_ALIGNMENT)
 
 

@@ -69,7 +69,7 @@ def int4(matrix: Affine, group: int) -> Symmetric:
     if made is not None:
         rows = matrix.shape[0]
         kept, new = (t.view(rows, -1, group) for t in (four, made.codes))
-        four = torch.where(own.unsqueeze(-1), kept, new).view(matrix.shape)
+        four = torch.where(own.unsqueeze(-1), kept, new).reshape(matrix.shape)
         scale = torch.where(own, scale, made.scale)
     return Symmetric(four, scale, group, 8, int(own.sum()))
 
