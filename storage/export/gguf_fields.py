@@ -65,8 +65,9 @@ def sizes(config: Config, architecture: Architecture) -> dict[str, int | float]:
     if kind != "default" or config.get("rope_scaling"):
         raise ModelRefused("rotary embeddings without scaling for a GGUF file", shortened(kind), _ACTION)
     values = dict(config) | {"rope_theta": float(rope["rope_theta"])}
-    values.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    values.setdefault("num_key_value_heads", config["num_attention_heads"])
+    heads = config["num_attention_heads"]
+    values["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
+    values["num_key_value_heads"] = config.get("num_key_value_heads") or heads
     for one, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         values.setdefault(one, config.get(other))
     out: dict[str, int | float] = {}

@@ -10,7 +10,6 @@ from storage.base import LEVELS
 from storage.errors import UserError
 from storage.header import strict_json
 from storage.manifest import Manifest
-from storage.source_file import read_whole
 from storage.untrusted import shortened
 
 Levels = dict[int, tuple[int, ...]]
@@ -39,7 +38,7 @@ def read_levels(path: Path, manifest: Manifest) -> Levels:
     """
     action = 'write an object such as {"*": 4, "0": 8, "3.17": 2}'
     try:
-        value = strict_json(read_whole(path))
+        value = strict_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"a map of levels in {path}", str(error)[:200], action) from error
     if not isinstance(value, dict):
