@@ -138,11 +138,12 @@ class Layout:
         """Unpacks uint8 [pieces, B * K * R / 2 / pieces] into [B * R, K], the inverse of _pair_blocks."""
         if not pieces.numel():
             return pieces.new_empty(0, cols)
-        columns = (cols // (2 * self.pieces), 2)
-        pairs = pieces.reshape(self.pieces, -1, *columns, rows // (2 * paired), paired).permute(
-            1, 4, 5, 2, 0, 3
-        )
-        return torch.stack((pairs & 15, pairs >> 4), 2).reshape(-1, cols)
+        # First the bytes of a column become those of a row, then the pieces' pairs of columns alternate.
+        turned = pieces.reshape(self.pieces, -1, cols // self.pieces, rows // 2).transpose(2, 3).contiguous()
+        if self.pieces == 2:
+            turned = turned.view(torch.int16).permute(1, 2, 3, 0).contiguous().view(torch.uint8)
+        pairs = turned.view(-1, rows // (2 * paired), paired, cols)
+        return torch.stack((pairs & 15, pairs >> 4), 2).view(-1, cols)
 
 
 def slab_columns(cols: int) -> int:

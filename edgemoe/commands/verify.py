@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -12,6 +12,7 @@ from edgemoe.commands.options import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
+from storage.errors import EdgemoeError
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
@@ -28,15 +29,20 @@ def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
 
 def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
-    anything is damaged or contradicts the config."""
+    anything is damaged or contradicts the config. Of an export every file is compared with its checksums."""
     from edgemoe.console.progress import ByteProgress
     from edgemoe.layers.build import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
-    from storage.errors import EdgemoeError
+    from storage.export.directory import EXPORT_NAME, verify_export
     from storage.manifest import DENSE_NAME
     from storage.verify import verify
 
+    if (store / EXPORT_NAME).is_file():
+        with ByteProgress(f"verifying {store.name}") as progress:
+            size, found = verify_export(store, progress.update)
+        _report(size, found, "whole", as_json)
+        return
     store = named_store(store)
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)
@@ -48,20 +54,17 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
             calibration_of(opened, opened.manifest.max_level)  # logs a warning about one that cannot be used
         except EdgemoeError as error:
             damage.append(error)
+    _report(report.bytes_read, damage, "whole; every shape is that of config.json", as_json)
+
+
+def _report(size: int, damage: Sequence[EdgemoeError], whole: str, as_json: bool) -> None:
+    """Prints the result of a verification; exits where there is damage."""
     if as_json:
-        result = {"ok": not damage, "bytes": report.bytes_read, "damage": [str(each) for each in damage]}
-        print(json.dumps(result))
+        print(json.dumps({"ok": not damage, "bytes": size, "damage": [str(each) for each in damage]}))
     else:
-        found = (
-            f"{len(damage)} planes or files damaged"
-            if damage
-            else "whole; every shape is that of config.json"
-        )
-        print(
-            *(fitted(printable(each)) for each in damage),
-            f"{format_size(report.bytes_read)} read, {found}",
-            sep="\n",
-        )
+        found = f"{len(damage)} planes or files damaged" if damage else whole
+        lines = [fitted(printable(each)) for each in damage]
+        print(*lines, f"{format_size(size)} read, {found}", sep="\n")
     if damage:
         raise typer.Exit(damage[0].exit_code)
 

@@ -62,6 +62,8 @@ class Family:
         moe_layers: config -> the layers that have experts, ascending.
         expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
         fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
+        quantized_names: templates as expert_names, of quantized checkpoints where only fused tensors exist otherwise;
+            None: engines load none.
         router_names: templates of a layer's router weight [E, H].
         top_k_key: config key for the number of experts that a token is routed to.
         transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
@@ -85,6 +87,7 @@ class Family:
     expert_names: tuple[str, str, str] | None
     fused_names: tuple[tuple[str, str], ...]
     router_names: tuple[str, ...]
+    quantized_names: tuple[str, str, str] | None = None
     top_k_key: str = "num_experts_per_tok"
     transposed: bool = False
     renames: tuple[tuple[str, str], ...] = ()
@@ -124,6 +127,14 @@ class Family:
         gate, up, down = (name.format(layer=layer, expert=expert) for name in self.expert_names)
         return gate, up, down
 
+    def one_by_one(self, layer: int, expert: int) -> tuple[str, str, str] | None:
+        """Names an expert's tensors, gate, up and down, in quantized checkpoints. Returns None where there are none."""
+        names = self.expert_names or self.quantized_names
+        if names is None:
+            return None
+        gate, up, down = (name.format(layer=layer, expert=expert) for name in names)
+        return gate, up, down
+
     def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
         """Names the tensors of all experts: a pair (gate and up, down) for each naming."""
         return tuple((up.format(layer=layer), down.format(layer=layer)) for up, down in self.fused_names)
@@ -155,6 +166,13 @@ class Family:
         """Returns the name in transformers' modules of a checkpoint's dense tensor."""
         for part, renamed in self.renames:
             name = name.replace(part, renamed)
+        return name
+
+    def in_checkpoint(self, name: str) -> str:
+        """Returns the name in checkpoints of the Hub of a dense tensor, whose name may be that of the modules."""
+        if self.in_modules(name) == name:
+            for part, renamed in reversed(self.renames):
+                name = name.replace(renamed, part)
         return name
 
 

@@ -178,6 +178,11 @@ FAMILIES = {
                 (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
                 (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
             ),
+            quantized_names=(
+                _SPARSE + "experts.{expert}.gate_proj.weight",
+                _SPARSE + "experts.{expert}.up_proj.weight",
+                _SPARSE + "experts.{expert}.down_proj.weight",
+            ),
             router_names=(_SPARSE + "router.layer.weight", _SPARSE + "router.weight"),
             renames=((".router.layer.", ".router."),),
         ),

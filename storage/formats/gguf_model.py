@@ -88,7 +88,7 @@ ARCHITECTURES = {
 }
 """general.architecture -> its names in transformers."""
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
@@ -158,8 +158,8 @@ class GgufModel:
     def _named(self, name: str) -> dict[str, Weight]:
         (path, entry), known = self.tensors[name], self._architecture
         stem, _, suffix = name.rpartition(".")
-        if suffix == "weight" and stem in _OUTSIDE:
-            return {f"{_OUTSIDE[stem]}.weight": GgmlWeight(path, name, entry)}
+        if suffix == "weight" and stem in OUTSIDE:
+            return {f"{OUTSIDE[stem]}.weight": GgmlWeight(path, name, entry)}
         match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
         part = match[2] if match else ""
         layer = f"model.layers.{match[1]}." if match else ""

@@ -1,0 +1,1 @@
+"""Export of a store to checkpoints of other engines."""

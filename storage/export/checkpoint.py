@@ -1,0 +1,250 @@
+"""Exports in safetensors: bf16 weights, or compressed-tensors' symmetric integers with a scale per group.
+
+weight_packed   int32 [N, K * bits / 32]   code + 2^(bits - 1), lowest bits first
+weight_scale    bf16 [N, K / group]
+weight_shape    int64 [2]                  (N, K)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any, Protocol
+
+import torch
+
+from storage.checkpoint import COMPANIONS, Config
+from storage.errors import UserError
+from storage.expert_weights import ExpertNames
+from storage.export.dense import DenseTensors
+from storage.export.levels import Levels, layer_level
+from storage.export.matrices import Affine, StoreExperts
+from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, experts_of, raw, shards
+from storage.export.symmetric import Symmetric, int4, int8
+from storage.header import header_bytes, tensor_bytes
+from storage.tensors import INDEX_NAME, WEIGHTS_NAME
+
+_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+_WIDEST_GROUP = 128
+"""Consecutive inputs that share a scale, at most: the widest group of GPU kernels."""
+
+
+class ExportNames(ExpertNames, Protocol):
+    """Names of a family's tensors in the checkpoints that engines load."""
+
+    def in_checkpoint(self, name: str) -> str:
+        """The name in a checkpoint of the Hub of a dense tensor."""
+
+    def one_by_one(self, layer: int, expert: int) -> tuple[str, str, str] | None:
+        """Names of an expert's gate, up and down as quantized checkpoints have them; None: engines load no such."""
+
+
+class CheckpointPlan:
+    """A checkpoint in one or more safetensors files.
+
+    Args:
+        experts: of the store.
+        dense: weights outside the experts.
+        family: of the model.
+        config: the store's config.json.
+        levels: of every expert.
+
+    Attributes:
+        files, small_files, copied: as Plan.
+    """
+
+    def __init__(
+        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
+    ) -> None:
+        self._experts, self._dense, self._family, self._levels = experts, dense, family, levels
+        units = [self._dense_unit(), *(self._layer_unit(layer) for layer in experts.layers)]
+        groups = shards(units)
+        names = [
+            WEIGHTS_NAME if len(groups) == 1 else f"model-{i:05d}-of-{len(groups):05d}.safetensors"
+            for i in range(1, len(groups) + 1)
+        ]
+        self.files = [_file(name, group) for name, group in zip(names, groups, strict=True)]
+        self.small_files = {}
+        if len(names) > 1:
+            self.small_files[INDEX_NAME] = _index(self.files)
+        self.small_files["config.json"] = _json(self._config(config))
+        self.copied = [
+            name for name in COMPANIONS if name in experts.manifest.files and name != "config.json"
+        ]
+
+    def _config(self, config: Config) -> dict[str, Any]:
+        """config.json of the exported weights."""
+        return {key: value for key, value in config.items() if key != "quantization_config"}
+
+    def _dense_unit(self) -> Unit:
+        unit, dense = Unit(), self._dense
+        for name in dense.names:
+            spec = _NAMES[dense.dtype(name)], dense.shape(name)
+            unit.tensors[name] = spec
+            unit.work.append(partial(self._dense_work, name))
+        unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
+        return unit
+
+    def _dense_work(self, name: str) -> Made:
+        return Made([(0, raw(self._dense.read(name)))])
+
+    def _layer_unit(self, layer: int) -> Unit:
+        """The experts of a layer in bf16: a tensor a matrix, or, where the family has no such names, two tensors."""
+        geometry, count = self._experts.geometry, self._experts.count(layer)
+        gate_up, down = geometry.matrices
+        inner, hidden = gate_up.rows // 2, gate_up.cols
+        unit = Unit()
+        if self._family.separate(layer, 0) is None:
+            shapes = [(gate_up.rows, hidden), (down.rows, down.cols)]
+            if self._family.transposed:
+                shapes = [shape[::-1] for shape in shapes]
+            for name, shape in zip(self._family.fused(layer)[0], shapes, strict=True):
+                unit.tensors[name] = "BF16", (count, *shape)
+                unit.regions.append(2 * count * prod(shape))
+        else:
+            for expert in range(count):
+                names = self._family.separate(layer, expert) or ()
+                for name, shape in zip(
+                    names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
+                ):
+                    unit.tensors[name] = "BF16", shape
+            unit.regions.append(2 * count * geometry.weights)
+        unit.work += [partial(self._bf16, each) for each in experts_of(self._experts, self._levels, layer)]
+        return unit
+
+    def _bf16(self, expert: Expert) -> Made:
+        made = [matrix.weights(torch.bfloat16) for matrix in expert.read()]
+        errors = expert.errors([weight.float() for weight in made]) if expert.compared else Errors()
+        if self._family.separate(expert.layer, expert.number) is not None:
+            return Made([(0, raw(weight)) for weight in made], errors)
+        fused = [torch.cat(made[:2]), made[2]]
+        if self._family.transposed:
+            fused = [weight.t() for weight in fused]
+        return Made([(region, raw(weight)) for region, weight in enumerate(fused)], errors)
+
+
+class CompressedPlan(CheckpointPlan):
+    """A pack-quantized checkpoint of compressed-tensors: experts as integers, all other weights in bf16.
+
+    Raises:
+        UserError: levels differ in a layer or have no integers, the family's experts have no names for it, or the
+            groups do not divide the matrices.
+    """
+
+    def __init__(
+        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
+    ) -> None:
+        self._bits = {
+            layer: layer_level(levels, layer, "compressed-tensors", (8, 4)) for layer in experts.layers
+        }
+        self._group = min(_WIDEST_GROUP, *(matrix.group for matrix in experts.geometry.matrices))
+        if uneven := [m.cols for m in experts.geometry.matrices if m.cols % self._group]:
+            raise UserError(
+                f"matrices of whole groups of {self._group} inputs for compressed-tensors",
+                f"{uneven[0]} inputs",
+                "export as safetensors",
+            )
+        if family.one_by_one(experts.layers[0], 0) is None:
+            raise UserError(
+                "a family whose experts engines load one by one from compressed-tensors",
+                f"{config['model_type']}",
+                "export as safetensors",
+            )
+        super().__init__(experts, dense, family, config, levels)
+
+    def _config(self, config: Config) -> dict[str, Any]:
+        schemes = {
+            bits: [layer for layer, found in self._bits.items() if found == bits]
+            for bits in sorted(set(self._bits.values()), reverse=True)
+        }
+        groups = {}
+        for number, (bits, layers) in enumerate(schemes.items()):
+            which = "|".join(map(str, layers))
+            targets = ["Linear"] if len(schemes) == 1 else [rf"re:.*layers\.({which})\..*experts.*"]
+            groups[f"group_{number}"] = {
+                "targets": targets,
+                "weights": {
+                    "num_bits": bits,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": self._group,
+                    "dynamic": False,
+                },
+                "input_activations": None,
+                "output_activations": None,
+                "format": "pack-quantized",
+            }
+        matrices = [name for name in self._dense.names if len(self._dense.shape(name)) == 2]
+        return super()._config(config) | {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "quantization_status": "compressed",
+                "config_groups": groups,
+                "ignore": sorted({name.removesuffix(".weight") for name in matrices} | {"lm_head"}),
+            }
+        }
+
+    def _layer_unit(self, layer: int) -> Unit:
+        gate_up, down = self._experts.geometry.matrices
+        shapes = [(gate_up.rows // 2, gate_up.cols)] * 2 + [(down.rows, down.cols)]
+        unit, bits, group = Unit(), self._bits[layer], self._group
+        for expert in range(self._experts.count(layer)):
+            stems = [name.removesuffix(".weight") for name in self._family.one_by_one(layer, expert) or ()]
+            # Widest elements first, so that every tensor begins at a multiple of its element's size.
+            for stem in stems:
+                unit.tensors[f"{stem}.weight_shape"] = "I64", (2,)
+            for stem, (rows, cols) in zip(stems, shapes, strict=True):
+                unit.tensors[f"{stem}.weight_packed"] = "I32", (rows, cols * bits // 32)
+            for stem, (rows, cols) in zip(stems, shapes, strict=True):
+                unit.tensors[f"{stem}.weight_scale"] = "BF16", (rows, cols // group)
+        unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
+        make = partial(self._packed, bits)
+        unit.work += [partial(make, each) for each in experts_of(self._experts, self._levels, layer)]
+        return unit
+
+    def _packed(self, bits: int, expert: Expert) -> Made:
+        sources = expert.read(self._experts.geometry.max_level)
+        made = [_quantized(source, bits, self._group) for source in sources]
+        shapes = [torch.tensor(each.codes.shape) for each in made]
+        tensors = [*shapes, *(pack(each.codes, bits) for each in made), *(each.scale for each in made)]
+        errors = Errors()
+        if expert.compared:
+            groups = sum(each.scale.numel() for each in made)
+            weights = [each.affine().weights() for each in made]
+            errors = expert.errors(weights, sum(each.kept for each in made), groups)
+        return Made([(0, raw(tensor)) for tensor in tensors], errors)
+
+
+def _quantized(source: Affine, bits: int, group: int) -> Symmetric:
+    return int4(source, group) if bits == 4 else int8(source, group, torch.bfloat16)
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packs uint8 codes [N, K] of 4 or 8 bits, lowest bits first, into uint8 [N, K * bits / 8]: int32's bytes."""
+    if bits == 8:
+        return codes
+    pairs = codes.contiguous().numpy().view("<u2")
+    return torch.from_numpy((pairs | (pairs >> 4)).astype("uint8"))
+
+
+def _file(name: str, units: list[Unit]) -> PlannedFile:
+    specs = {name: spec for unit in units for name, spec in unit.tensors.items()}
+    return PlannedFile(name, header_bytes(specs, {"format": "pt"}, 64), units)
+
+
+def _index(files: list[PlannedFile]) -> bytes:
+    total = sum(sum(file.regions[1:]) for file in files)
+    places = {name: file.name for file in files for unit in file.units for name in unit.tensors}
+    return _json({"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+PlanMaker = Callable[[StoreExperts, DenseTensors, ExportNames, Config, Levels], Any]
+"""Makes the plan of an export in one format."""

@@ -1,0 +1,63 @@
+"""The dense weights of a store, by the names that checkpoints of the Hub have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from storage.header import read_header
+from storage.manifest import DENSE_NAME, SCALE_SUFFIX
+from storage.tensors import StoredTensors
+
+
+class DenseTensors:
+    """The tensors of dense.safetensors. Thread-safe; keeps no file open.
+
+    Args:
+        store: directory of the store.
+        rename: name in the store -> name in a checkpoint.
+
+    Attributes:
+        names: of all tensors, as in a checkpoint; codes and their scales are one tensor.
+
+    Raises:
+        BadHeader, TruncatedFile: the header contradicts the file.
+    """
+
+    def __init__(self, store: Path, rename: Callable[[str], str]) -> None:
+        entries = read_header(store / DENSE_NAME).tensors
+        self._stored = StoredTensors(store, entries)
+        scales = {name + SCALE_SUFFIX for name, entry in entries.items() if entry.dtype == "I8"}
+        self._own = {rename(name): name for name in entries if name not in scales}
+        self.names = list(self._own)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._stored[self._own[name]].shape
+
+    def is_coded(self, name: str) -> bool:
+        """Whether the store has a tensor as 8-bit codes with a scale a row."""
+        return self._stored[self._own[name]].dtype == "I8"
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Element type of the result of `read`: float32 or bf16."""
+        return torch.float32 if self._stored[self._own[name]].dtype == "F32" else torch.bfloat16
+
+    def codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reads int8 codes [N, K] and bf16 scales [N]; only where is_coded."""
+        own = self._own[name]
+        return self._stored.read(own), self._stored.read(own + SCALE_SUFFIX)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Reads a tensor in floating point; codes become bf16."""
+        if not self.is_coded(name):
+            return self._stored.read(self._own[name])
+        codes, scales = self.codes(name)
+        out = torch.empty(codes.shape, dtype=torch.bfloat16)
+        step = max((1 << 20) // max(codes.shape[1], 1), 1)
+        for start in range(0, codes.shape[0], step):
+            rows = slice(start, start + step)
+            out[rows] = codes[rows].float() * scales[rows].float().unsqueeze(1)
+        return out

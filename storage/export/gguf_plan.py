@@ -1,0 +1,207 @@
+"""Exports as GGUF: experts as Q4_1 or Q8_0, other matrices as F16, or as Q8_0 where the store has 8-bit codes.
+
+    Q4_1  d f16 | m f16 | 16 bytes    w = d * n + m     input i of 32: low half of byte i, 16 + i: high half
+    Q8_0  d f16 | int8 [32]           w = d * n
+
+Q4_1 holds the store's own 4-bit codes: step and offset of each group become float16.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from math import prod
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from storage.checkpoint import Config
+from storage.errors import ModelRefused, UserError
+from storage.export.checkpoint import ExportNames
+from storage.export.dense import DenseTensors
+from storage.export.gguf_fields import add_fields, architecture_of, header
+from storage.export.levels import Levels, layer_level
+from storage.export.matrices import Affine, StoreExperts
+from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, experts_of, raw, shards
+from storage.export.symmetric import int8
+from storage.formats.gguf_model import OUTSIDE
+from storage.record import align
+
+_BLOCK = 32
+_ACTION = "export as compressed-tensors or safetensors"
+_KINDS = {8: Kind.Q8_0, 4: Kind.Q4_1}
+_LARGEST = torch.finfo(torch.float16).max
+
+
+class GgufPlan:
+    """A model as one GGUF file, or as the parts of one.
+
+    Args:
+        experts: of the store.
+        dense: weights outside the experts.
+        family: of the model.
+        config: the store's config.json.
+        levels: of every expert.
+
+    Attributes:
+        files, small_files, copied: as Plan.
+
+    Raises:
+        ModelRefused: the reader of GGUF files knows no such architecture, tensor or tokenizer.
+        UserError: levels differ in a layer, or have no type.
+    """
+
+    def __init__(
+        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
+    ) -> None:
+        self._experts, self._dense, self._config, self._levels = experts, dense, config, levels
+        self._name, self._architecture = architecture_of(config)
+        self._kinds = {layer: _KINDS[layer_level(levels, layer, "GGUF", (8, 4))] for layer in experts.layers}
+        if uneven := [m.cols for m in experts.geometry.matrices if m.cols % _BLOCK]:
+            wanted = f"matrices of whole blocks of {_BLOCK} inputs for GGUF"
+            raise UserError(wanted, f"{uneven[0]} inputs", "export as safetensors")
+        names = {name: self._named(name) for name in dense.names}
+        outside = Unit()
+        for name, theirs in names.items():
+            if not theirs.startswith("blk."):
+                self._add_dense(outside, name, theirs)
+        units = [_padded(outside)]
+        for layer in experts.layers:
+            unit = Unit()
+            for name, theirs in names.items():
+                if theirs.startswith(f"blk.{layer}."):
+                    self._add_dense(unit, name, theirs)
+            self._add_experts(unit, layer)
+            units.append(_padded(unit))
+        self.files = self._files(shards(units))
+        self.small_files: dict[str, bytes] = {}
+        self.copied: list[str] = []
+
+    def _files(self, groups: list[list[Unit]]) -> list[PlannedFile]:
+        total = sum(len(unit.tensors) for units in groups for unit in units)
+        out = []
+        for number, units in enumerate(groups):
+            writer = gguf.GGUFWriter(None, self._name)
+            if not number:
+                add_fields(writer, self._experts.directory, self._config)
+            if len(groups) > 1:
+                writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_NO, number)
+                writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, len(groups))
+                writer.add_int32(gguf.Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT, total)
+            for unit in units:
+                for name, (kind, shape) in unit.tensors.items():
+                    size, stored = _bytes(kind, shape), gguf.quant_shape_to_byte_shape(shape, kind)
+                    writer.add_tensor_info(name, stored, np.dtype(np.uint8), size, raw_dtype=kind)
+            part = f"-{number + 1:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+            out.append(PlannedFile(f"model{part}.gguf", header(writer), units))
+        return out
+
+    def _named(self, name: str) -> str:
+        """The name in the file of a dense tensor of a checkpoint."""
+        stem, _, last = name.rpartition(".")
+        if last == "weight":
+            for theirs, ours in OUTSIDE.items():
+                if stem == ours:
+                    return f"{theirs}.weight"
+            if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem):
+                for theirs, ours in self._architecture.tensors.items():
+                    if match[2] == ours:
+                        return f"blk.{match[1]}.{theirs}.weight"
+        raise ModelRefused(f"a tensor of {self._name} for a GGUF file", name, _ACTION)
+
+    def _add_dense(self, unit: Unit, name: str, theirs: str) -> None:
+        shape, kind = self._dense.shape(name), Kind.F32
+        if len(shape) == 2 and "ffn_gate_inp" not in theirs:
+            kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % _BLOCK == 0 else Kind.F16
+        part = theirs.split(".")[-2]
+        heads = 0
+        if part in self._architecture.paired_rows:
+            heads = self._config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+        unit.tensors[theirs] = kind, shape
+        unit.work.append(partial(self._dense_work, name, kind, heads, len(unit.regions)))
+        unit.regions.append(align(_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
+
+    def _dense_work(self, name: str, kind: Kind, heads: int, region: int) -> Made:
+        if kind is Kind.Q8_0:
+            codes, scales = self._dense.codes(name)
+            if heads:
+                codes, scales = _paired(codes, heads), _paired(scales.unsqueeze(1), heads).squeeze(1)
+            wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // _BLOCK)
+            return Made([(region, raw(_blocks(codes.view(torch.uint8), wide)))])
+        weight = self._dense.read(name)
+        weight = _paired(weight, heads) if heads else weight
+        if kind is Kind.F16 and weight.numel() and float(weight.abs().max()) > _LARGEST:
+            raise UserError(f"weights of at most {_LARGEST:.0f} in {name} for F16", "larger ones", _ACTION)
+        return Made([(region, raw(weight.to(torch.float16 if kind is Kind.F16 else torch.float32)))])
+
+    def _add_experts(self, unit: Unit, layer: int) -> None:
+        gate_up, down = self._experts.geometry.matrices
+        count, kind = self._experts.count(layer), self._kinds[layer]
+        shapes = [(gate_up.rows // 2, gate_up.cols)] * 2 + [(down.rows, down.cols)]
+        first = len(unit.regions)
+        for part, shape in zip(("gate", "up", "down"), shapes, strict=True):
+            whole = count, *shape
+            unit.tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = kind, whole
+            unit.regions.append(align(_bytes(kind, whole), gguf.GGUF_DEFAULT_ALIGNMENT))
+        make = partial(_expert_work, kind, first)
+        unit.work += [partial(make, each) for each in experts_of(self._experts, self._levels, layer)]
+
+
+def _expert_work(kind: Kind, first: int, expert: Expert) -> Made:
+    """Makes the blocks of an expert's gate, up and down, whose regions follow from `first` on."""
+    made, weights = [], []
+    for matrix in expert.read():
+        if kind is Kind.Q4_1:
+            own = matrix.regrouped(_BLOCK)
+            step, offset = own.step.half(), own.offset.half()
+            made.append(_q4_1(own.codes, step, offset))
+            exported = Affine(own.codes, step.float(), offset.float(), 0.0, _BLOCK)
+        else:
+            symmetric = int8(matrix, _BLOCK, torch.float16, lowest=-127)
+            exported = symmetric.affine()
+            made.append(_blocks(symmetric.codes ^ 128, symmetric.scale))
+        weights.append(exported.weights() if expert.compared else torch.empty(0))
+    errors = expert.errors(weights) if expert.compared else Errors()
+    return Made([(first + part, raw(blocks)) for part, blocks in enumerate(made)], errors)
+
+
+def _blocks(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Q8_0 blocks, uint8 [N * K / 32, 34], of the bytes of int8 codes [N, K] and f16 scales [N, K / 32]."""
+    out = torch.empty(codes.numel() // _BLOCK, 34, dtype=torch.uint8)
+    out[:, :2] = scale.contiguous().view(torch.uint8).view(-1, 2)
+    out[:, 2:] = codes.reshape(-1, _BLOCK)
+    return out
+
+
+def _q4_1(codes: torch.Tensor, step: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """Q4_1 blocks, int32 [N * K / 32, 5], of codes 0..15 [N, K], and f16 steps and offsets [N, K / 32]."""
+    out = torch.empty(codes.numel() // _BLOCK, 5, dtype=torch.int32)
+    out[:, 0] = torch.stack((step, offset), -1).view(torch.int32).view(-1)
+    # Four codes of each half at a time: no code reaches the next byte.
+    halves = codes.contiguous().view(torch.int32).view(-1, 2, 4)
+    torch.bitwise_or(halves[:, 0], halves[:, 1] << 4, out=out[:, 1:])
+    return out
+
+
+def _paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows in llama.cpp's order: rows i and i + half of every head one after the other."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def _bytes(kind: Kind, shape: tuple[int, ...]) -> int:
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    return prod(shape) // int(weights) * int(size)
+
+
+def _padded(unit: Unit) -> Unit:
+    """Adds the zeros behind every tensor that does not end where the next one begins."""
+
+    def zeros() -> Made:
+        pairs = zip(unit.tensors.values(), unit.regions, strict=True)
+        rest = [size - _bytes(*spec) for spec, size in pairs]
+        return Made([(region, memoryview(bytes(n))) for region, n in enumerate(rest) if n])
+
+    unit.work.append(zeros)
+    return unit

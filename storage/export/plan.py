@@ -1,0 +1,183 @@
+"""What an export writes: files of regions, and the pieces of work that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from storage.export.levels import Levels
+from storage.export.matrices import Affine, StoreExperts
+
+SHARD_BYTES = 2_000_000_000
+"""Bytes from which on the next layer begins a new file: what a killed export repeats."""
+
+
+@dataclass
+class Errors:
+    """Sums of squares over the experts that an export compares with the store's highest level.
+
+    Attributes:
+        exported: of the differences of the exported weights.
+        own: of the differences of the store's own weights at the exported level.
+        total: of the weights.
+        kept: groups whose codes and scale are the store's own.
+        groups: all groups.
+    """
+
+    exported: float = 0.0
+    own: float = 0.0
+    total: float = 0.0
+    kept: int = 0
+    groups: int = 0
+
+    def add(self, other: Errors) -> None:
+        """Adds other sums."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The result of one piece of work.
+
+    Args:
+        parts: (region of the file, contiguous bytes), in the order in which they are appended.
+        errors: of its weights.
+    """
+
+    parts: list[tuple[int, memoryview]]
+    errors: Errors = field(default_factory=Errors)
+
+
+Work = Callable[[], Made]
+
+
+@dataclass
+class Unit:
+    """Tensors that stay together in a file: one layer's experts, or those outside of experts.
+
+    Args:
+        tensors: name -> (element type as the format names it, shape), in the order of the file.
+        regions: bytes of every run of the tensors' data that is written in order.
+        work: fills the regions; a part's region counts from the unit's first.
+    """
+
+    tensors: dict[str, tuple[Any, tuple[int, ...]]] = field(default_factory=dict)
+    regions: list[int] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file of weights.
+
+    Args:
+        name: of the file.
+        header: bytes before the tensors' data.
+        units: that follow, in order.
+    """
+
+    name: str
+    header: bytes
+    units: Sequence[Unit]
+
+    @property
+    def regions(self) -> list[int]:
+        """Bytes of every region: the header, then those of the units."""
+        return [len(self.header), *(size for unit in self.units for size in unit.regions)]
+
+    def work(self) -> Iterator[tuple[int, Work]]:
+        """Yields the pieces of work in order, each with the region that its parts count from."""
+        first = 1
+        for unit in self.units:
+            yield from ((first, work) for work in unit.work)
+            first += len(unit.regions)
+
+
+class Plan(Protocol):
+    """An export in one format: all names, sizes and small files, before any weight is read."""
+
+    @property
+    def files(self) -> Sequence[PlannedFile]:
+        """Files of weights, in the order of writing."""
+
+    @property
+    def small_files(self) -> dict[str, bytes]:
+        """Other files, such as config.json, which are written behind all weights."""
+
+    @property
+    def copied(self) -> Sequence[str]:
+        """Names of the store's files that are copied as they are."""
+
+
+def shards(units: Sequence[Unit], limit: int = SHARD_BYTES) -> list[list[Unit]]:
+    """Divides units into files: a new one begins where a file has `limit` bytes or more."""
+    out: list[list[Unit]] = []
+    size = limit
+    for unit in units:
+        if size >= limit:
+            out.append([])
+            size = 0
+        out[-1].append(unit)
+        size += sum(unit.regions)
+    return out
+
+
+@dataclass(frozen=True)
+class Expert:
+    """An expert to export.
+
+    Args:
+        experts: of the store.
+        layer, number: the expert's place.
+        level: to export.
+        compared: whether its errors are measured.
+    """
+
+    experts: StoreExperts
+    layer: int
+    number: int
+    level: int
+    compared: bool
+
+    def read(self, level: int | None = None) -> tuple[Affine, Affine, Affine]:
+        """Reads gate, up and down at `level`, by default at the expert's own."""
+        return self.experts.read(self.layer, self.number, self.level if level is None else level)
+
+    def errors(self, exported: Sequence[torch.Tensor], kept: int = 0, groups: int = 0) -> Errors:
+        """Compares exported weights with the store's, where `compared` says so.
+
+        Args:
+            exported: gate, up and down in float32.
+            kept, groups: as in Errors.
+        """
+        highest = self.experts.geometry.max_level
+        out = Errors(kept=kept, groups=groups)
+        own = self.read()
+        for made, mine, best in zip(exported, own, self.read(highest), strict=True):
+            source = best.weights()
+            out.total += _squares(source)
+            out.exported += _squares(made - source)
+            out.own += _squares(mine.weights() - source)
+        return out
+
+
+def _squares(values: torch.Tensor) -> float:
+    return float(values.square().sum(dtype=torch.float64))
+
+
+def experts_of(experts: StoreExperts, levels: Levels, layer: int) -> list[Expert]:
+    """The experts of a layer; the first and the middle one are compared, as in a conversion."""
+    count = experts.count(layer)
+    return [
+        Expert(experts, layer, number, levels[layer][number], number in (0, count // 2))
+        for number in range(count)
+    ]
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in the order of its elements; shares its memory where it is contiguous."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,189 @@
+"""Export of a store to a directory: on every core, few experts in memory at a time, resumable per file."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from storage.convert import cores, one_core_each
+from storage.errors import UserError
+from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
+from storage.export.dense import DenseTensors
+from storage.export.directory import ExportDirectory, Sink
+from storage.export.levels import Levels
+from storage.export.matrices import StoreExperts
+from storage.export.plan import Errors, Made, Plan, PlannedFile
+from storage.manifest import DENSE_NAME, Manifest
+from storage.source_file import read_whole
+from storage.untrusted import read_json
+from storage.verify import check_file
+
+_MEMORY = 1_500_000_000
+"""Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
+
+
+def _gguf(*arguments: Any) -> Plan:
+    # Imported here: only GGUF files need the gguf package.
+    from storage.export.gguf_plan import GgufPlan
+
+    return GgufPlan(*arguments)
+
+
+FORMATS: dict[str, PlanMaker] = {
+    "compressed-tensors": CompressedPlan,
+    "gguf": _gguf,
+    "safetensors": CheckpointPlan,
+}
+"""Name of a format -> its plan."""
+
+
+def export(
+    store: Path,
+    destination: Path,
+    family: ExportNames,
+    *,
+    format: str,
+    levels: Levels,
+    progress: Callable[[int, int], None],
+    threads: int | None = None,
+) -> Errors:
+    """Exports a store, or resumes an interrupted export; a finished export of the same content is not changed.
+
+    All checks that need no weights come before the first write. The files' bytes do not depend on the number of
+    threads, nor on interruptions. Peak memory: the largest dense tensor with its exported form, or two experts per
+    thread, up to 1.5 GB or one expert.
+
+    Args:
+        store: directory of the store.
+        destination: directory to write, created if necessary.
+        family: of the store's config.
+        format: a key of FORMATS.
+        levels: of every expert.
+        progress: called with bytes of weights written and in all, from the calling thread.
+        threads: number of threads that read and encode experts; by default two per core of this process, so that
+            one computes while the other waits for the disk.
+
+    Returns:
+        The errors of the exported weights, over the first and the middle expert of every layer.
+
+    Raises:
+        UserError: the format cannot hold these levels or this model, or the destination holds other files.
+        StoreBusy: another process writes the store or uses the destination.
+        DoesNotFit: the disk is too small.
+        DamagedData: the store's bytes differ from its checksums.
+    """
+    _require_apart(store, destination)
+    manifest = Manifest.load(store)
+    with StoreExperts(store, manifest) as experts:
+        dense = DenseTensors(store, family.in_checkpoint)
+        plan: Plan = FORMATS[format](experts, dense, family, read_json(store, "config.json"), levels)
+        content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
+        with ExportDirectory(destination, content) as out:
+            job = _Export(store, manifest, plan, out, progress)
+            if not out.finished:
+                job.write(threads or 2 * cores())
+                out.finish()
+            return job.errors()
+
+
+def _require_apart(store: Path, destination: Path) -> None:
+    """Refuses the store's own directory, and a destination that is no directory or that cannot be made."""
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found, action = str(error.strerror), "choose a directory that you may write to"
+        raise UserError(f"a directory for an export at {destination}", found, action) from error
+    if destination.resolve() == store.resolve():
+        raise UserError("a directory for the export", f"the store {store}", "choose another directory")
+
+
+def _digest(levels: Levels) -> Any:
+    """The one level of all experts, or a digest of a map."""
+    found = {level for layer in levels.values() for level in layer}
+    return (
+        found.pop() if len(found) == 1 else xxhash.xxh3_128_hexdigest(repr(sorted(levels.items())).encode())
+    )
+
+
+class _Export:
+    """The export of one store, with its progress."""
+
+    def __init__(
+        self,
+        store: Path,
+        manifest: Manifest,
+        plan: Plan,
+        out: ExportDirectory,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._store, self._manifest, self._plan, self._out = store, manifest, plan, out
+        self._total = sum(sum(file.regions) for file in plan.files)
+        self._done, self._progress = 0, progress
+
+    def errors(self) -> Errors:
+        """The sums of all files, of this and earlier runs."""
+        out = Errors()
+        for file in self._plan.files:
+            out.add(Errors(**self._out.note(file.name)))
+        return out
+
+    def write(self, threads: int) -> None:
+        """Writes every missing file."""
+        missing = [file for file in self._plan.files if not self._out.has(file.name)]
+        self._add(self._total - sum(sum(file.regions) for file in missing))
+        self._out.require_free(sum(sum(file.regions) for file in missing))
+        if missing:
+            self._require_whole(DENSE_NAME)
+        with one_core_each(threads) as pool:
+            for file in missing:
+                errors = Errors()
+
+                def fill(sink: Sink, file: PlannedFile = file, errors: Errors = errors) -> None:
+                    sink.write(0, memoryview(file.header))
+                    self._add(len(file.header))
+                    for first, made in self._made(pool, file, threads):
+                        errors.add(made.errors)
+                        for region, data in made.parts:
+                            sink.write(first + region, data)
+                            self._add(data.nbytes)
+
+                self._out.write(file.name, file.regions, fill, lambda errors=errors: asdict(errors))  # type: ignore[misc]
+        for name in self._plan.copied:
+            self._require_whole(name)
+            self._out.write_bytes(name, read_whole(self._store / name))
+        for name, content in self._plan.small_files.items():
+            self._out.write_bytes(name, content)
+
+    def _made(self, pool: Any, file: PlannedFile, threads: int) -> Iterator[tuple[int, Made]]:
+        """Yields the results of a file's work in order, while later ones are made."""
+        # What an expert takes on its way: a record, codes, and the exported bytes.
+        limit = min(2 * threads, max(_MEMORY // (4 * self._manifest.geometry.weights), 1))
+        begun: deque[tuple[int, Future[Made]]] = deque()
+        try:
+            for first, work in file.work():
+                begun.append((first, pool.submit(work)))
+                if len(begun) == limit:
+                    first, future = begun.popleft()
+                    yield first, future.result()
+            while begun:
+                first, future = begun.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in begun:
+                future.cancel()
+
+    def _require_whole(self, name: str) -> None:
+        """Compares a file of the store with its checksum."""
+        _, damage = check_file(self._store / name, self._manifest.files[name])
+        if damage:
+            raise damage[0]
+
+    def _add(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._progress(self._done, self._total)

@@ -1,0 +1,194 @@
+"""`edgemoe export`: every family through transformers, the printed error, refusals, and `edgemoe verify`."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from family_models import SMALL, load, random_model, save
+from gguf_files import write_model
+from safetensors.torch import load_file
+from small_store import flip
+
+from edgemoe.families.table import FAMILIES
+from edgemoe.models.resolve import convert_checkpoint
+from storage.checkpoint import Checkpoint
+from storage.manifest import Manifest
+
+OPTIONS = {"max_level": 8, "layout": "cpu-generic", "dense_bits": 16}
+
+
+@pytest.fixture(scope="module")
+def family_store(tmp_path_factory):
+    """Makes a store of a small random model of a family; returns the model and the store."""
+
+    def make(model_type, *, fused=False, **changes):
+        directory = tmp_path_factory.mktemp(model_type)
+        model = random_model(model_type, **changes)
+        save(model, directory / "model", fused=fused)
+        convert_checkpoint(directory / "model", directory / "store", **OPTIONS)
+        return model, directory / "store"
+
+    return make
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("model_type", SMALL)
+def test_every_family_loads_in_transformers(run, family_store, tmp_path, model_type, fused):
+    """The exported weights are the source's within 8 bits, under names that transformers finds, fused or not."""
+    model, store = family_store(model_type, fused=fused)
+    code, out, _ = run("export", store, tmp_path / "out", "--format", "safetensors")
+    assert code == 0
+    assert "relative error 0.00" in out
+    found = dict(load(tmp_path / "out").named_parameters())
+    for name, wanted in model.named_parameters():
+        error = (found[name].float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9)
+        assert error <= (0.012 if ".experts." in name else 0), name
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_quantized_names_are_those_of_the_hub(run, family_store, tmp_path, model_type):
+    """Each expert has its packed gate, up and down, or the family is refused by name; nothing else is quantized."""
+    _, store = family_store(model_type)
+    code, _, err = run("export", store, tmp_path / "out", "--level", "4")
+    family = FAMILIES[model_type]
+    if family.one_by_one(0, 0) is None:
+        assert code == 2
+        assert model_type in err
+        return
+    assert code == 0, err
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    packed = {name for name in tensors if name.endswith("weight_packed")}
+    layers = Manifest.load(store).layers
+    assert packed == {
+        f"{name}_packed" for layer in layers for e in range(8) for name in family.one_by_one(layer, e) or ()
+    }
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    linear = {n.removesuffix(".weight") for n, t in tensors.items() if n.endswith(".weight") and t.ndim == 2}
+    assert linear <= set(settings["ignore"])
+    if model_type != "granitemoe":  # whose experts edgemoe converts from fused tensors alone
+        assert Checkpoint.open(tmp_path / "out").format == "compressed-tensors"
+
+
+def test_compressed_tensors_loads_in_transformers(run, family_store, tmp_path):
+    """transformers with compressed-tensors computes with the weights that the export says."""
+    pytest.importorskip("compressed_tensors")
+    model, store = family_store("qwen3_moe", hidden_size=128, moe_intermediate_size=64)
+    assert run("export", store, tmp_path / "out", "--level", "4")[0] == 0
+    found = dict(load(tmp_path / "out").named_parameters())
+    for name, wanted in model.named_parameters():
+        error = float((found[name].float() - wanted.float()).norm() / wanted.float().norm())
+        assert 0.05 < error < 0.14 if ".experts." in name else error == 0, name
+
+
+@pytest.mark.parametrize("level", [4, 8])
+def test_gguf_is_the_file_of_llama_cpps_converter(run, family_store, tmp_path, level):
+    """Against a file that tests write as llama.cpp's converter does: the same fields, names, shapes and weights."""
+    from conftest import a_tokenizer
+
+    model, store = family_store("qwen3_moe", head_dim=32)
+    assert run("export", store, tmp_path / "out", "--format", "gguf", "--level", level)[0] == 0
+    write_model(tmp_path / "theirs.gguf", model, a_tokenizer())
+    mine, theirs = (
+        gguf.GGUFReader(path) for path in (tmp_path / "out" / "model.gguf", tmp_path / "theirs.gguf")
+    )
+    for name, field in theirs.fields.items():
+        if not name.startswith("GGUF.") and name != "tokenizer.ggml.pre":
+            assert mine.fields[name].contents() == field.contents(), name
+    own = {tensor.name: tensor for tensor in mine.tensors}
+    assert own.keys() == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        found = own[tensor.name]
+        assert list(found.shape) == list(tensor.shape)
+        values = gguf.quants.dequantize(found.data, found.tensor_type)
+        wanted = tensor.data.astype(np.float32)
+        error = np.linalg.norm(values - wanted) / np.linalg.norm(wanted)
+        assert error < ({4: 0.12, 8: 0.012}[level] if "_exps" in tensor.name else 0.001), tensor.name
+
+
+def test_gguf_pairs_the_rows_of_mixtral(run, family_store, tmp_path):
+    """llama.cpp wants rows i and i + half of each head side by side; our reader turns them back, bit for bit."""
+    model, store = family_store("mixtral", sliding_window=None)
+    assert run("export", store, tmp_path / "out", "--format", "gguf")[0] == 0
+    write_model(tmp_path / "theirs.gguf", model)
+    mine, theirs = (
+        {tensor.name: tensor.data.astype(np.float32) for tensor in gguf.GGUFReader(path).tensors}
+        for path in (tmp_path / "out" / "model.gguf", tmp_path / "theirs.gguf")
+    )
+    for name in ("blk.0.attn_q.weight", "blk.1.attn_k.weight"):
+        assert np.allclose(mine[name], theirs[name], atol=1e-6)
+        assert not np.allclose(mine[name], np.roll(theirs[name], 1, 0), atol=1e-3)
+    back = Checkpoint.open(tmp_path / "out")
+    state = model.state_dict()
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"):
+        assert torch.equal(back[name].read(), state[name].half().float())
+
+
+def test_a_map_gives_each_layer_its_bits(run, family_store, tmp_path):
+    """compressed-tensors mixes layers, safetensors experts too; both have the weights of the levels named."""
+    model, store = family_store("qwen3_moe")
+    (path := tmp_path / "map.json").write_text('{"*": 4, "1": 8}')
+    assert run("export", store, tmp_path / "ct", "--level", path)[0] == 0
+    groups = json.loads((tmp_path / "ct" / "config.json").read_text())["quantization_config"]["config_groups"]
+    assert [(g["weights"]["num_bits"], g["targets"]) for g in groups.values()] == [
+        (8, [r"re:.*layers\.(1)\..*experts.*"]),
+        (4, [r"re:.*layers\.(0|2)\..*experts.*"]),
+    ]
+    path.write_text('{"*": 8, "2.3": 2, "2.4": 0}')
+    assert run("export", store, tmp_path / "st", "--format", "safetensors", "--level", path)[0] == 0
+    tensors, wanted = load_file(tmp_path / "st" / "model.safetensors"), model.state_dict()
+    for expert, (low, high) in {2: (0, 0.012), 3: (0.2, 0.6), 4: (1, 1)}.items():
+        name = f"model.layers.2.mlp.experts.{expert}.down_proj.weight"
+        source = wanted["model.layers.2.mlp.experts.down_proj"][expert].float()
+        assert low <= float((tensors[name].float() - source).norm() / source.norm()) <= high
+    code, _, err = run("export", store, tmp_path / "refused", "--level", path)
+    assert (code, "layer 2" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("--format", "awq"), "awq"),
+        (("--level", "3"), "3"),
+        (("--level", "2"), "2"),
+        (("--level", "map-of-nothing.json"), "map-of-nothing"),
+    ],
+)
+def test_wrong_requests_are_refused(run, tiny_store, tmp_path, arguments, found):
+    """The message names the value; no directory is left."""
+    code, _, err = run("export", tiny_store, tmp_path / "out", *arguments)
+    assert code == 2
+    assert found in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_level_above_the_store_is_refused(run, checkpoint, tmp_path):
+    """A store of 4 bits has no 8."""
+    convert_checkpoint(checkpoint, tmp_path / "store", **OPTIONS | {"max_level": 4})
+    code, _, err = run("export", tmp_path / "store", tmp_path / "out", "--level", "8")
+    assert code == 2
+    assert "at most 4" in err
+
+
+@pytest.mark.parametrize("model_type", ["olmoe", "qwen2_moe", "gpt_oss"])
+def test_gguf_refuses_other_architectures_by_name(run, family_store, tmp_path, model_type):
+    """Only what the reader of GGUF files knows is written."""
+    _, store = family_store(model_type)
+    code, _, err = run("export", store, tmp_path / "out", "--format", "gguf")
+    assert code == 2
+    assert model_type in err
+
+
+def test_verify_takes_an_export(run, tiny_store, tmp_path):
+    """A whole export exits 0, a damaged one 4 with the file's name; --json says the same."""
+    assert run("export", tiny_store, tmp_path / "out", "--json")[0] == 0
+    assert run("verify", tmp_path / "out")[0] == 0
+    flip(tmp_path / "out" / "model.safetensors", 5000)
+    code, out, _ = run("verify", tmp_path / "out", "--json")
+    assert code == 4
+    result = json.loads(out.splitlines()[-1])
+    assert not result["ok"]
+    assert "model.safetensors" in result["damage"][0]
