@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.output_files import require_folders, require_plot
 from storage.errors import UserError
 

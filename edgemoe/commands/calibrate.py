@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.options.groups import grouped, option
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.answer_text import REASONING, Look, import_renderers
 from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.input import open_turns

@@ -20,7 +20,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.options.groups import grouped, option
 from storage.errors import UserError
 
 PREFIX = "EDGEMOE_"

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.commands.options import JsonOption, KeepSourceOption, StoreArgument, demo_by_name, named_store
+from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.commands.verify import inspect_command
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size

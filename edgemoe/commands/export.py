@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.option_groups import grouped, one_of, option
 from edgemoe.commands.options import JsonOption, StoreArgument, named_store
+from edgemoe.commands.options.groups import grouped, one_of, option
 from storage.errors import UserError
 
 if TYPE_CHECKING:

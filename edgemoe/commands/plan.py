@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped
+from edgemoe.commands.options.groups import grouped
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_least
 from edgemoe.console.width import fitted

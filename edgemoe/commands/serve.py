@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgemoe.commands import options
-from edgemoe.commands.option_groups import grouped, option
+from edgemoe.commands.options.groups import grouped, option
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from storage.errors import UserError

@@ -1,0 +1,203 @@
+"""Options of limits and of how a model runs, as groups of several commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgemoe.commands.options.groups import one_of, option
+
+if TYPE_CHECKING:
+    pass
+
+
+DEPTH_HELP = (
+    "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine."
+)
+
+
+CRITICAL_HELP = (
+    "How a layer's number of critical experts is rounded: ceil (DyMoE), or carry, which rounds down and carries the "
+    "rest to the next layer, so that the mean is --retention. Default: carry."
+)
+
+
+IMPORTANCE_HELP = (
+    "What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, heavy-hitters-last, mix, gate "
+    "or random. Default: gate."
+)
+
+
+HEAVY_HITTERS_HELP = (
+    "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
+)
+
+
+RENORMALISE_HELP = "Where experts are skipped, scale the gate weights of the others up to the previous sum."
+
+
+POLICIES = ("dymoe", "hotness", "auto")
+
+
+POLICY_HELP = (
+    "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
+    "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which comes "
+    "in the background, so that no token waits for it). auto: hotness for 8 or more sequences at once, where every "
+    "expert fits at 2 bits and a tenth of them at 4. Default: dymoe."
+)
+
+
+COMPENSATE_HELP = (
+    "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which `edgemoe "
+    "compensate` adds to a store: those that run at the bits whose errors these are of, such as with --levels 2 or "
+    "4/2. The compensators stay in memory. Default: none."
+)
+
+
+complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
+
+
+complete_depth = one_of("cosine", "equal")
+
+
+complete_critical = one_of("carry", "ceil")
+
+
+complete_importance = one_of(
+    "gate", "load", "heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "mix", "random"
+)
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options of the limits and of the device that they hold for."""
+
+    vram_limit: str | None = option(
+        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 12G, 11.5GiB or bytes. "
+        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
+        "resident, or the machine's free memory."
+    )
+    dram_limit: str | None = option(
+        "Hard limit on the second tier of experts, in RAM. Default: no second tier."
+    )
+    device: str = option(
+        "Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
+        "auto",
+        autocompletion=one_of("auto", "cpu", "cuda"),
+    )
+
+
+@dataclass(frozen=True)
+class LevelOptions:
+    """Options of the levels: those of run_settings that a memory plan depends on."""
+
+    exact: int | None = option(
+        "Compute every expert at exactly this many bits: 8, 4 or 2.", autocompletion=one_of("8", "4", "2")
+    )
+    levels: str | None = option(
+        "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
+        "Planes already in memory are used. auto, the default: the store's highest level where every expert fits, else "
+        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits.",
+        autocompletion=complete_levels,
+    )
+    retention: float | None = option(
+        "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
+        "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+    )
+    bits: float | None = option(
+        "Mean bits a weight of experts, such as 3.5, instead of --retention. Each expert of a token gets the level "
+        "that costs least, by what `edgemoe calibrate` has measured. Without --levels: out of 8, 4, 2 and 0."
+    )
+    tpot_target: str | None = option(
+        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
+        "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
+    )
+    depth: str | None = option(DEPTH_HELP, autocompletion=complete_depth)
+    critical: str | None = option(CRITICAL_HELP, autocompletion=complete_critical)
+    policy: str | None = option(POLICY_HELP, autocompletion=one_of(*POLICIES))
+    compensate: int | None = option(COMPENSATE_HELP)
+
+
+@dataclass(frozen=True)
+class HotnessOptions:
+    """Options of precision by hotness."""
+
+    hotness: str | None = option(
+        "With --policy hotness: what makes an expert hot: mass, its gate weights, or count, the tokens that chose it. "
+        "Default: mass.",
+        autocompletion=one_of("mass", "count"),
+    )
+    hot_half_life: float | None = option(
+        "With --policy hotness: tokens after which a choice counts half. Default: 64."
+    )
+    hot_interval: str | None = option(
+        "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 16t."
+    )
+    hot_margin: float | None = option(
+        "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "
+        "a fraction of the hot ones' mean. Default: 0.1."
+    )
+    hot_warmup: int | None = option(
+        "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "
+        "Default: 16."
+    )
+    hot_prompt_weight: float | None = option(
+        "With --policy hotness: what a token of a prompt counts beside a new token. Default: 1."
+    )
+    hot_experts: int | None = option(
+        "With --policy hotness: most hot experts of a layer. Default: as many as fit."
+    )
+    migration_rate: str | None = option(
+        "With --policy hotness: bytes a second that may move in the background, such as 200MB. Default: no limit."
+    )
+
+
+@dataclass(frozen=True)
+class SettingOptions(HotnessOptions, LevelOptions):
+    """Options of run_settings. None stands for an option's default."""
+
+    importance: str | None = option(IMPORTANCE_HELP, autocompletion=complete_importance)
+    heavy_hitters: float | None = option(HEAVY_HITTERS_HELP)
+    renormalise: bool = option(RENORMALISE_HELP, False)
+    eviction: str | None = option(
+        "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "
+        "one pool of bytes). Default: lfru.",
+        autocompletion=one_of("lfru", "lru-planes", "lru-experts", "lru-pool"),
+    )
+    promotion: str | None = option(
+        "What is read of an expert that is in memory at fewer bits: planes, the missing ones, or whole (DyMoE), all of "
+        "it. Default: planes.",
+        autocompletion=one_of("planes", "whole"),
+    )
+    scan: str | None = option(
+        "on: experts of a prompt that wants most of a layer's leave first. off (DyMoE): they count as any others. "
+        "Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+    speculate: str | None = option(
+        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
+        "the critical ones), or auto (full as long as it pays). Default: auto.",
+        autocompletion=one_of("off", "base", "full", "critical", "auto"),
+    )
+    in_place: str | None = option(
+        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
+        "link; off copies each of them into VRAM first. Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class StepSettingOptions(SettingOptions):
+    """Options of run_settings where several sequences may share a step: those of a single one, and --lynx."""
+
+    lynx: bool = option(
+        "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
+        "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
+        False,
+    )
+    lynx_alpha: float | None = option(
+        "With --lynx: how finely scores count as different; a bin is 1/alpha of a logit wide. Default: 2."
+    )
+    lynx_beta: int | None = option(
+        "With --lynx: bins below the best expert's, 1 to 8; the last has all lower scores. Default: 4."
+    )
