@@ -57,6 +57,10 @@ class MeasureOptions:
         "tokens only, one by one. Steps wait until experts have moved, so that rows can be repeated. Default: dymoe.",
         autocompletion=one_of("dymoe", "hotness"),
     )
+    compensate: list[int] | None = option(
+        "Settings once more with so many experts of a token compensated (edgemoe compensate), where they have the "
+        "level that the store's compensators are of; repeat for more."
+    )
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
         "Tokens of a window of the text, each run alone. Default: 512.", min=2, max=512
@@ -165,12 +169,14 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
 def _table(measure: MeasureOptions, hot: options.HotnessOptions) -> list[Arm]:
     """Returns the arms of the table; without a text its default is shorter."""
     from edgemoe.evaluate import studies
+    from edgemoe.evaluate.compensation.arms import compensated_arms
 
     arms = _ranked_table(measure)
     if measure.policy == "auto":
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
     hotness = options.take_hotness({"policy": measure.policy, **vars(hot)}, automatic=False)
-    return studies.hot_arms(arms, hotness) if hotness else arms
+    arms = studies.hot_arms(arms, hotness) if hotness else arms
+    return arms + compensated_arms(arms, dict.fromkeys(measure.compensate or ()))
 
 
 def _ranked_table(measure: MeasureOptions) -> list[Arm]:

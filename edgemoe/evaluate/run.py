@@ -25,7 +25,7 @@ from edgemoe.evaluate.accuracy import (
 )
 from edgemoe.evaluate.claims import Claim, claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.compensation.arms import equal_arms, with_gains
-from edgemoe.evaluate.compensation.making import compensated
+from edgemoe.evaluate.compensation.making import compensated, planned_bytes
 from edgemoe.evaluate.lynx.cached import cached_rows
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
 from edgemoe.evaluate.lynx.phases import phases_quality
@@ -50,10 +50,9 @@ from edgemoe.evaluate.score import (
     text_windows,
     together_quality,
 )
-from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
+from edgemoe.evaluate.studies import LOWERED, STORED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
-from edgemoe.kernels.compensators import most_bytes
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
@@ -152,7 +151,6 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         UserError: no arm that the store can run. DoesNotFit: the limits are too small.
     """
     arms, _ = _possible(request.arms, store)
-    mean_rank = max((arm.made.rank for arm in arms if arm.made), default=0)
     context = request.window
     if request.task_count:
         context = max(context, min(TASK_CONTEXT, store.default_context()))
@@ -162,7 +160,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         settings=RunSettings.uniform(max(arm.settings.levels[0] for arm in arms)),
         context=context,
         parallel=max(arm.batch for arm in arms),
-        compensators_bytes=most_bytes(store.manifest.geometry, store.shape.experts, mean_rank),
+        compensators_bytes=planned_bytes(store, arms),
     )
 
 
@@ -304,10 +302,12 @@ def _possible(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], list
 
     Ranks that its tokens do not have are left out.
     """
-    max_level, ranks = store.manifest.max_level, store.shape.top_k
+    max_level, ranks, found = store.manifest.max_level, store.shape.top_k, store.manifest.compensators
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
-    kept = [arm for arm in kept if arm.ranks_needed <= ranks]
+    kept = [arm for arm in kept if arm.ranks_needed <= ranks or arm.made == STORED]
+    if found:  # levels without the compensators' own have a row without compensators
+        kept = [arm for arm in kept if arm.made != STORED or found.base_level in arm.settings.levels]
     names = ", ".join(left_out)
     if not kept:
         raise UserError(

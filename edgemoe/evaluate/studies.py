@@ -127,7 +127,11 @@ class Made:
 
     def __str__(self) -> str:
         """As in tables: "rank 16 uniform"."""
-        return f"rank {self.rank} {self.rule}"
+        return f"rank {self.rank} {self.rule}" if self.rank else "the store's"
+
+
+STORED = Made(0)
+"""The compensators that a store has."""
 
 
 @dataclass(frozen=True)

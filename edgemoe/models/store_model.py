@@ -151,7 +151,7 @@ class StoreModel:
                 "choose a lower level, or convert the model again with a higher one",
             )
         self._require_parallel(parallel)
-        compensators = max(compensators_bytes, self._compensators_bytes(settings))
+        compensators = max(compensators_bytes, self.compensators_bytes(settings))
         return make_plan(
             self.shape,
             self.manifest.geometry,
@@ -165,7 +165,7 @@ class StoreModel:
             compensators_bytes=compensators,
         )
 
-    def _compensators_bytes(self, settings: RunSettings) -> int:
+    def compensators_bytes(self, settings: RunSettings) -> int:
         """Bytes of the compensators that settings use.
 
         Raises:

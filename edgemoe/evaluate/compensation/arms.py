@@ -1,15 +1,27 @@
-"""Beside the rows of the study of compensators: settings without any that read as many bits, and what is gained."""
+"""Settings with the store's compensators, and what stands beside the study of compensators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import COMPENSATION, FOUR_LEVELS, Arm
+from edgemoe.evaluate.studies import COMPENSATION, FOUR_LEVELS, STORED, Arm
 from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
+
+STEP = 0.1
+"""Bits a weight, to which those of the rows are rounded."""
+
+
+def compensated_arms(arms: Sequence[Arm], counts: Iterable[int]) -> list[Arm]:
+    """Returns the arms of a table once more with the store's compensators, for each number of a token's experts."""
+    return [
+        replace(arm, settings=arm.settings.with_(compensation=Compensation(count)), made=STORED)
+        for count, arm in product(counts, arms)
+    ]
 
 
 def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
@@ -19,10 +31,16 @@ def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
         rows: measured; those with compensators count.
         most: highest level of the store.
     """
-    read = sorted({round(row.bits_per_weight_read or 0, 2) for row in rows if row.made})
+    read = sorted(
+        {
+            round((row.bits_per_weight_read or 0) / STEP) * STEP
+            for row in rows
+            if row.study == COMPENSATION and row.made
+        }
+    )
     levels = [(4, 2), tuple(level for level in FOUR_LEVELS if level <= most)]
     settings = [
-        RunSettings(levels=each, bits=bits, exact=True)
+        RunSettings(levels=each, bits=round(bits, 1), exact=True)
         for each, bits in product(levels, read)
         if bits < BITS_PER_WEIGHT[each[0]]
     ]

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.studies import Made
+from edgemoe.evaluate.studies import STORED, Arm, Made
 from edgemoe.families.table import family_of
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import ResidentCompensators, most_bytes
+from edgemoe.models.store_model import StoreModel
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensate
 from storage.manifest import MANIFEST_NAME
 from storage.untrusted import read_json
 
 
+def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> int:
+    """Bytes of a plan for the compensators of arms, one after another.
+
+    Raises:
+        UserError: from StoreModel.compensators_bytes.
+    """
+    mean_rank = max((arm.made.rank for arm in arms if arm.made), default=0)
+    own = (store.compensators_bytes(arm.settings) for arm in arms if arm.made == STORED)
+    return max(most_bytes(store.manifest.geometry, store.shape.experts, mean_rank), *own, 0)
+
+
 @contextmanager
 def compensated(engine: Engine, reference: Path | None, made: Made | None) -> Iterator[None]:
-    """Has an engine use compensators that are made in a folder of links to the store's files; shows progress on stderr.
+    """Has an engine use compensators, those that its store has or others.
+
+    Others are made in a folder of links to the store's files, with progress on stderr.
 
     Args:
         engine: of the store.
         reference: the checkpoint that the store was converted from.
-        made: rank, rule and base level; None, or without a reference: no compensators.
+        made: rank, rule and base level, or STORED; None: no compensators.
 
     Raises:
-        as storage.compensate.compensate.
+        as storage.compensate.compensate, or as ResidentCompensators.
     """
+    store = engine.store
+    if made == STORED:
+        own = ResidentCompensators.of_store(store.directory, store.manifest)
+        with closing(own), engine.compensated_by(own):
+            yield
+        return
     if made is None or reference is None:
         yield
         return
-    store = engine.store
     family = family_of(Checkpoint.open(reference).config)
     with tempfile.TemporaryDirectory(prefix="edgemoe-compensators-") as name:
         directory = Path(name)
