@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from edgemoe import __version__
-from edgemoe.commands import bench, calibrate, chat, convert, doctor, export, models, plan, serve, verify
+from edgemoe.commands import (
+    bench,
+    calibrate,
+    chat,
+    compensate,
+    convert,
+    doctor,
+    export,
+    models,
+    plan,
+    serve,
+    verify,
+)
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.config_file import ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
@@ -45,7 +57,7 @@ for name, command, epilog in (
     ("chat", chat.chat_command, chat.EXAMPLES),
     ("serve", serve.serve_command, serve.EXAMPLES),
     ("convert", convert.convert_command, convert.EXAMPLES),
-    ("compensate", convert.compensate_command, convert.COMPENSATE_EXAMPLES),
+    ("compensate", compensate.compensate_command, compensate.EXAMPLES),
     ("export", export.export_command, export.EXAMPLES),
     ("calibrate", calibrate.calibrate_command, calibrate.EXAMPLES),
     ("inspect", verify.inspect_command, None),

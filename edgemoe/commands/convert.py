@@ -1,31 +1,25 @@
-"""`edgemoe convert`: a checkpoint becomes a store; `edgemoe compensate`: a store gets low-rank compensators."""
+"""`edgemoe convert`: a checkpoint becomes a store."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption, KeepSourceOption, StoreArgument, demo_by_name, named_store
+from edgemoe.commands.compensate import CompensatorOptions, compensate_store
+from edgemoe.commands.options import JsonOption, KeepSourceOption
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.commands.verify import inspect_command
-from edgemoe.console.printable import printable
-from edgemoe.console.sizes import format_size
-from storage.compensator_index import RULES, check_choices
+from storage.compensator_index import check_choices
 from storage.errors import UserError
-from storage.manifest import Manifest
 
 EXAMPLES = (
     "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8 "
     "| edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --compensate 32"
 )
-COMPENSATE_EXAMPLES = (
-    "Examples: edgemoe compensate ~/stores/qwen3 --reference ~/models/Qwen3-30B-A3B "
-    "| edgemoe compensate demo --rank 16 --ranks uniform"
-)
+
 
 SourceArgument = Annotated[
     Path,
@@ -39,20 +33,6 @@ CompensateOption = Annotated[
     int | None,
     typer.Option(
         "--compensate", min=1, help="Add low-rank compensators of this mean rank.", show_default=False
-    ),
-]
-RankOption = Annotated[
-    int,
-    typer.Option(
-        "--rank", min=1, help="Mean rank of an expert's three projections: a budget for each layer."
-    ),
-]
-ReferenceOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--reference",
-        help="Directory or GGUF file of the checkpoint with the weights. Default: the store's highest level.",
-        callback=lambda given: given and demo_by_name(given),
     ),
 ]
 
@@ -73,21 +53,6 @@ class StoreOptions:
     )
     dense_bits: int = option(
         "Bits of all weights outside the experts, 16 or 8.", 16, autocompletion=one_of("16", "8")
-    )
-
-
-@dataclass(frozen=True)
-class CompensatorOptions:
-    """Options of compensators."""
-
-    ranks: str = option(
-        "How ranks are assigned within a layer: error (where a byte takes away most squared error), kurtosis (the "
-        "largest ranks for the heaviest tails) or uniform.",
-        RULES[0],
-        autocompletion=one_of(*RULES),
-    )
-    residual: int = option(
-        "Level whose error is compensated, 2 or 4 bits.", 2, autocompletion=one_of("2", "4")
     )
 
 
@@ -114,61 +79,5 @@ def convert_command(
     check_choices(compensators.residual, compensators.ranks)
     convert_named(source, destination, keep_source=keep_source, **vars(store))
     if compensate is not None:
-        _compensate(destination, source if source.exists() else None, compensate, compensators)
+        compensate_store(destination, source if source.exists() else None, compensate, compensators)
     inspect_command(destination, as_json)
-
-
-@grouped
-def compensate_command(
-    store: StoreArgument,
-    *,
-    reference: ReferenceOption = None,
-    rank: RankOption = 32,
-    compensators: CompensatorOptions,
-    as_json: JsonOption = False,
-) -> None:
-    """Add low-rank compensators to a store, or replace them: what its experts lost at 2 or 4 bits, approximated.
-
-    Killed, it resumes; finished, it returns at once. The store can be used meanwhile, and without them.
-    """
-    directory = named_store(store)
-    manifest = _compensate(directory, reference, rank, compensators)
-    from storage.verify import describe_compensators
-
-    made = describe_compensators(manifest)
-    assert made
-    if as_json:
-        print(json.dumps({"store": str(directory)} | made))
-    else:
-        text = (
-            f"{directory}: level {made['base_level']} compensated at mean rank {made['mean_rank']} by {made['rule']}, "
-            f"{format_size(made['bytes'])}, {made['bits_per_weight']:.3g} bits a weight, "
-            f"{made['left_error']:.3g} of the error left"
-        )
-        print(printable(text))
-
-
-def _compensate(directory: Path, reference: Path | None, rank: int, wanted: CompensatorOptions) -> Manifest:
-    """Adds compensators to a store, with progress on stderr. Arguments and errors are those of storage.compensate."""
-    from edgemoe.console.loading import starting
-    from edgemoe.console.progress import CountProgress
-    from edgemoe.families.table import family_of, require_known
-
-    with starting("loading torch"):
-        from storage.checkpoint import Checkpoint
-        from storage.compensate import compensate
-    family = None
-    if reference:
-        require_known(reference)
-        family = family_of(Checkpoint.open(reference).config)
-    experts = sum(len(layer.records) for layer in Manifest.load(directory).layers.values())
-    with CountProgress(f"compensating {directory.name}", experts) as progress:
-        return compensate(
-            reference,
-            directory,
-            family,
-            base_level=wanted.residual,
-            rule=wanted.ranks,
-            mean_rank=rank,
-            progress=progress.update,
-        )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = "Example: edgemoe export ~/stores/qwen3 ~/exports/qwen3-int4 --format compressed-tensors --level 4"
 
 FORMATS = ("compressed-tensors", "gguf", "safetensors")
-DestinationArgument = Annotated[Path, typer.Argument(help="Directory to write.")]
+ExportArgument = Annotated[Path, typer.Argument(help="Directory to write.")]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExportOptions:
 @grouped
 def export_command(
     store: StoreArgument,
-    destination: DestinationArgument,
+    destination: ExportArgument,
     *,
     options: ExportOptions,
     as_json: JsonOption = False,

@@ -27,6 +27,8 @@ from storage.header import header_bytes, tensor_bytes
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME
 
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
 _WIDEST_GROUP = 128
 """Consecutive inputs that share a scale, at most: the widest group of GPU kernels."""
 
@@ -76,14 +78,17 @@ class CheckpointPlan:
 
     def _config(self, config: Config) -> dict[str, Any]:
         """config.json of the exported weights."""
-        return {key: value for key, value in config.items() if key != "quantization_config"}
+        kept = {key: value for key, value in config.items() if key != "quantization_config"}
+        return kept | ({} if _HEAD in self._dense.names else {"tie_word_embeddings": False})
 
     def _dense_unit(self) -> Unit:
         unit, dense = Unit(), self._dense
-        for name in dense.names:
-            spec = _NAMES[dense.dtype(name)], dense.shape(name)
-            unit.tensors[name] = spec
-            unit.work.append(partial(self._dense_work, name))
+        sources = {name: name for name in dense.names}
+        # Not every loader ties the head to the embedding, so that a tied model gets a head of its own.
+        sources.setdefault(_HEAD, _EMBEDDING)
+        for name, source in sources.items():
+            unit.tensors[name] = _NAMES[dense.dtype(source)], dense.shape(source)
+            unit.work.append(partial(self._dense_work, source))
         unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
         return unit
 

@@ -76,7 +76,8 @@ class Answers:
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities, float32 [n, vocab], of logits."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(np.float32)
+    out: np.ndarray = (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(np.float32)
+    return out
 
 
 def serve(answer: Callable[[Request], Answers]) -> int:

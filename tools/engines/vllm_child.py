@@ -24,6 +24,9 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 
 from tools.engines.protocol import Answers, Request, serve
 
+_SCORED = 10
+"""Answers scored at a time: their log-probabilities are Python objects."""
+
 
 def weights(packed: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
     """bf16 weights [E, N, K] of int32 words [E, N, K * bits / 32] and scales [E, N, K / group]."""
@@ -57,7 +60,7 @@ def answer(request: Request) -> Answers:
     """Generates greedy answers, and the log-probabilities of the given ones."""
     if not torch.cuda.is_available() and not torch.cpu._is_amx_tile_supported():
         dequantize()
-    llm = LLM(
+    llm: Any = LLM(
         request.model,
         enforce_eager=True,
         dtype="bfloat16",
@@ -67,21 +70,35 @@ def answer(request: Request) -> Answers:
         enable_prefix_caching=False,
         distributed_executor_backend="uni",
         disable_log_stats=True,
+        skip_tokenizer_init=True,  # else the text of every token of every row is looked up
     )
-    greedy = SamplingParams(temperature=0, max_tokens=request.new_tokens, stop_token_ids=request.stop)
-    prompts: Any = [{"prompt_token_ids": ids} for ids in request.prompts]
+    greedy = SamplingParams(
+        temperature=0, max_tokens=request.new_tokens, stop_token_ids=request.stop, detokenize=False
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in request.prompts]
     texts = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, greedy, use_tqdm=False)]
-    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
+    pairs = list(zip(request.prompts, request.answers, strict=True))
     rows: list[np.ndarray] = []
-    for prompt, given in zip(request.prompts, request.answers, strict=True):
-        whole: Any = {"prompt_token_ids": prompt + given}
-        found = llm.generate([whole], scored, use_tqdm=False)[0].prompt_logprobs
-        for position in range(len(prompt), len(prompt) + len(given)):
-            row = np.full(request.vocab, -np.inf, np.float32)
-            at = found[position]
-            row[list(at)] = [each.logprob for each in at.values()]
-            rows.append(row)
+    for start in range(0, len(pairs), _SCORED):
+        rows += score(llm, pairs[start : start + _SCORED], request.vocab)
     return Answers(texts, np.stack(rows))
+
+
+def score(llm: Any, pairs: list[tuple[list[int], list[int]]], vocab: int) -> list[np.ndarray]:
+    """The log-probabilities before each token of the second of each pair, behind the first: float32 [vocab] each."""
+    scored = SamplingParams(
+        temperature=0, max_tokens=1, prompt_logprobs=-1, flat_logprobs=True, detokenize=False
+    )
+    wholes = [{"prompt_token_ids": prompt + given} for prompt, given in pairs]
+    rows = []
+    for (prompt, given), out in zip(pairs, llm.generate(wholes, scored, use_tqdm=False), strict=True):
+        found = out.prompt_logprobs
+        for position in range(len(prompt), len(prompt) + len(given)):
+            part = slice(found.start_indices[position], found.end_indices[position])
+            row = np.full(vocab, -np.inf, np.float32)
+            row[found.token_ids[part]] = found.logprobs[part]
+            rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

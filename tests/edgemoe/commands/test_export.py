@@ -49,6 +49,15 @@ def test_every_family_loads_in_transformers(run, family_store, tmp_path, model_t
         assert error <= (0.012 if ".experts." in name else 0), name
 
 
+def test_a_tied_head_is_written(run, family_store, tmp_path):
+    """vLLM's olmoe and others never tie the head: a tied model's head is a copy of its embedding, and not tied."""
+    model, store = family_store("olmoe", tie_word_embeddings=True)
+    assert run("export", store, tmp_path / "out", "--level", "8")[0] == 0
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(tensors["lm_head.weight"], model.model.embed_tokens.weight)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
 @pytest.mark.parametrize("model_type", SMALL)
 def test_quantized_names_are_those_of_the_hub(run, family_store, tmp_path, model_type):
     """Each expert has its packed gate, up and down, or the family is refused by name; nothing else is quantized."""
