@@ -177,6 +177,7 @@ class Arm:
             "lynx": f", batch {self.batch}",
             "lynx-tasks": f", {self.batch} chats",
             "residency": f", cache {self.cache:g}",
+            COMPENSATION: "" if self.made else " alone",
         }
         variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""
         return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")

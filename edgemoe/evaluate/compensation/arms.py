@@ -55,7 +55,7 @@ def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
     alone = {(row.setting, row.phase): row for row in rows if row.study == COMPENSATION}
     for row in rows:
         base = (
-            alone.get((f"exact {row.levels if row.made else 2}", row.phase))
+            alone.get((f"exact {row.levels if row.made else 2} alone", row.phase))
             if row.study == COMPENSATION
             else None
         )

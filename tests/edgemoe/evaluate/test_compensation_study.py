@@ -55,7 +55,7 @@ def test_compensators_bring_the_model_nearer(tiny_store, checkpoint, text):
     alone, one, both = (
         by[name, "decode"]
         for name in (
-            "exact 2",
+            "exact 2 alone",
             "exact 2, compensate 1, rank 32 uniform",
             "exact 2, compensate 2, rank 32 uniform",
         )

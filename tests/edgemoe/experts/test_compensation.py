@@ -296,6 +296,7 @@ def test_an_answer_counts_them(compensated):
     assert answer.compensated
     assert 0 < answer.compensated["experts"] <= answer.compensated["pairs"]
     assert answer.bits > 2.5
+    assert answer.peak_vram_bytes <= answer.limit_bytes
     assert status.use.compensated >= answer.compensated["pairs"]
     with edgemoe.load(compensated, exact=2) as model:
         answer = model.generate("fox", max_new_tokens=6, temperature=0)
