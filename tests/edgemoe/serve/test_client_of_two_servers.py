@@ -6,13 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from servers import a_model, server_of
 
 from edgemoe.commands.options import DEMO
 from edgemoe.families.table import family_of
@@ -25,6 +26,8 @@ from storage.untrusted import read_json
 openai = pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).resolve().parents[3]
 
 QUESTIONS = ("What is the capital of France?", "What is 12 + 30?", "Sort these numbers: 5, 3, 9")
 START = 900
@@ -55,30 +58,20 @@ def conversation(url: str) -> list[tuple[str, str | None, int, str]]:
     return out
 
 
-@pytest.fixture
-def vllm(store, tmp_path) -> Iterator[str]:
-    """The address of vLLM with the store's export in bf16; skips where vLLM is not installed."""
-    program = shutil.which("vllm")
-    if program is None:
-        pytest.skip("vLLM is not installed: no program vllm on PATH")
-    manifest = Manifest.load(store)
-    family = family_of(read_json(store, "config.json"))
-    levels = one_level(manifest, 8)
-    export(
-        store, out := tmp_path / "out", family, format="safetensors", levels=levels, progress=lambda *_: None
-    )
+@contextmanager
+def served(command: Sequence[object], log: Path) -> Iterator[str]:
+    """Runs a server's process on a free port, whose number follows the command; yields its address once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [program, "serve", str(out), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--dtype", "bfloat16", "--max-model-len", "256", "--max-num-seqs", "4"]
-    # Only its own packages: this process finds edgemoe's through a path that vLLM would inherit.
+    # Every server has its own packages: this process finds edgemoe's through a path that vLLM would inherit.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path)
+    with log.open("wb") as out:
+        arguments = [*map(str, command), "--port", str(port)]
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment, cwd=ROOT)
         try:
-            _wait(address, process, tmp_path / "log")
+            _wait(address, process, log)
             yield address
         finally:
             process.terminate()
@@ -89,17 +82,41 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(errors="replace")[-2000:]
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{address}/health", trust_env=False).status_code == 200:
                 return
-        except httpx.TransportError:
-            time.sleep(0.5)
+        time.sleep(0.5)
     pytest.fail(log.read_text(errors="replace")[-2000:])
 
 
-def test_the_client_cannot_tell_the_servers_apart(store, vllm):
+@pytest.fixture(scope="module")
+def ours(store, tmp_path_factory) -> Iterator[list[tuple[str, str | None, int, str]]]:
+    """What the client sees of `edgemoe serve`."""
+    log = tmp_path_factory.mktemp("edgemoe") / "log"
+    command = [sys.executable, "-m", "edgemoe", "serve", "--model", store, "--exact", "8", "--context", "256"]
+    with served(command, log) as address:
+        yield conversation(address)
+
+
+def test_the_server_answers_the_client(ours):
+    """Each answer ends by itself, is right where the demo model knows it, and is the same when it is streamed."""
+    assert [text for text, _, _, _ in ours[:2]] == ["The capital of France is Paris.", "12 + 30 = 42"]
+    assert {reason for _, reason, _, _ in ours} == {"stop"}
+    assert all(text == streamed and tokens for text, _, tokens, streamed in ours)
+
+
+def test_the_client_cannot_tell_the_servers_apart(store, ours, tmp_path):
     """Texts, reasons, prompts' tokens and streams are the same: weights, template and interface move along."""
-    with server_of(a_model(store, context=256)) as ours:
-        mine = conversation(ours.url)
-    assert all(text == streamed and text for text, _, _, streamed in mine)
-    assert mine == conversation(vllm)
+    program = shutil.which("vllm")
+    if program is None:
+        pytest.skip("vLLM is not installed: no program vllm on PATH")
+    family = family_of(read_json(store, "config.json"))
+    levels = one_level(Manifest.load(store), 8)
+    export(
+        store, out := tmp_path / "out", family, format="safetensors", levels=levels, progress=lambda *_: None
+    )
+    # Not `vllm serve`: in builds for CPUs, whose package has another name, the program cannot find its version.
+    command = [Path(program).with_name("python"), "-m", "vllm.entrypoints.openai.api_server", "--model", out]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "bfloat16"]
+    with served([*command, "--max-model-len", "256", "--max-num-seqs", "4"], tmp_path / "log") as address:
+        assert conversation(address) == ours

@@ -1,0 +1,77 @@
+"""The comparison of engines: equal answers, near-ties and KL, from log-probabilities made by hand; its protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from tools.engines.compare import TIE, compare, prompts
+from tools.engines.protocol import Answers, Request, log_softmax, serve
+
+
+def rows(*logits: tuple[float, ...]) -> np.ndarray:
+    return log_softmax(np.array(logits, np.float32))
+
+
+def test_equal_answers_and_equal_rows():
+    """Nothing differs."""
+    ours = Answers([[0, 1], [2]], rows((3, 0, 0), (0, 3, 0), (0, 0, 3)))
+    found = compare(ours, Answers([[0, 1], [2]], ours.logprobs))
+    assert (found["same"], found["near_ties"], found["gaps"]) == (2, 0, [])
+    assert found["kl"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("gap", "near"), [(TIE - 0.01, 1), (TIE + 0.01, 0)])
+def test_a_different_token_is_a_near_tie_by_our_log_probabilities(gap, near):
+    """The second answer's second token differs; the gap is read in that answer's row, and not in another's."""
+    ours = Answers([[0], [1, 2]], rows((9, 0, 0), (0, 9, 0), (0, -gap, 0)))
+    found = compare(ours, Answers([[0], [1, 1]], ours.logprobs))
+    assert (found["same"], found["near_ties"]) == (1, near)
+    assert found["gaps"] == ([] if near else [round(gap, 3)])
+
+
+def test_an_answer_that_ends_earlier_is_not_the_same():
+    """The shorter answer is a prefix of the other one."""
+    ours = Answers([[0, 1]], rows((9, 0, 0), (0, 9, 0)))
+    assert compare(ours, Answers([[0]], ours.logprobs))["same"] == 0
+
+
+def test_kl_is_that_of_the_engine_from_edgemoe():
+    """Halves against three quarters and a quarter, by the definition."""
+    ours = Answers([[0]], np.log(np.array([[0.5, 0.5]], np.float32)))
+    theirs = Answers([[0]], np.log(np.array([[0.75, 0.25]], np.float32)))
+    assert compare(ours, theirs)["kl"] == pytest.approx(
+        0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    )
+
+
+def test_a_process_gets_the_request_and_returns_answers(tmp_path, monkeypatch):
+    """What an engine's process computes comes back, answers of any length included."""
+    request = Request("model", [[1, 2], [3]], [[4], [5, 6]], 3, [2], 64, 8, 1)
+    request.save(tmp_path)
+    assert json.loads((tmp_path / "request.json").read_text()) == asdict(request)
+    monkeypatch.setattr("sys.argv", ["child", str(tmp_path)])
+    logprobs = rows(*[(1.0,) * 8] * 3)
+    seen: list[Request] = []
+
+    def answer(given: Request) -> Answers:
+        seen.append(given)
+        return Answers([[4], [5, 6, 7]], logprobs)
+
+    assert serve(answer) == 0
+    assert seen == [request]
+    found = Answers.load(tmp_path)
+    assert found.tokens == [[4], [5, 6, 7]]
+    assert np.array_equal(found.logprobs, logprobs)
+
+
+def test_prompts_are_distinct_held_out_questions(checkpoint):
+    """As many as wanted, of every kind, none twice."""
+    from edgemoe.models.tokenizer import load_tokenizer
+
+    found = prompts(load_tokenizer(checkpoint), 30)
+    assert len({tuple(ids) for ids in found}) == len(found) == 30
