@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_codec import decode, encode
+from record_codec import encode
 
+from storage.decode import decode
 from storage.errors import UserError
 from storage.export.checkpoint import pack
 from storage.export.matrices import Affine, StoreExperts
