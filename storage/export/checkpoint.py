@@ -61,7 +61,8 @@ class CheckpointPlan:
         self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
     ) -> None:
         self._experts, self._dense, self._family, self._levels = experts, dense, family, levels
-        units = [self._dense_unit(), *(self._layer_unit(layer) for layer in experts.layers)]
+        # Experts first: their sizes are multiples of every element's size, so that all tensors begin at one.
+        units = [*(self._layer_unit(layer) for layer in experts.layers), self._dense_unit()]
         groups = shards(units)
         names = [
             WEIGHTS_NAME if len(groups) == 1 else f"model-{i:05d}-of-{len(groups):05d}.safetensors"
@@ -86,7 +87,7 @@ class CheckpointPlan:
         sources = {name: name for name in dense.names}
         # Not every loader ties the head to the embedding, so that a tied model gets a head of its own.
         sources.setdefault(_HEAD, _EMBEDDING)
-        for name, source in sources.items():
+        for name, source in sorted(sources.items(), key=lambda pair: -dense.dtype(pair[1]).itemsize):
             unit.tensors[name] = _NAMES[dense.dtype(source)], dense.shape(source)
             unit.work.append(partial(self._dense_work, source))
         unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
@@ -199,7 +200,6 @@ class CompressedPlan(CheckpointPlan):
         unit, bits, group = Unit(), self._bits[layer], self._group
         for expert in range(self._experts.count(layer)):
             stems = [name.removesuffix(".weight") for name in self._family.one_by_one(layer, expert) or ()]
-            # Widest elements first, so that every tensor begins at a multiple of its element's size.
             for stem in stems:
                 unit.tensors[f"{stem}.weight_shape"] = "I64", (2,)
             for stem, (rows, cols) in zip(stems, shapes, strict=True):

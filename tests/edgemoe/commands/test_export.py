@@ -16,6 +16,7 @@ from small_store import flip
 from edgemoe.families.table import FAMILIES
 from edgemoe.models.resolve import convert_checkpoint
 from storage.checkpoint import Checkpoint
+from storage.header import read_header
 from storage.manifest import Manifest
 
 OPTIONS = {"max_level": 8, "layout": "cpu-generic", "dense_bits": 16}
@@ -69,6 +70,8 @@ def test_quantized_names_are_those_of_the_hub(run, family_store, tmp_path, model
         assert model_type in err
         return
     assert code == 0, err
+    for name, entry in read_header(tmp_path / "out" / "model.safetensors").tensors.items():
+        assert entry.range.offset % {"I64": 8, "I32": 4, "F32": 4, "BF16": 2}[entry.dtype] == 0, name
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     packed = {name for name in tensors if name.endswith("weight_packed")}
     layers = Manifest.load(store).layers
