@@ -12,7 +12,7 @@ import numpy as np
 
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
 from storage.base import BLOCK, ExpertKey
-from storage.compensator_index import CompensatorGeometry, CompensatorIndex, FactorArray
+from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
 from storage.compensators import CompensatorReader
 from storage.manifest import Manifest
 from storage.planes import Bytes
@@ -138,7 +138,8 @@ def _rows(raw: Bytes, array: FactorArray, row: int) -> FactorRows:
         return FactorRows()
     start, groups = raw.ctypes.data, row * array.groups
     return FactorRows(
-        codes=start + array.codes.offset + 24 * groups, scales=start + array.scales.offset + 2 * groups
+        codes=start + array.codes.offset + 3 * GROUP // 8 * groups,
+        scales=start + array.scales.offset + 2 * groups,
     )
 
 

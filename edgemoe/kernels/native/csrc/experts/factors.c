@@ -22,7 +22,6 @@ INLINE __m256 next_eight(group *g) {
     return eight;
 }
 
-
 INLINE void project(const factors *f, int64_t rank, const uint16_t *x, int64_t x_stride, int tokens, float *t,
                     int64_t t_stride) {
     const int64_t groups = ceil_div(f->cols, FACTOR_GROUP);
