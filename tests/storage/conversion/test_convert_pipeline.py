@@ -14,6 +14,7 @@ import small_checkpoint
 from small_conversion import contents, run
 
 import storage.convert
+import storage.record_file
 import storage.source_file
 import storage.writer
 from storage import unbuffered
@@ -147,7 +148,7 @@ def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
 ):
     """Where the flag itself is refused, all reads and writes go through the page cache."""
     monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
-    for module in (storage.source_file, storage.writer):
+    for module in (storage.source_file, storage.record_file):
         monkeypatch.setattr(module, "bypass_cache", lambda fd: False)
     run(small_source, tmp_path / "store")
     assert contents(tmp_path / "store") == straight_files
