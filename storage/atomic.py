@@ -103,7 +103,7 @@ def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
     return WriteFailed(
         f"to write {format_size(size)} to {path}",
         str(error.strerror),
-        "check the disk, then run the command again; an unfinished conversion resumes",
+        "check the disk, then run the command again to resume",
     )
 
 
@@ -111,6 +111,6 @@ def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
     return DoesNotFit(
         f"{format_least(size)} free on disk for {path}",
         found,
-        "free some space there, or choose another disk; an unfinished conversion resumes",
+        "free some space there and run the command again to resume, or choose another disk",
         minimum=size,
     )

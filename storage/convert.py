@@ -143,12 +143,12 @@ def source_errors(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def destination_errors(destination: Path) -> Iterator[None]:
-    """Converts an OSError from StoreWriter's calls on directories into an error of the tree."""
+def destination_errors(destination: Path, what: str = "a store") -> Iterator[None]:
+    """Converts an OSError from a writer's calls on directories into an error of the tree."""
     try:
         yield
     except OSError as error:
-        wanted, found = f"a store in {destination}", str(error)
+        wanted, found = f"{what} in {destination}", str(error)
         if error.errno in _REQUEST:
             raise UserError(wanted, found, "choose a directory that you may write to") from error
         raise WriteFailed(wanted, found, "check the disk, then run the command again to resume") from error

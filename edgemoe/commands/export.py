@@ -84,7 +84,7 @@ def _levels(level: str, manifest: Manifest) -> Levels:
     """The level of every expert by the option --level."""
     from storage.export.levels import one_level, read_levels
 
-    if level.isdecimal() and not Path(level).exists():
+    if level.isdecimal():
         if level not in ("8", "4"):
             raise UserError("8, 4 or a JSON file of levels", level, "choose --level 8 or 4")
         if int(level) > manifest.max_level:

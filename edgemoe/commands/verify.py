@@ -12,7 +12,7 @@ from edgemoe.commands.options import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
-from storage.errors import EdgemoeError
+from storage.errors import EdgemoeError, UserError
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
@@ -34,7 +34,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     from edgemoe.layers.build import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
-    from storage.export.directory import EXPORT_NAME, verify_export
+    from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, verify_export
     from storage.manifest import DENSE_NAME
     from storage.verify import verify
 
@@ -43,6 +43,10 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
             size, found = verify_export(store, progress.update)
         _report(size, found, "whole", as_json)
         return
+    if (store / UNFINISHED_NAME).is_file():
+        raise UserError(
+            f"a finished export in {store}", UNFINISHED_NAME, "run `edgemoe export` again to resume it"
+        )
     store = named_store(store)
     with ByteProgress(f"verifying {store.name}") as progress:
         report = verify(store, progress.update)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import xxhash
 
 from storage.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
 from storage.errors import BadManifest, ChecksumMismatch, DamagedData, TruncatedFile, UserError
+from storage.export.plan import Errors
 from storage.header import strict_json
 from storage.lock import StoreLock
 from storage.retry import open_regular, read_errors
@@ -86,6 +88,7 @@ class ExportDirectory:
     Args:
         directory: new, empty, or an export of the same `content`, finished or not.
         content: what is exported: texts by key, with the store's fingerprint, the format and the levels.
+        layout: a digest of the files' names and sizes; an unfinished export of another one is refused.
 
     Raises:
         UserError: on entry: the directory holds other files, which are not changed.
@@ -93,10 +96,10 @@ class ExportDirectory:
         DoesNotFit: from every method that writes: the disk is full.
     """
 
-    def __init__(self, directory: Path, content: Mapping[str, Any]) -> None:
-        self._directory, self._content = directory, dict(content)
+    def __init__(self, directory: Path, content: Mapping[str, Any], layout: str) -> None:
+        self._directory, self._content = directory, {**content, "layout": layout}
         self._files: dict[str, list[list[Any]]] = {}
-        self._notes: dict[str, Any] = {}
+        self._notes: dict[str, dict[str, Any]] = {}
         self._lock: StoreLock | None = None
         self.finished = False
 
@@ -120,36 +123,43 @@ class ExportDirectory:
         sizes = [size for size, _ in self._files.get(name, ())]
         return bool(sizes) and path.is_file() and path.stat().st_size == sum(sizes)
 
-    def note(self, name: str) -> Any:
-        """The values for JSON that were given when a complete file was written."""
-        return self._notes.get(name)
+    def note(self, name: str) -> dict[str, Any]:
+        """The values that were given when a complete file was written."""
+        return self._notes.get(name, {})
 
     def require_free(self, size: int) -> None:
         """Raises DoesNotFit if fewer than `size` bytes are free on the directory's disk."""
         require_free(self._directory / EXPORT_NAME, size)
 
-    def write(
-        self, name: str, sizes: Sequence[int], fill: Callable[[Sink], None], note: Callable[[], Any] = dict
-    ) -> None:
+    def write(self, name: str, sizes: Sequence[int], fill: Callable[[Sink], Mapping[str, Any]]) -> None:
         """Writes a file and records it in the marker.
 
         Args:
             name: of the file.
             sizes: bytes of its regions.
-            fill: writes every region.
-            note: called behind `fill`; values for JSON, which a later run gets from the method `note`.
+            fill: writes every region; returns values that a later run gets from the method `note`.
         """
         with replacing(self._directory / name, sum(sizes)) as fd:
             sink = Sink(fd, sizes)
-            fill(sink)
+            note = fill(sink)
             entries = sink.entries()
             forget(fd, 0, 0)
-        self._files[name], self._notes[name] = entries, note()
+        self._files[name], self._notes[name] = entries, dict(note)
         self._save()
 
     def write_bytes(self, name: str, raw: bytes) -> None:
         """Writes a small file."""
-        self.write(name, [len(raw)], lambda sink: sink.write(0, memoryview(raw)))
+
+        def fill(sink: Sink) -> dict[str, float]:
+            sink.write(0, memoryview(raw))
+            return {}
+
+        self.write(name, [len(raw)], fill)
+
+    def reopen(self) -> None:
+        """Makes a finished export, of which a file is missing now, an unfinished one."""
+        (self._directory / EXPORT_NAME).replace(self._directory / UNFINISHED_NAME)
+        self.finished = False
 
     def finish(self) -> None:
         """Renames the marker to export.json, once all files are written."""
@@ -170,6 +180,10 @@ class ExportDirectory:
                     raise self._occupied(_difference(found["content"], self._content))
                 self._files, self._notes = found["files"], found["notes"]
                 self.finished = name == EXPORT_NAME
+                for left in self._directory.glob(
+                    f"*{PARTIAL}"
+                ):  # of a killed run: their bytes are free again
+                    left.unlink()
                 return
         others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
         if others:
@@ -255,10 +269,18 @@ def _is_list_of_files(value: Mapping[str, Any]) -> bool:
     files = value.get("files")
     return (
         isinstance(value.get("content"), dict)
-        and isinstance(value.get("notes"), dict)
+        and _are_notes(value.get("notes"))
         and isinstance(files, dict)
         and all(isinstance(regions, list) and all(map(_is_region, regions)) for regions in files.values())
         and not any("/" in name or name in ("", ".", "..") for name in files)
+    )
+
+
+def _are_notes(value: object) -> bool:
+    names = {field.name for field in fields(Errors)}
+    return isinstance(value, dict) and all(
+        isinstance(note, dict) and {*note} <= names and all(type(n) in (int, float) for n in note.values())
+        for note in value.values()
     )
 
 

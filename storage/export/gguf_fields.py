@@ -120,7 +120,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, store: Path, config: Config) -> None
     # llama.cpp refuses a vocabulary without merges.
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]] or ["Ċ Ċ"]
     writer.add_token_merges(merges)
-    settings = read_json(store, "tokenizer_config.json")
+    optional = store / "tokenizer_config.json"
+    settings = read_json(store, optional.name) if optional.exists() else {}
     for key, add in (
         ("bos_token_id", writer.add_bos_token_id),
         ("eos_token_id", writer.add_eos_token_id),

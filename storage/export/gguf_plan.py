@@ -21,13 +21,14 @@ from storage.checkpoint import Config
 from storage.errors import ModelRefused, UserError
 from storage.export.checkpoint import ExportNames
 from storage.export.dense import DenseTensors
-from storage.export.gguf_fields import add_fields, architecture_of, header
+from storage.export.gguf_fields import add_fields, architecture_of, header, sizes
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
 from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, experts_of, raw, shards
 from storage.export.symmetric import int8
 from storage.formats.gguf_model import OUTSIDE
 from storage.record import align
+from storage.untrusted import foreign_code
 
 _BLOCK = 32
 _ACTION = "export as compressed-tensors or safetensors"
@@ -58,6 +59,7 @@ class GgufPlan:
     ) -> None:
         self._experts, self._dense, self._config, self._levels = experts, dense, config, levels
         self._name, self._architecture = architecture_of(config)
+        self._sizes = sizes(config, self._architecture)
         self._kinds = {layer: _KINDS[layer_level(levels, layer, "GGUF", (8, 4))] for layer in experts.layers}
         if uneven := [m.cols for m in experts.geometry.matrices if m.cols % _BLOCK]:
             wanted = f"matrices of whole blocks of {_BLOCK} inputs for GGUF"
@@ -85,7 +87,8 @@ class GgufPlan:
         for number, units in enumerate(groups):
             writer = gguf.GGUFWriter(None, self._name)
             if not number:
-                add_fields(writer, self._experts.directory, self._config)
+                with foreign_code("a tokenizer and sizes that a GGUF file can have", _ACTION):
+                    add_fields(writer, self._experts.directory, self._config)
             if len(groups) > 1:
                 writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_NO, number)
                 writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, len(groups))
@@ -116,9 +119,8 @@ class GgufPlan:
         if len(shape) == 2 and "ffn_gate_inp" not in theirs:
             kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % _BLOCK == 0 else Kind.F16
         part = theirs.split(".")[-2]
-        heads = 0
-        if part in self._architecture.paired_rows:
-            heads = self._config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+        key = self._architecture.paired_rows.get(part)
+        heads = int(self._sizes[self._architecture.keys[key]]) if key else 0
         unit.tensors[theirs] = kind, shape
         unit.work.append(partial(self._dense_work, name, kind, heads, len(unit.regions)))
         unit.regions.append(align(_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))

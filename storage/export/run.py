@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from storage.convert import cores, one_core_each
+from storage.checkpoint import bounded_config
+from storage.convert import cores, destination_errors, one_core_each
 from storage.errors import UserError
 from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
 from storage.export.dense import DenseTensors
@@ -78,29 +80,44 @@ def export(
         DoesNotFit: the disk is too small.
         DamagedData: the store's bytes differ from its checksums.
     """
-    _require_apart(store, destination)
+    if destination.resolve() == store.resolve():
+        raise UserError("a directory for the export", f"the store {store}", "choose another directory")
     manifest = Manifest.load(store)
     with StoreExperts(store, manifest) as experts:
+        for name in manifest.files.keys() - {DENSE_NAME}:
+            _require_whole(store, manifest, name)
         dense = DenseTensors(store, family.in_checkpoint)
-        plan: Plan = FORMATS[format](experts, dense, family, read_json(store, "config.json"), levels)
+        plan = FORMATS[format](
+            experts, dense, family, bounded_config(read_json(store, "config.json")), levels
+        )
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
-        with ExportDirectory(destination, content) as out:
+        with (
+            destination_errors(destination, "an export"),
+            ExportDirectory(destination, content, _layout_of(plan)) as out,
+        ):
             job = _Export(store, manifest, plan, out, progress)
+            if out.finished and not job.is_whole():
+                out.reopen()
             if not out.finished:
                 job.write(threads or 2 * cores())
                 out.finish()
             return job.errors()
 
 
-def _require_apart(store: Path, destination: Path) -> None:
-    """Refuses the store's own directory, and a destination that is no directory or that cannot be made."""
-    try:
-        destination.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        found, action = str(error.strerror), "choose a directory that you may write to"
-        raise UserError(f"a directory for an export at {destination}", found, action) from error
-    if destination.resolve() == store.resolve():
-        raise UserError("a directory for the export", f"the store {store}", "choose another directory")
+def _layout_of(plan: Plan) -> str:
+    """A digest of all names, headers, regions and small files: files of another layout do not belong together."""
+    digest = xxhash.xxh3_128()
+    for file in plan.files:
+        digest.update(repr((file.name, file.header, file.regions)).encode())
+    digest.update(repr((sorted(plan.small_files.items()), sorted(plan.copied))).encode())
+    return digest.hexdigest()
+
+
+def _require_whole(store: Path, manifest: Manifest, name: str) -> None:
+    """Compares a file of the store with its checksum."""
+    _, damage = check_file(store / name, manifest.files[name])
+    if damage:
+        raise damage[0]
 
 
 def _digest(levels: Levels) -> Any:
@@ -133,34 +150,41 @@ class _Export:
             out.add(Errors(**self._out.note(file.name)))
         return out
 
+    def is_whole(self) -> bool:
+        """Whether the directory has every file."""
+        names = [file.name for file in self._plan.files]
+        return all(map(self._out.has, (*names, *self._plan.copied, *self._plan.small_files)))
+
     def write(self, threads: int) -> None:
         """Writes every missing file."""
         missing = [file for file in self._plan.files if not self._out.has(file.name)]
         self._add(self._total - sum(sum(file.regions) for file in missing))
         self._out.require_free(sum(sum(file.regions) for file in missing))
         if missing:
-            self._require_whole(DENSE_NAME)
+            _require_whole(self._store, self._manifest, DENSE_NAME)
         with one_core_each(threads) as pool:
             for file in missing:
-                errors = Errors()
-
-                def fill(sink: Sink, file: PlannedFile = file, errors: Errors = errors) -> None:
-                    sink.write(0, memoryview(file.header))
-                    self._add(len(file.header))
-                    for first, made in self._made(pool, file, threads):
-                        errors.add(made.errors)
-                        for region, data in made.parts:
-                            sink.write(first + region, data)
-                            self._add(data.nbytes)
-
-                self._out.write(file.name, file.regions, fill, lambda errors=errors: asdict(errors))  # type: ignore[misc]
+                self._out.write(file.name, file.regions, partial(self._fill, file, pool, threads))
         for name in self._plan.copied:
-            self._require_whole(name)
             self._out.write_bytes(name, read_whole(self._store / name))
         for name, content in self._plan.small_files.items():
             self._out.write_bytes(name, content)
 
-    def _made(self, pool: Any, file: PlannedFile, threads: int) -> Iterator[tuple[int, Made]]:
+    def _fill(
+        self, file: PlannedFile, pool: ThreadPoolExecutor, threads: int, sink: Sink
+    ) -> dict[str, float]:
+        """Writes a file's regions. Returns the fields of its errors."""
+        errors = Errors()
+        sink.write(0, memoryview(file.header))
+        self._add(len(file.header))
+        for first, made in self._made(pool, file, threads):
+            errors.add(made.errors)
+            for region, data in made.parts:
+                sink.write(first + region, data)
+                self._add(data.nbytes)
+        return asdict(errors)
+
+    def _made(self, pool: ThreadPoolExecutor, file: PlannedFile, threads: int) -> Iterator[tuple[int, Made]]:
         """Yields the results of a file's work in order, while later ones are made."""
         # What an expert takes on its way: a record, codes, and the exported bytes.
         limit = min(2 * threads, max(_MEMORY // (4 * self._manifest.geometry.weights), 1))
@@ -177,12 +201,6 @@ class _Export:
         finally:
             for _, future in begun:
                 future.cancel()
-
-    def _require_whole(self, name: str) -> None:
-        """Compares a file of the store with its checksum."""
-        _, damage = check_file(self._store / name, self._manifest.files[name])
-        if damage:
-            raise damage[0]
 
     def _add(self, nbytes: int) -> None:
         self._done += nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,14 @@ class Architecture:
         keys: config key -> field, without the architecture's name in front.
         tensors: part of a tensor's name in a layer -> transformers' name in the layer.
         experts: part of the name of a tensor over all experts -> transformers' name with {expert}.
-        paired_rows: tensors in which llama.cpp interleaves rows i and i + half of every head.
+        paired_rows: tensor in which llama.cpp interleaves rows i and i + half of every head -> config key of heads.
     """
 
     fixed: dict[str, Any]
     keys: dict[str, str]
     tensors: dict[str, str]
     experts: dict[str, str]
-    paired_rows: tuple[str, ...] = ()
+    paired_rows: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 _KEYS = {
@@ -83,7 +84,7 @@ ARCHITECTURES = {
             f"ffn_{part}_exps": f"block_sparse_moe.experts.{{expert}}.{name}"
             for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
-        paired_rows=("attn_q", "attn_k"),
+        paired_rows={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
     ),
 }
 """general.architecture -> its names in transformers."""
@@ -170,8 +171,7 @@ class GgufModel:
         if part in known.tensors:
             weight: Weight = GgmlWeight(path, name, entry)
             if part in known.paired_rows:
-                key = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
-                weight = UnpairedRows(weight, self.config[key])
+                weight = UnpairedRows(weight, self.config[known.paired_rows[part]])
             return {f"{layer}{known.tensors[part]}.weight": weight}
         raise self._refused(
             f"only tensors of {self._name}",

@@ -10,12 +10,14 @@ import pytest
 import torch
 from family_models import SMALL, load, random_model, save
 from gguf_files import write_model
+from resealed_store import reseal
 from safetensors.torch import load_file
 from small_store import flip
 
 from edgemoe.families.table import FAMILIES
 from edgemoe.models.resolve import convert_checkpoint
 from storage.checkpoint import Checkpoint
+from storage.export.directory import UNFINISHED_NAME
 from storage.header import read_header
 from storage.manifest import Manifest
 
@@ -205,3 +207,24 @@ def test_verify_takes_an_export(run, tiny_store, tmp_path):
     result = json.loads(out.splitlines()[-1])
     assert not result["ok"]
     assert "model.safetensors" in result["damage"][0]
+
+
+def test_an_unfinished_export_is_no_store(run, tmp_path):
+    """verify says what to do with it."""
+    (tmp_path / UNFINISHED_NAME).write_text("{}")
+    code, _, err = run("verify", tmp_path)
+    assert code == 2
+    assert "edgemoe export` again" in err
+
+
+def test_key_value_heads_that_the_config_leaves_out_are_as_many_as_heads(run, family_store, tmp_path):
+    """llama.cpp's order of rows depends on their number: the file is that of a config that says it."""
+    _, store = family_store("mixtral", num_key_value_heads=4, sliding_window=None)
+    config, files = json.loads((store / "config.json").read_text()), []
+    for value in (4, None):
+        (store / "config.json").write_text(json.dumps(config | {"num_key_value_heads": value}))
+        reseal(store, "config.json")
+        code, _, err = run("export", store, out := tmp_path / f"{value}", "--format", "gguf")
+        assert code == 0, err
+        files.append((out / "model.gguf").read_bytes())
+    assert files[0] == files[1]

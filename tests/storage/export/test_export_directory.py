@@ -18,16 +18,19 @@ import pytest
 import small_checkpoint
 from bpe_tokenizer import save_bpe
 from faulty_disk import FaultyDisk
+from resealed_store import reseal
 from small_conversion import FAMILY, contents, run
 from small_store import FailureError, flip
 
 import storage.export.checkpoint
+import storage.export.directory
 import storage.export.gguf_plan
+from edgemoe.commands import export as command
 from storage.atomic import PARTIAL
-from storage.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeError, UserError
+from storage.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeError, ModelRefused, UserError
 from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, read_contents, verify_export
 from storage.export.levels import one_level, read_levels
-from storage.export.plan import Expert, shards
+from storage.export.plan import Errors, Expert, shards
 from storage.export.run import FORMATS, export
 from storage.manifest import Manifest
 
@@ -63,9 +66,9 @@ def fast() -> Iterator[Path]:
 
 def run_export(
     store: Path, to: Path, format: str = "compressed-tensors", level: int = 4, threads: int = 1
-) -> None:
+) -> Errors:
     levels = one_level(Manifest.load(store), level)
-    export(
+    return export(
         store, to, FAMILY, format=format, levels=levels, progress=lambda done, total: None, threads=threads
     )
 
@@ -126,7 +129,7 @@ import sys, time
 sys.path[:0] = [{str(ROOT / "tests/support/files")!r}, {str(ROOT / "tests/support")!r}]
 from pathlib import Path
 import storage.export.checkpoint as module
-from storage.export.plan import Expert, shards
+from storage.export.plan import Errors, Expert, shards
 from storage.export.run import export
 from storage.export.levels import one_level
 from storage.manifest import Manifest
@@ -203,10 +206,55 @@ def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight,
 
 def test_a_finished_export_is_not_changed(store, straight, tmp_path):
     """The same command again returns at once, and returns the errors of the first run."""
-    run_export(store, tmp_path / "out")
+    errors = run_export(store, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    run_export(store, tmp_path / "out")
+    assert errors.total > 0
+    assert run_export(store, tmp_path / "out") == errors
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("name", ["*.safetensors", "config.json", "tokenizer.json"])
+def test_a_finished_export_gets_a_lost_file_again(store, tmp_path, name):
+    """A file that was removed from a finished export is written again by the same command."""
+    run_export(store, out := tmp_path / "out")
+    want = contents(out)
+    next(out.glob(name)).unlink()
+    run_export(store, out)
+    assert contents(out) == want
+
+
+def test_files_of_another_layout_are_not_mixed(store, tmp_path, monkeypatch):
+    """An export of other file sizes, as of another version, is refused, and stays as it is."""
+    run_export(store, out := tmp_path / "out")
+    before = contents(out)
+    monkeypatch.setattr(storage.export.checkpoint, "shards", shards)  # all layers in one file
+    with pytest.raises(UserError, match="layout"):
+        run_export(store, out)
+    assert contents(out) == before
+
+
+def test_what_a_kill_left_is_free_again(store, tmp_path, monkeypatch):
+    """The bytes of a file that a kill cut short are not counted as taken when the next run looks for space."""
+    run_export(store, out := tmp_path / "out")
+    want = contents(out)
+    (out / EXPORT_NAME).rename(out / UNFINISHED_NAME)
+    lost = next(out.glob("*.safetensors"))
+    lost.rename(left := lost.with_name(lost.name + PARTIAL))
+    require, seen = storage.export.directory.require_free, []
+
+    def watched(path, size):
+        seen.append(left.exists())
+        require(path, size)
+
+    monkeypatch.setattr(storage.export.directory, "require_free", watched)
+    run_export(store, out)
+    assert seen == [False]
+    assert contents(out) == want
+
+
+def test_the_commands_formats_are_those_there_are():
+    """The command lists them without loading torch."""
+    assert sorted(command.FORMATS) == sorted(FORMATS)
 
 
 @pytest.mark.parametrize(("format", "level"), [("safetensors", 4), ("compressed-tensors", 8)])
@@ -244,14 +292,17 @@ def test_verify_names_the_damaged_file(store, tmp_path, format):
     assert name in str(verify_export(out, lambda done, total: None)[1][0])
 
 
-@pytest.mark.parametrize("name", ["experts-00001.safetensors", "dense.safetensors", "tokenizer.json"])
-def test_damage_of_the_store_is_not_exported(store, tmp_path, name):
-    """Every byte that is exported was compared with the store's checksums."""
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "name", ["experts-00001.safetensors", "dense.safetensors", "tokenizer.json", "config.json"]
+)
+def test_damage_of_the_store_is_not_exported(store, tmp_path, format, name):
+    """Every byte that is exported was compared with the store's checksums, whether a format copies or translates it."""
     shutil.copytree(store, damaged := tmp_path / "store")
     flip(damaged / name, (damaged / name).stat().st_size - 5)
     with pytest.raises(DamagedData, match=name):
-        run_export(damaged, tmp_path / "out", level=8)
-    assert (tmp_path / "out" / UNFINISHED_NAME).exists()
+        run_export(damaged, tmp_path / "out", format, level=8)
+    assert not (tmp_path / "out" / EXPORT_NAME).exists()
 
 
 def test_a_map_gives_the_longest_key(store, tmp_path):
@@ -284,7 +335,6 @@ def test_a_wrong_map_is_refused(store, tmp_path, text, found):
 @pytest.mark.parametrize("format", ["compressed-tensors", "gguf"])
 def test_levels_that_a_format_cannot_mix_are_refused_by_layer(store, tmp_path, format):
     """Experts of one layer share a tensor type; level 2 has none. Nothing is written."""
-    manifest = Manifest.load(store)
     for levels, found in (
         ({0: (4, 8, 4), 1: (4,) * 3}, "layer 0"),
         ({0: (2,) * 3, 1: (4,) * 3}, "2 in layer 0"),
@@ -298,5 +348,28 @@ def test_levels_that_a_format_cannot_mix_are_refused_by_layer(store, tmp_path, f
                 levels=levels,
                 progress=lambda done, total: None,
             )
-    assert not list((tmp_path / "out").iterdir())
-    assert manifest.max_level == 8
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocab": None}, {"merges": [1]}, {"vocab": {"a": 10**6}}, {"vocab": {"a": "b"}}], ids=str
+)
+def test_a_tokenizer_that_no_gguf_file_can_have_is_refused(store, tmp_path, change):
+    """Whatever another library or our own look-up stumbles over, it is one error, and nothing is written."""
+    shutil.copytree(store, other := tmp_path / "store")
+    parsed = json.loads((other / "tokenizer.json").read_text())
+    parsed["model"] |= change
+    (other / "tokenizer.json").write_text(json.dumps(parsed))
+    reseal(other, "tokenizer.json")
+    with pytest.raises(ModelRefused, match="GGUF"):
+        run_export(other, tmp_path / "out", "gguf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_without_optional_files_has_a_gguf_file(store, tmp_path):
+    """tokenizer_config.json is optional for a store, and so it is here."""
+    shutil.copytree(store, other := tmp_path / "store")
+    (other / "tokenizer_config.json").unlink()
+    reseal(other, "tokenizer_config.json")
+    run_export(other, tmp_path / "out", "gguf")
+    assert (tmp_path / "out" / EXPORT_NAME).exists()
