@@ -88,7 +88,8 @@ def compensate(
         with StoreLock(folder, exclusive=True), RecordReader.open(directory, manifest) as reader:
             files = CompensatorFiles(run, directory, manifest)
             made = Manifest.load(directory)
-            if not (made.compensators and _is_of(made.compensators, run)):
+            found = made.compensators
+            if not (found and _is_of(found, run) and files.hold(found)):
                 job = _Compensation(run, manifest, experts, reader, files, progress)
                 index = job.write(threads or cores())
                 if source:

@@ -111,6 +111,12 @@ class CompensatorFiles:
             return found, error
         return None
 
+    def hold(self, index: CompensatorIndex) -> bool:
+        """Whether the files have all compensators of an index, whole: every one is read."""
+        return all(
+            (found := self.finished(layer)) and found[0] == entries for layer, entries in index.layers.items()
+        )
+
     def _read_layer(self, layer: int) -> tuple[LayerCompensators, SourceError]:
         """Reads a layer's index from its file.
 

@@ -55,7 +55,9 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
             for layer, found in index.layers.items():
                 path, end = directory / FOLDER / found.file, max(e.offset + e.length for e in found.entries)
                 wanted = f"the compensators of layer {layer} in {path}"
-                self._files[layer] = RecordFile(path, end, wanted, self._resources, self._went_buffered)
+                self._files[layer] = RecordFile(
+                    path, end, wanted, RECALCULATE, self._resources, self._went_buffered
+                )
         except BaseException:
             self.close()
             raise

@@ -124,7 +124,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
         end = max(record.offset for record in records.records) + self._geometry.record_bytes
         wanted = f"the experts of layer {layer} in {path}"
-        file = RecordFile(path, end, wanted, self._resources, self._went_buffered)
+        file = RecordFile(path, end, wanted, VERIFY, self._resources, self._went_buffered)
         self._shards[layer] = _Shard(file, records.records)
 
     def _verify(

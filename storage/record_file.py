@@ -79,6 +79,7 @@ class RecordFile:
         path: of the file.
         end: bytes that it must have.
         wanted: its contents, for messages.
+        action: of the errors.
         resources: closes the file.
         buffered: called with the path when the file system refuses to go past the page cache.
 
@@ -91,13 +92,19 @@ class RecordFile:
     """
 
     def __init__(
-        self, path: Path, end: int, wanted: str, resources: ExitStack, buffered: Callable[[Path], None]
+        self,
+        path: Path,
+        end: int,
+        wanted: str,
+        action: str,
+        resources: ExitStack,
+        buffered: Callable[[Path], None],
     ) -> None:
-        self.path, self._buffered, self.direct = path, buffered, True
-        with read_errors(wanted, VERIFY):
+        self.path, self._action, self._buffered, self.direct = path, action, buffered, True
+        with read_errors(wanted, action):
             self._fd = resources.enter_context(open_regular(path)).fileno()
         if (size := os.fstat(self._fd).st_size) < end:
-            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", VERIFY)
+            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", action)
         if not bypass_cache(self._fd):
             self._go_buffered()
 
@@ -124,7 +131,7 @@ class RecordFile:
                 # A short read was interrupted, or cut by the end of the file.
                 if done + got < span.length and (size := os.fstat(self._fd).st_size) < span.end:
                     found = f"the end of {self.path} at {size}, before offset {span.end}"
-                    raise TruncatedFile(wanted, found, VERIFY)
+                    raise TruncatedFile(wanted, found, self._action)
                 # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
                 end = (done + got) // BLOCK * BLOCK
                 if end == done:
@@ -134,7 +141,7 @@ class RecordFile:
                     self._go_buffered()
                 elif failure := retries.failed(error):
                     place = f"from {self.path} at offset {span.offset + done}"
-                    raise ReadFailed(wanted, f"{failure}, {place}", VERIFY) from error
+                    raise ReadFailed(wanted, f"{failure}, {place}", self._action) from error
             else:
                 done = end
                 retries.progress()

@@ -13,7 +13,7 @@ import xxhash
 from storage.base import LEVELS, ByteRange, ExpertKey, Plane
 from storage.calibration import load_calibration
 from storage.compensator_index import FOLDER, CompensatorIndex, compensator_name
-from storage.compensators import CompensatorReader
+from storage.compensators import RECALCULATE, CompensatorReader
 from storage.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
 from storage.header import read_header
 from storage.lock import StoreLock
@@ -146,7 +146,7 @@ def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memory
         tensor_name(layer, expert): ByteRange(record.offset, geometry.record_bytes)
         for expert, record in enumerate(records.records)
     }
-    header_damage = _header_damage(directory / records.file, expected)
+    header_damage = _header_damage(directory / records.file, expected, _ACTION)
     if header_damage:
         yield 0, 0, header_damage
     try:
@@ -168,7 +168,7 @@ def _check_compensators(directory: Path, index: CompensatorIndex, layer: int) ->
         compensator_name(layer, e): ByteRange(entry.offset, entry.length)
         for e, entry in enumerate(found.entries)
     }
-    header_damage = _header_damage(directory / FOLDER / found.file, expected)
+    header_damage = _header_damage(directory / FOLDER / found.file, expected, RECALCULATE)
     if header_damage:
         yield 0, 0, header_damage
     try:
@@ -187,7 +187,7 @@ def _check_compensators(directory: Path, index: CompensatorIndex, layer: int) ->
             yield entry.length, reader.bytes_read - before, damage
 
 
-def _header_damage(path: Path, expected: Mapping[str, ByteRange]) -> list[DamagedData]:
+def _header_damage(path: Path, expected: Mapping[str, ByteRange], action: str) -> list[DamagedData]:
     """Compares a file's tensors with the names and ranges that the manifest has."""
     try:
         tensors = read_header(path).tensors
@@ -195,7 +195,7 @@ def _header_damage(path: Path, expected: Mapping[str, ByteRange]) -> list[Damage
         return [error]
     if {name: entry.range for name, entry in tensors.items()} != expected:
         wanted = f"{len(expected)} records in {path}"
-        return [BadHeader(wanted, "a header with other names or places", _ACTION)]
+        return [BadHeader(wanted, "a header with other names or places", action)]
     return []
 
 

@@ -40,7 +40,7 @@ from edgemoe.machine.process import (
 from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
-from edgemoe.models.store_model import StoreModel
+from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.importance import PromptAttention
@@ -217,10 +217,14 @@ class Engine:
                 settings.name,
                 "start again with those options",
             )
-        if settings.compensation and self._runtime.compensators is None:
-            raise UserError(
-                "compensators in memory", settings.name, f"start again with {settings.compensation.option}"
-            )
+        if settings.compensation:
+            if self._runtime.compensators is None:
+                raise UserError(
+                    "compensators in memory",
+                    settings.name,
+                    f"start again with {settings.compensation.option}",
+                )
+            require_base_level(settings, self._runtime.compensators.level)
         if settings.priced:
             self.require_damage()
         policy = self._policy(settings)
@@ -518,7 +522,7 @@ class Engine:
         """
         settings = self.settings
         if settings.cache:
-            # Without any heat the lower level of all experts comes first, and routers decide who is hot.
+            # Without any heat the lower level of all experts comes first, and routers decide which are hot.
             levels = settings.levels if self._heat else settings.scheduled
             self._source.fill(self._keys, [level for level in levels if level], go_on)
 

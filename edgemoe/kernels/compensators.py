@@ -10,16 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
+from edgemoe.kernels.native.structures import MOST_ROWS, Compensator, FactorRows, Factors
 from storage.base import BLOCK, ExpertKey
 from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
 from storage.compensators import CompensatorReader
 from storage.manifest import Manifest
 from storage.planes import Bytes
 from storage.record import RecordGeometry
-
-MOST_ROWS = 512
-"""Rows of a call that resident_bytes counts on, as those of native.experts."""
 
 EXPERT_BYTES = 1024
 """Most bytes that the interpreter takes for one compensator."""
@@ -59,7 +56,9 @@ class ResidentCompensators:
 
     def __init__(self, directory: Path, index: CompensatorIndex, geometry: RecordGeometry) -> None:
         self.level = index.base_level
-        self._memory = mmap.mmap(-1, max(index.nbytes, mmap.PAGESIZE))
+        self._memory = mmap.mmap(
+            -1, max(index.nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         self._experts: dict[ExpertKey, ExpertCompensator] = {}
         self._tables: dict[int, ctypes.Array[Compensator]] = {}
         try:

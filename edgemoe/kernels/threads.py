@@ -35,6 +35,9 @@ def for_product(multiplications: int) -> AbstractContextManager[None]:
 @contextmanager
 def _torch_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
     torch.set_num_threads(count)
     try:
         yield

@@ -183,12 +183,7 @@ class StoreModel:
                 f"{self.directory} without them",
                 "add them with `edgemoe compensate STORE --reference CHECKPOINT`",
             )
-        if found.base_level not in settings.levels:
-            raise UserError(
-                f"levels with {found.base_level}, whose errors the store's compensators are of, {wanted}",
-                f"levels {format_levels(settings.levels)}",
-                f"give --levels 4/{found.base_level}" if found.base_level == 2 else "give --levels 8/4",
-            )
+        require_base_level(settings, found.base_level)
         if settings.compensation.end > self.shape.top_k:
             raise UserError(
                 f"at most {self.shape.top_k} experts, as many as a token of this model has, {wanted}",
@@ -228,3 +223,13 @@ def _shape(config: Config, family: Family, experts: int, dense: Sequence[Spec]) 
         vocab=vocab,
         dense_bytes=sum(tensor_bytes(*spec) for spec in dense),
     )
+
+
+def require_base_level(settings: RunSettings, base_level: int) -> None:
+    """Raises UserError for settings that compensate a level which they do not have."""
+    if settings.compensation and base_level not in settings.levels:
+        raise UserError(
+            f"levels with {base_level}, whose errors the compensators are of, for {settings.compensation.option}",
+            f"levels {format_levels(settings.levels)}",
+            "give --levels 4/2" if base_level == 2 else "give --levels 8/4",
+        )

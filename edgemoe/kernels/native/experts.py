@@ -11,7 +11,7 @@ import torch
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.structures import Expert, Matrix
+from edgemoe.kernels.native.structures import MOST_ROWS, Expert, Matrix
 from storage.base import Blocks, ExpertKey, Plane
 from storage.layout import Layout
 from storage.record import MatrixSpec, RecordGeometry
@@ -20,9 +20,6 @@ _FEWEST_COLUMNS = 32
 """Columns that share a scale of activations: a group's, and at most 64."""
 
 _BASE, _D4, _D8 = (plane.label for plane in Plane)
-
-MOST_ROWS = 512
-"""Rows of a call that scratch_bytes counts on; a larger call takes more memory while it runs."""
 
 
 class NativeExpertKernel:
@@ -73,8 +70,10 @@ class NativeExpertKernel:
         """Implements ExpertKernel.forward."""
         experts = (Expert * len(parts))()
         for i, part in enumerate(parts):
-            experts[i] = self.prepared(part.blocks, part.level, part.rows)
-            experts[i].compensator = part.compensator.address if part.compensator else None
+            one = self.prepared(part.blocks, part.level, part.rows)
+            if part.compensator:
+                one.compensator = part.compensator.address
+            experts[i] = one
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))

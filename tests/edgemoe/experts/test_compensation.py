@@ -218,6 +218,14 @@ def test_settings_can_turn_it_on_and_off(open_engine, compensated, tiny_store):
     assert torch.equal(alone(never), off)
 
 
+def test_levels_without_the_compensators_own_are_refused_at_run_time(open_engine, compensated):
+    """Otherwise an answer would say that experts are compensated, and none were."""
+    engine = open_engine(compensated, level=4, **ONE | {"levels": (4, 2)})
+    with pytest.raises(UserError, match="levels with 2"):
+        engine.configure(engine.settings.with_(levels=(4,)))
+    assert engine.settings.levels == (4, 2)
+
+
 def test_kept_kv_is_of_the_same_compensation(open_engine, compensated):
     """A prompt's KV depends on it, so a prompt takes none of another setting."""
     engine = open_engine(compensated, level=2, **ONE)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from small_compensation import add, tree
 from small_conversion import FAMILY
 from small_conversion import run as convert_small
+from small_store import flip
 
 from edgemoe.families.table import family_of
 from storage.base import ExpertKey, Plane
@@ -142,6 +143,19 @@ def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, st
     assert not {name for name in first if name.startswith(FOLDER)} & set(second)
     add(small_source, store)
     assert tree(store) == first
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: flip(path, 9000), lambda path: os.truncate(path, 5000), os.unlink]
+)
+def test_the_same_command_mends_damaged_files(small_source, store, damage):
+    """It is the action of the error that names the damage."""
+    add(small_source, store)
+    whole = tree(store)
+    damage(next((store / FOLDER).glob("*")))
+    assert tree(store) != whole
+    add(small_source, store)
+    assert tree(store) == whole
 
 
 def test_conversion_leaves_a_compensated_store_as_it_is(small_source, store):

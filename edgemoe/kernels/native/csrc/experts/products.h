@@ -35,7 +35,7 @@ INLINE int64_t tasks_of(const product *job) { return ceil_div(blocks_of(job->m),
 int product_factors_fit(product *job);
 
 /* Scratch bytes of a product with `y_rows` rows of y; scratch_bytes in native/experts.py counts the same for planes, and
- * factor_scratch_bytes for factors. */
+ * resident_bytes in kernels/compensators.py for factors. */
 size_t product_scratch_bytes(const product *job, int64_t y_rows);
 
 /* Lays out a product's scratch from `at`, aligned for float; returns its end, a multiple of 64. */
