@@ -385,9 +385,14 @@ class PlaneTier:
                 yield version
 
     def _candidates(self, kind: str) -> Iterator[ExpertKey]:
-        """Yields residents that have had a block of a kind: marked ones, the policy's order, those that are last."""
+        """Residents that have had a block of a kind: marked ones, the policy's order, those that are last."""
+        order = chain(reversed(self._first), self._policies[kind].candidates())
+        return self._last_behind(order) if self._last else order
+
+    def _last_behind(self, order: Iterable[ExpertKey]) -> Iterator[ExpertKey]:
+        """Yields keys in an order, those that are evicted last behind the others."""
         last = []
-        for candidate in chain(reversed(self._first), self._policies[kind].candidates()):
+        for candidate in order:
             if candidate in self._last:
                 last.append(candidate)
             else:

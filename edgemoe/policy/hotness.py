@@ -28,7 +28,7 @@ class Hotness:
     Args:
         signal: one of SIGNALS.
         half_life: tokens after which a choice counts half, above 0.
-        interval: tokens between two looks at who is hot, 1 or more; 0: see `seconds`.
+        interval: tokens between two looks at which experts are hot, 1 or more; 0: see `seconds`.
         seconds: between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
         margin: an expert enters the hot set of its layer if its score is above that of the coldest one there by so
             much, as a fraction of the hot set's mean score; 0 or more.

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edgemoe.commands.options.groups import one_of, option
-
-if TYPE_CHECKING:
-    pass
-
 
 DEPTH_HELP = (
     "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine."
@@ -131,7 +126,8 @@ class HotnessOptions:
         "With --policy hotness: tokens after which a choice counts half. Default: 64."
     )
     hot_interval: str | None = option(
-        "With --policy hotness: between two looks at who is hot, in tokens (64t) or seconds (2s). Default: 16t."
+        "With --policy hotness: between two looks at which experts are hot, in tokens (64t) or seconds (2s). "
+        "Default: 16t."
     )
     hot_margin: float | None = option(
         "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "
