@@ -12,24 +12,24 @@ from cache.base import Lease
 from storage.base import ExpertKey
 
 _LEVEL_RANGE = 16
-"""Above every level: packs (expert, level, compensated) into one number."""
+"""Above every level: packs (expert, level) into one number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The (token, slot) pairs of one expert that are computed at one level, all compensated or none.
+    """The (token, slot) pairs of one expert that are computed at one level.
 
     Args:
         level: scheduled for them.
         rows: how many.
-        places: int64 [rows], ascending indices into the flat [T * k].
-        compensated: computed with the expert's compensator, at a level that has one.
+        places: int64 [rows], indices into the flat [T * k]: the compensated ones, then the others, each ascending.
+        compensated: rows that are computed with the expert's compensator, at a level that has one.
     """
 
     level: int
     rows: int
     places: torch.Tensor
-    compensated: bool = False
+    compensated: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Assignments:
     (3, [1])
 
     Args:
-        by_expert: expert -> its assignments, of one level each, compensated or not; of a single token in the router's
-            order.
+        by_expert: expert -> its assignments, of one level each; of a single token in the router's order.
         gates: float32 [T, k], gate weights, 0 where the level is 0.
         rows: (token, slot) pairs that are computed.
         skipped: of each skipped expert, its (token, slot) pairs.
@@ -77,16 +76,18 @@ class Assignments:
             return cls.of_token(chosen[0].tolist(), levels[0].tolist(), gates.float(), flags)
         by_expert: dict[int, list[Assignment]] = {}
         skipped, rows = [], chosen.numel()
-        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1) * 2
-        if compensated is not None:
-            joined += (compensated & (levels > 0)).reshape(-1)
-        order = joined.argsort(stable=True)
-        values, counts = joined[order].unique_consecutive(return_counts=True)
+        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1)
+        plain = torch.ones_like(joined) if compensated is None else (~compensated).reshape(-1).long()
+        order = (joined * 2 + plain).argsort(stable=True)
+        values, group, counts = joined[order].unique_consecutive(return_inverse=True, return_counts=True)
+        firsts = (counts - torch.zeros_like(counts).index_add_(0, group, plain[order])).tolist()
         sizes = counts.tolist()
-        for value, size, places in zip(values.tolist(), sizes, order.split(sizes), strict=True):
-            expert, level = divmod(value // 2, _LEVEL_RANGE)
+        for value, size, places, first in zip(
+            values.tolist(), sizes, order.split(sizes), firsts, strict=True
+        ):
+            expert, level = divmod(value, _LEVEL_RANGE)
             if level:
-                by_expert.setdefault(expert, []).append(Assignment(level, size, places, bool(value % 2)))
+                by_expert.setdefault(expert, []).append(Assignment(level, size, places, first))
             else:
                 skipped.append(size)
                 rows -= size
@@ -111,7 +112,7 @@ class Assignments:
         count = len(chosen)
         slots = zip(chosen, levels, _each_slot(count), compensated or _no_slot(count), strict=True)
         by_expert = {
-            expert: [Assignment(level, 1, place, flag)] for expert, level, place, flag in slots if level
+            expert: [Assignment(level, 1, place, int(flag))] for expert, level, place, flag in slots if level
         }
         skipped = [1] * levels.count(0)
         return cls(by_expert, gates, len(by_expert), skipped)

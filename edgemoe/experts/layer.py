@@ -270,8 +270,8 @@ class ExpertLayer:
                 level = one.level if exact else lease.level
                 compensator = self._compensator(lease.key, level) if one.compensated else None
                 if compensator:
-                    self.runtime.use.add_compensated(compensator.bits, one.rows)
-                parts.append(Part(lease.blocks, lease.level, level, one.rows, compensator))
+                    self.runtime.use.add_compensated(compensator.bits, one.compensated)
+                parts.append(Part(lease.blocks, lease.level, level, one.rows, compensator, one.compensated))
                 numbers.append(lease.key.expert)
                 used.append((one.level, level, one.rows))
                 taken.append(one.places)

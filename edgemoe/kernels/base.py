@@ -29,6 +29,7 @@ class Part:
         level: the level to compute at, at most `resident`.
         rows: how many, 1 or more.
         compensator: whose products are added to the expert's; only of the level that the expert is computed at.
+        compensated: the rows that they are added to, the first ones; 1 to `rows` with a compensator.
     """
 
     blocks: Blocks
@@ -36,6 +37,7 @@ class Part:
     level: int
     rows: int
     compensator: ExpertCompensator | None = None
+    compensated: int = 0
 
 
 class ExpertKernel(Protocol):

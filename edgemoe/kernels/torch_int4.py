@@ -90,7 +90,8 @@ class CpuExpertKernel:
         if part.compensator:
             # Decoded in every call, which costs about what a call of one expert does.
             found = corrections(part.compensator.raw, part.compensator.geometry)[spec.name]
-            y = (y.float() + found.apply(x.float())).to(torch.bfloat16)
+            first = slice(part.compensated)
+            y[first] = (y[first].float() + found.apply(x[first].float())).to(torch.bfloat16)
         return y
 
     def _product(self, x: torch.Tensor, matrix: _Matrix) -> torch.Tensor:

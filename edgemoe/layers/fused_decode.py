@@ -211,13 +211,14 @@ class FusedDecode:
             return
         places = slice(compensation.first, compensation.end)
         for layer in layers:
+            rows = zip(*(trace[layer][array] for array in (CHOSEN, WANTED, COMPUTED)), strict=True)
             pairs = Counter(
-                expert
-                for chosen, computed in zip(trace[layer][CHOSEN], trace[layer][COMPUTED], strict=True)
-                for expert, level in zip(chosen[places], computed[places], strict=True)
+                (expert, wanted)
+                for row in rows
+                for expert, wanted, level in zip(*(values[places] for values in row), strict=True)
                 if level == compensators.level
             )
-            for expert, count in pairs.items():
+            for (expert, _), count in pairs.items():
                 if bits := compensators.bits_of(layer, expert):
                     self._runtime.use.add_compensated(bits, count)
 

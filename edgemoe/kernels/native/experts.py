@@ -72,7 +72,7 @@ class NativeExpertKernel:
         for i, part in enumerate(parts):
             one = self.prepared(part.blocks, part.level, part.rows)
             if part.compensator:
-                one.compensator = part.compensator.address
+                one.compensator, one.compensated = part.compensator.address, part.compensated
             experts[i] = one
         up, down = self._matrices
         if activation.name != "silu":

@@ -31,6 +31,7 @@ class Expert(ctypes.Structure):
         *_fields(_POINTER, "parameters base d4 d8"),
         *_fields(_INT, "level x y tokens"),
         ("compensator", _POINTER),
+        ("compensated", _INT),
     ]
 
 

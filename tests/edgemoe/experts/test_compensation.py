@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,33 @@ class SeenParts:
     def forward(self, x, parts: list[Part], activation, out) -> None:
         self.calls.append(list(parts))
         self.wrapped.forward(x, parts, activation, out)
+
+
+def test_sequences_of_a_step_share_an_expert(open_engine, compensated):
+    """An expert that is the likeliest of one token and not of another is one part, and counted alike on both ways."""
+    resident = open_engine(compensated, parallel=4, level=2, **ONE)
+    limited = open_engine(compensated, parallel=4, level=2, experts=2, **ONE)
+    kernel = limited._runtime.kernel = SeenParts(limited._runtime.kernel)
+    both = []
+    for engine in (resident, limited):
+        sequences = [engine.new_sequence() for _ in PROMPTS]
+        for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+            engine.prefill(sequence, prompt)
+        engine.take_use()
+        kernel.calls.clear()
+        for tokens in zip(*DECODED, strict=True):
+            engine.step(Step(tuple(Segment(s, (t,)) for s, t in zip(sequences, tokens, strict=True))))
+        both.append(engine.take_use())
+    parts = [part for call in kernel.calls for part in call]
+    assert any(0 < part.compensated < part.rows for part in parts)
+    # Two layers and three steps, in each of which an expert is computed once.
+    assert len(parts) == both[0].experts[2] <= 2 * 3 * 8
+    one, other = (asdict(use) for use in both)
+    assert [one.pop(name) for name in ("experts", "scheduled")] == [
+        other.pop(name) for name in ("experts", "scheduled")
+    ]
+    assert one == pytest.approx(other)
+    assert 0 < one["compensated_experts"] < one["compensated"] < 2 * 3 * 8
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -84,8 +84,10 @@ class Rig:
     def x(self, tokens: int) -> torch.Tensor:
         return torch.randn(tokens, self.hidden, generator=torch.Generator().manual_seed(tokens)).bfloat16()
 
-    def part(self, rows: int, compensator: ExpertCompensator | None) -> Part:
-        return Part(self.blocks, self.level, self.level, rows, compensator)
+    def part(self, rows: int, compensator: ExpertCompensator | None, first: int | None = None) -> Part:
+        """Rows of which the first ones, or all, are compensated."""
+        compensated = (rows if first is None else first) if compensator else 0
+        return Part(self.blocks, self.level, self.level, rows, compensator, compensated)
 
     def run(self, x: torch.Tensor, parts: list[Part] | None = None, activation=FUSED) -> torch.Tensor:
         parts = parts or [self.part(len(x), self.compensator)]
@@ -170,6 +172,32 @@ def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
         assert torch.equal(mixed[35:36], rig.run(x[35:36], [rig.part(1, other)], activation))
         shared = rig.run(x[:1].expand(2, -1), [rig.part(1, None), rig.part(1, rig.compensator)], activation)
         assert torch.equal(shared, torch.cat([plain[:1], alone[:1]]))
+
+
+@pytest.mark.parametrize("level", [2, 4])
+@pytest.mark.parametrize(("rows", "first"), [(2, 1), (7, 1), (7, 4), (40, 3), (40, 39)])
+def test_only_the_first_rows_are_compensated(kernel, level, rows, first):
+    """The others are the same as without a compensator, in one call of one expert."""
+    rig = Rig(kernel, 128, 96, (9, 16, 6), level)
+    x = rig.x(rows)
+    for activation in (FUSED, UNFUSED):
+        got = rig.run(x, [rig.part(rows, rig.compensator, first)], activation)
+        every = rig.run(x, [rig.part(rows, rig.compensator)], activation)
+        plain = rig.run(x, [rig.part(rows, None)], activation)
+        assert not torch.equal(every[first:], plain[first:])
+        if kernel.name == "native":
+            assert torch.equal(got, torch.cat([every[:first], plain[first:]]))
+        else:  # rows of a torch product may round by their number
+            want = torch.cat([every[:first], plain[first:]])
+            assert (got.float() - want.float()).norm() < ROUNDING * want.float().norm()
+
+
+@pytest.mark.skipif("native" not in KERNELS, reason="the compiled kernel was not built")
+@pytest.mark.parametrize("first", [0, 4, -1])
+def test_compensated_rows_that_the_part_does_not_have_are_refused(first):
+    rig = Rig(KERNELS["native"], 128, 64, (8, 8, 8))
+    with pytest.raises(ValueError, match="sizes"):
+        rig.run(rig.x(3), [rig.part(3, rig.compensator, first)])
 
 
 @pytest.mark.skipif("native" not in KERNELS, reason="the compiled kernel was not built")

@@ -148,20 +148,24 @@ static int compensated(const decoder_layer *m, const expert_workspace *w, int64_
            m->computed[pair] == w->compensated_level;
 }
 
-/* Makes an expert of the linked pairs that are computed as the first one of them, whose rows begin at `row`. Returns their
- * end. */
+/* Makes an expert of the linked pairs that are computed at the level of the first one of them, those with factors first; its
+ * rows begin at `row`. Returns their end. */
 static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t rows, int64_t first, int64_t row,
                       expert *e) {
     const int64_t k = m->router->k, size = m->router->cols, begin = row, number = m->chosen[first];
-    const int64_t level = m->computed[first], with_factors = compensated(m, w, first);
-    for (int64_t pair = w->first[number]; pair >= 0; pair = w->after[pair]) {
-        if (m->computed[pair] != level || compensated(m, w, pair) != with_factors) continue;
-        if (rows > 1) memcpy(w->gathered + row * size, m->normed + pair / k * size, (size_t)size * 2);
-        w->row_of[pair] = row++;
+    const int64_t level = m->computed[first];
+    int64_t with_factors = 0;
+    for (int plain = 0; plain < 2; plain++) {
+        for (int64_t pair = w->first[number]; pair >= 0; pair = w->after[pair]) {
+            if (m->computed[pair] != level || compensated(m, w, pair) == plain) continue;
+            if (rows > 1) memcpy(w->gathered + row * size, m->normed + pair / k * size, (size_t)size * 2);
+            w->row_of[pair] = row++;
+        }
+        if (!plain) with_factors = row - begin;
     }
     *e = m->resident[number];
     e->level = level, e->x = rows > 1 ? begin : 0, e->y = begin, e->tokens = row - begin;
-    e->compensator = with_factors ? m->compensators + number : NULL;
+    e->compensator = with_factors ? m->compensators + number : NULL, e->compensated = with_factors;
     return row;
 }
 

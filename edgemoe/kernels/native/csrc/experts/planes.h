@@ -28,7 +28,8 @@ typedef struct {
     const uint8_t *base, *d4, *d8;
     int64_t level;        /* 8, 4 or 2: planes above it may be NULL */
     int64_t x, y, tokens; /* index of its first row of x and of y, and the number of rows */
-    const compensator *compensator; /* whose products are added; NULL: none */
+    const compensator *compensator; /* whose products are added to its first rows; NULL: none */
+    int64_t compensated;            /* how many of them */
 } expert;
 
 /* Whether a matrix is made of whole blocks and groups, and lies inside an expert's planes. */
@@ -44,6 +45,7 @@ static inline int experts_fit(const expert *e, int64_t count, int64_t x_rows, in
         if (e->level != 8 && e->level != 4 && e->level != 2) return 0;
         if (!e->parameters || !e->base || (e->level > 2 && !e->d4) || (e->level > 4 && !e->d8)) return 0;
         if (e->tokens < 0 || e->x < 0 || e->y < 0 || e->x + e->tokens > x_rows || e->y + e->tokens > y_rows) return 0;
+        if (e->compensator && (e->compensated < 1 || e->compensated > e->tokens)) return 0;
     }
     return 1;
 }

@@ -120,12 +120,12 @@ AVX2 static void quantize_task(void *argument, int64_t task) {
     for (int64_t row = task * QUANTIZE_ROWS; row < end; row++) product_quantize(job, row);
 }
 
-/* Multiplies an expert's rows of x with FACTOR_RANKS of a projection's ranks; t: the first rank's number of the first row. */
+/* Multiplies an expert's compensated rows of x with FACTOR_RANKS of a projection's ranks; t: the first rank's number of the first row. */
 INLINE void project_few(const product *job, const expert *e, const factors *f, int64_t rank, float *t) {
     int64_t now;
     factors_prefetch(f, rank);
-    for (int64_t n = 0; n < e->tokens; n += now) {
-        now = min_of(e->tokens - n, FACTOR_TOKENS);
+    for (int64_t n = 0; n < e->compensated; n += now) {
+        now = min_of(e->compensated - n, FACTOR_TOKENS);
         const uint16_t *x = job->x + (first_row(job, e) + n) * job->m->cols;
         factors_project(f, rank, x, job->m->cols, now, t + n * job->ranks, job->ranks);
     }
@@ -175,7 +175,7 @@ AVX2 void product_start(pool *p, product *job) {
     pool_run(p, start_task, job, tasks);
 }
 
-/* Adds U t to an expert's rows [first, end) of the matrix. */
+/* Adds U t to the matrix's rows [first, end) of an expert's compensated rows of y. */
 AVX2 static void add_factors(const product *job, const expert *e, int64_t first, int64_t end) {
     const factors *f = factors_of(job, e);
     uint16_t *y = job->y + e->y * job->m->rows;
@@ -183,8 +183,8 @@ AVX2 static void add_factors(const product *job, const expert *e, int64_t first,
     for (int64_t p = 0; p < job->projections; p++, first -= f->rows, end -= f->rows, y += f->rows, t += f->rank, f++) {
         const int64_t from = first > 0 ? first : 0, to = min_of(end, f->rows);
         int64_t now;
-        for (int64_t n = 0; f->rank && from < to && n < e->tokens; n += now) {
-            now = min_of(e->tokens - n, FACTOR_TOKENS);
+        for (int64_t n = 0; f->rank && from < to && n < e->compensated; n += now) {
+            now = min_of(e->compensated - n, FACTOR_TOKENS);
             factors_add(f, from, to, t + n * job->ranks, job->ranks, now, y + n * job->m->rows, job->m->rows);
         }
     }

@@ -44,7 +44,7 @@ uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at);
 /* Quantizes a row of x to the formats that its experts need. */
 void product_quantize(const product *job, int64_t row);
 
-/* Multiplies an expert's rows of x with its factors V. */
+/* Multiplies an expert's compensated rows of x with its factors V. */
 void product_project(const product *job, const expert *e);
 
 /* Quantizes every row of x, and multiplies rows with factors V, on all threads of the pool. */
