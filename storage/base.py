@@ -103,12 +103,12 @@ class PlaneReader(ABC):
 
     Threads: any number of threads call `read` at the same time on one reader. The caller owns the buffers. A record
     file that is replaced under its name after opening is still read as it was when it was opened.
-
-    Attributes:
-        retries: attempts after failures, of all reads since opening that succeeded in the end.
     """
 
-    retries: int = 0
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        return 0
 
     @abstractmethod
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:

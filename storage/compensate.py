@@ -79,24 +79,64 @@ def compensate(
         DamagedData: the source or the store is damaged, or the operating system refused a call.
     """
     manifest = Manifest.load(directory)
-    _check_options(directory, manifest, base_level, rule, mean_rank)
-    reference, experts = _weights_of(source, family, directory, manifest, base_level)
-    run = CompensatorRun(manifest.fingerprint, reference, base_level, rule, mean_rank)
+    run, weights = _run_of(source, directory, family, manifest, base_level, rule, mean_rank)
+    files = CompensatorFiles(run, directory, manifest)
     folder = directory / FOLDER
     with destination_errors(directory):
         folder.mkdir(exist_ok=True)
-        with StoreLock(folder, exclusive=True), RecordReader.open(directory, manifest) as reader:
-            files = CompensatorFiles(run, directory, manifest)
-            made = Manifest.load(directory)
-            found = made.compensators
-            if not (found and _is_of(found, run) and files.hold(found)):
-                job = _Compensation(run, manifest, experts, reader, files, progress)
-                index = job.write(threads or cores())
-                if source:
-                    require_unchanged(source, reference)
-                made = save_compensators(directory, index)
+        with StoreLock(folder, exclusive=True):
+            with RecordReader.open(directory, manifest) as reader:
+                made = Manifest.load(directory)
+                found = made.compensators
+                if not (found and _is_of(found, run) and files.hold(found)):
+                    job = _Compensation(run, manifest, weights, reader, files, progress)
+                    index = job.write(threads or cores())
+                    if source:
+                        require_unchanged(source, run.reference)
+                    made = save_compensators(directory, index)
             files.remove_others(made)
     return made
+
+
+def compensators_beside(
+    source: Path,
+    directory: Path,
+    family: ExpertNames,
+    into: Path,
+    *,
+    base_level: int,
+    rule: str,
+    mean_rank: int,
+    progress: Callable[[int, int], None],
+) -> CompensatorIndex:
+    """Writes compensators of a store into another directory, which must exist; the store stays as it is.
+
+    Other arguments and errors are those of `compensate`.
+
+    Returns:
+        the index of the files in `into`.
+    """
+    manifest = Manifest.load(directory)
+    run, weights = _run_of(source, directory, family, manifest, base_level, rule, mean_rank)
+    with destination_errors(into), RecordReader.open(directory, manifest) as reader:
+        (into / FOLDER).mkdir(exist_ok=True)
+        files = CompensatorFiles(run, into, manifest)
+        return _Compensation(run, manifest, weights, reader, files, progress).write(cores())
+
+
+def _run_of(
+    source: Path | None,
+    directory: Path,
+    family: ExpertNames | None,
+    manifest: Manifest,
+    base_level: int,
+    rule: str,
+    mean_rank: int,
+) -> tuple[CompensatorRun, ExpertWeights | None]:
+    """Checks the options; returns the run, and the weights as _weights_of."""
+    _check_options(directory, manifest, base_level, rule, mean_rank)
+    reference, weights = _weights_of(source, family, directory, manifest, base_level)
+    return CompensatorRun(manifest.fingerprint, reference, base_level, rule, mean_rank), weights
 
 
 def _weights_of(

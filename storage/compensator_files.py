@@ -23,8 +23,9 @@ from storage.compensator_index import (
     compensator_name,
 )
 from storage.compensators import CompensatorReader
-from storage.errors import DamagedData
+from storage.errors import DamagedData, StoreBusy
 from storage.header import header_bytes, read_header
+from storage.lock import StoreLock
 from storage.manifest import Manifest
 from storage.planes import Bytes
 from storage.record_file import write_records
@@ -67,8 +68,8 @@ class CompensatorFiles:
 
     Args:
         run: whose files these are.
-        directory: of the store.
-        manifest: its store.json.
+        directory: of the store, or another one for the files.
+        manifest: the store's.
     """
 
     def __init__(self, run: CompensatorRun, directory: Path, manifest: Manifest) -> None:
@@ -162,13 +163,17 @@ class CompensatorFiles:
         return LayerCompensators(self._run.file_name(layer), tuple(entries))
 
     def remove_others(self, kept: Manifest) -> None:
-        """Removes the files of other and of killed runs."""
+        """Removes the files of other and of killed runs, or none while a reader, which may open them, uses the store.
+
+        Files that stay cost disk alone, and the next call removes them.
+        """
         assert kept.compensators
         names = {layer.file for layer in kept.compensators.layers.values()}
-        for path in (self._directory / FOLDER).iterdir():
-            if path.name not in names:
-                with suppress(OSError):  # it costs disk alone
-                    path.unlink()
+        with suppress(StoreBusy), StoreLock(self._directory, exclusive=True):
+            for path in (self._directory / FOLDER).iterdir():
+                if path.name not in names:
+                    with suppress(OSError):
+                        path.unlink()
 
     def _shape(self, ranks: Ranks) -> CompensatorGeometry:
         return CompensatorGeometry.of(self._geometry, ranks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +11,7 @@ import xxhash
 from storage.base import ByteRange, ExpertKey
 from storage.compensator_index import FOLDER, CompensatorIndex
 from storage.errors import ChecksumMismatch
-from storage.lock import StoreLock
-from storage.record_file import RecordFile
+from storage.record_file import RecordFiles
 from storage.unbuffered import aligned
 
 if TYPE_CHECKING:
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
 
 RECALCULATE = "run `edgemoe verify` on the store, and `edgemoe compensate` to write the compensators again"
 """Action of errors about a compensator."""
-
-_log = logging.getLogger("edgemoe")
 
 
 class CompensatorReader(AbstractContextManager["CompensatorReader"]):
@@ -39,28 +34,21 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
         MissingTensor, TruncatedFile: a file is missing, or shorter than the index says.
         ReadFailed: a file cannot be opened.
         StoreBusy: another process is writing the store.
-
-    Attributes:
-        bytes_read: from disk since opening, by every thread.
-        retries: attempts after failures, of all reads that succeeded in the end.
     """
 
     def __init__(self, directory: Path, index: CompensatorIndex) -> None:
-        self._index, self._files = index, dict[int, RecordFile]()
-        self._resources, self._lock = ExitStack(), threading.Lock()
-        self._buffered = False
-        self.bytes_read = self.retries = 0
-        try:
-            self._resources.enter_context(StoreLock(directory, exclusive=False))
+        self._index = index
+        with ExitStack() as opened:
+            self._files = opened.enter_context(RecordFiles(directory, RECALCULATE))
             for layer, found in index.layers.items():
                 path, end = directory / FOLDER / found.file, max(e.offset + e.length for e in found.entries)
-                wanted = f"the compensators of layer {layer} in {path}"
-                self._files[layer] = RecordFile(
-                    path, end, wanted, RECALCULATE, self._resources, self._went_buffered
-                )
-        except BaseException:
-            self.close()
-            raise
+                self._files.open(layer, path, end, f"the compensators of layer {layer} in {path}")
+            opened.pop_all()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk since opening, by every thread."""
+        return self._files.bytes_read
 
     def read(self, key: ExpertKey, into: memoryview) -> int:
         """Fills a buffer with a compensator.
@@ -76,18 +64,15 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, path and offset.
             ValueError: the buffer has another length.
         """
-        entry, file = self._index.entry(key), self._files[key.layer]
+        entry = self._index.entry(key)
         wanted = f"the compensator of layer {key.layer}, expert {key.expert}"
         if len(into) != entry.length:
             raise ValueError(f"expected a buffer of {entry.length} bytes for {wanted}, got {len(into)}")
-        retried = file.fill(ByteRange(entry.offset, entry.length), [into], wanted)
-        with self._lock:
-            self.bytes_read += entry.length
-            self.retries += retried
+        self._files.fill(key.layer, ByteRange(entry.offset, entry.length), [into], wanted)
         if (found := xxhash.xxh3_64_intdigest(into)) != entry.checksum:
             raise ChecksumMismatch(
                 f"checksum {entry.checksum:016x} for {wanted}",
-                f"{found:016x} from {file.path} at offset {entry.offset}",
+                f"{found:016x} from {self._files.path(key.layer)} at offset {entry.offset}",
                 RECALCULATE,
             )
         return entry.length
@@ -100,12 +85,7 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
 
     def close(self) -> None:
         """Closes every descriptor and unlocks the store. Idempotent. All reads of other threads must have returned."""
-        self._resources.close()
+        self._files.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _went_buffered(self, path: Path) -> None:
-        already, self._buffered = self._buffered, True
-        if not already:
-            _log.warning("%s: the file system refuses O_DIRECT; reading through the page cache, slower", path)

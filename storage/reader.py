@@ -5,33 +5,35 @@ Files are never mapped: access to a mapped file that became shorter kills the pr
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
 from storage.base import LABELS, ByteRange, ExpertKey, Plane, PlaneReader
 from storage.errors import ChecksumMismatch, UserError
-from storage.lock import StoreLock
 from storage.manifest import Manifest
-from storage.manifest_entries import LayerRecords, RecordEntry
+from storage.manifest_entries import RecordEntry
 from storage.record import RecordGeometry
-from storage.record_file import VERIFY, RecordFile, pieces
-
-_log = logging.getLogger("edgemoe")
+from storage.record_file import VERIFY, RecordFiles, pieces
 
 
 class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
-    """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`."""
+    """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`.
 
-    def __init__(self, geometry: RecordGeometry) -> None:
-        self._geometry = geometry
+    Args:
+        geometry: of the records.
+        files: open, of every layer with experts.
+        records: layer -> its records.
+    """
+
+    def __init__(
+        self, geometry: RecordGeometry, files: RecordFiles, records: Mapping[int, Sequence[RecordEntry]]
+    ) -> None:
+        self._geometry, self._files, self._records = geometry, files, records
         planes = list(Plane)[: len(geometry.planes)]
         pairs = [(first, last) for first in planes for last in planes if first <= last]
         self._spans = {pair: geometry.span(*pair) for pair in pairs}
@@ -39,11 +41,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
             for first, last in pairs
         }
-        self._shards: dict[int, _Shard] = {}
-        self._resources = ExitStack()
-        self._lock = threading.Lock()
-        self._bytes_read = 0
-        self._closed = self._buffered = False
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest) -> RecordReader:
@@ -65,26 +62,31 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
                 f"Python on {sys.platform}, which has no preadv",
                 "use Linux or macOS; WSL 2 works on Windows",
             )
-        reader = cls(manifest.geometry)
-        try:
-            reader._resources.enter_context(StoreLock(directory, exclusive=False))
-            for layer, records in manifest.layers.items():
-                reader._open_shard(layer, directory / records.file, records)
-        except BaseException:
-            reader.close()
-            raise
-        return reader
+        size = manifest.geometry.record_bytes
+        with ExitStack() as opened:
+            files = opened.enter_context(RecordFiles(directory, VERIFY))
+            for layer, found in manifest.layers.items():
+                path, end = directory / found.file, max(record.offset for record in found.records) + size
+                files.open(layer, path, end, f"the experts of layer {layer} in {path}")
+            opened.pop_all()
+        return cls(
+            manifest.geometry, files, {layer: found.records for layer, found in manifest.layers.items()}
+        )
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk since opening, by every thread."""
-        with self._lock:
-            return self._bytes_read
+        return self._files.bytes_read
+
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        return self._files.retries
 
     @property
     def direct(self) -> bool:
         """Whether every read so far went past the page cache."""
-        return not self._buffered
+        return self._files.direct
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
         """Reads planes with one preadv where possible. A transient error is retried for PATIENCE.
@@ -93,21 +95,18 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
             ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
         """
-        if self._closed:
+        if self._files.closed:
             raise ValueError("the reader is closed")
-        shard = self._shards.get(key.layer)
-        if shard is None or not 0 <= key.expert < len(shard.records):
+        records = self._records.get(key.layer, ())
+        if not 0 <= key.expert < len(records):
             raise ValueError(f"expected an expert of the store, got {key}")
         offset, length = self._spans[first, last]
         wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
-        span = ByteRange(shard.records[key.expert].offset + offset, length)
-        retried = shard.file.fill(span, into, wanted)
-        with self._lock:
-            self._bytes_read += length
-            self.retries += retried
-        self._verify(shard, key, first, last, into)
+        record = records[key.expert]
+        self._files.fill(key.layer, ByteRange(record.offset + offset, length), into, wanted)
+        self._verify(record, key, first, last, into)
         return length
 
     def close(self) -> None:
@@ -115,22 +114,14 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
 
         All reads of other threads must have returned.
         """
-        self._closed = True
-        self._resources.close()
+        self._files.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _open_shard(self, layer: int, path: Path, records: LayerRecords) -> None:
-        end = max(record.offset for record in records.records) + self._geometry.record_bytes
-        wanted = f"the experts of layer {layer} in {path}"
-        file = RecordFile(path, end, wanted, VERIFY, self._resources, self._went_buffered)
-        self._shards[layer] = _Shard(file, records.records)
-
     def _verify(
-        self, shard: _Shard, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
+        self, record: RecordEntry, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
     ) -> None:
-        record = shard.records[key.expert]
         start = self._geometry.planes[first].offset
         whole = list(map(len, into)) == self._lengths[first, last]  # a buffer for each plane
         for index in range(first, last + 1):
@@ -144,18 +135,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
             if digest.intdigest() != record.checksums[index]:
                 label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
                 wanted = f"checksum {record.checksums[index]:016x} for {label}"
-                found = (
-                    f"{digest.hexdigest()} from {shard.file.path} at offset {record.offset + plane.offset}"
-                )
+                path = self._files.path(key.layer)
+                found = f"{digest.hexdigest()} from {path} at offset {record.offset + plane.offset}"
                 raise ChecksumMismatch(wanted, found, VERIFY)
-
-    def _went_buffered(self, path: Path) -> None:
-        with self._lock:
-            already, self._buffered = self._buffered, True
-        if not already:
-            _log.warning("%s: the file system refuses O_DIRECT; reading through the page cache, slower", path)
-
-
-class _Shard(NamedTuple):
-    file: RecordFile
-    records: Sequence[RecordEntry]

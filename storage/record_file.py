@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,14 @@ import xxhash
 from storage.atomic import replacing, write_all
 from storage.base import BLOCK, ByteRange
 from storage.errors import ReadFailed, TruncatedFile
+from storage.lock import StoreLock
 from storage.retry import Retries, open_regular, read_errors
 from storage.unbuffered import aligned, bypass_cache, forget, use_cache
 
 if TYPE_CHECKING:
     from storage.planes import Bytes
+
+_log = logging.getLogger("edgemoe")
 
 VERIFY = "run `edgemoe verify` on the store; convert the model again if it is damaged"
 """Action of errors about a record."""
@@ -154,6 +159,77 @@ class RecordFile:
         use_cache(self._fd)
         self.direct = False
         self._buffered(self.path)
+
+
+class RecordFiles(AbstractContextManager["RecordFiles"]):
+    """Files of records of a store, one for each layer, open for reads. Locks the store against writers until `close`.
+
+    Thread-safe except for `open` and `close`.
+
+    Args:
+        directory: of the store.
+        action: of the errors.
+
+    Raises:
+        StoreBusy: another process is writing the store.
+        UserError: the platform has no flock.
+
+    Attributes:
+        closed: whether `close` was called.
+    """
+
+    def __init__(self, directory: Path, action: str) -> None:
+        self._action, self._files = action, dict[int, RecordFile]()
+        self._lock, self._buffered, self._bytes_read, self._retries = threading.Lock(), False, 0, 0
+        self.closed = False
+        self._resources = ExitStack()
+        self._resources.enter_context(StoreLock(directory, exclusive=False))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk since opening, by every thread."""
+        with self._lock:
+            return self._bytes_read
+
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        with self._lock:
+            return self._retries
+
+    @property
+    def direct(self) -> bool:
+        """Whether every read so far went past the page cache."""
+        return not self._buffered
+
+    def open(self, layer: int, path: Path, end: int, wanted: str) -> None:
+        """Opens a layer's file. Arguments and errors are those of RecordFile."""
+        self._files[layer] = RecordFile(path, end, wanted, self._action, self._resources, self._went_buffered)
+
+    def path(self, layer: int) -> Path:
+        """Returns the path of a layer's file."""
+        return self._files[layer].path
+
+    def fill(self, layer: int, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
+        """Reads a span of a layer's file. Arguments and errors are those of RecordFile.fill."""
+        retried = self._files[layer].fill(span, into, wanted)
+        with self._lock:
+            self._bytes_read += span.length
+            self._retries += retried
+
+    def close(self) -> None:
+        """Closes every descriptor and unlocks the store. Idempotent. All reads of other threads must have returned."""
+        self.closed = True
+        self._resources.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _went_buffered(self, path: Path) -> None:
+        with self._lock:
+            already, self._buffered = self._buffered, True
+        if not already:
+            _log.warning("%s: the file system refuses O_DIRECT; reading through the page cache, slower", path)
 
 
 def pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[memoryview]:

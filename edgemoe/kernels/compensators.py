@@ -14,6 +14,7 @@ from edgemoe.kernels.native.structures import MOST_ROWS, Compensator, FactorRows
 from storage.base import BLOCK, ExpertKey
 from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
 from storage.compensators import CompensatorReader
+from storage.errors import MissingTensor, StoreBusy
 from storage.manifest import Manifest
 from storage.planes import Bytes
 from storage.record import RecordGeometry
@@ -70,9 +71,23 @@ class ResidentCompensators:
 
     @classmethod
     def of_store(cls, directory: Path, manifest: Manifest) -> ResidentCompensators:
-        """Reads those of a store that has some."""
+        """Reads those of a store that has some.
+
+        Raises:
+            StoreBusy: others have replaced them since the manifest was read.
+            DamagedData, ReadFailed: as CompensatorReader.
+        """
         assert manifest.compensators
-        return cls(directory, manifest.compensators, manifest.geometry)
+        try:
+            return cls(directory, manifest.compensators, manifest.geometry)
+        except MissingTensor as error:
+            if Manifest.load(directory).compensators == manifest.compensators:
+                raise
+            raise StoreBusy(
+                f"the compensators that {directory} had a moment ago",
+                "others, which `edgemoe compensate` has just written",
+                "run the command again",
+            ) from error
 
     def _load(self, reader: CompensatorReader, index: CompensatorIndex, geometry: RecordGeometry) -> None:
         at, whole = 0, np.frombuffer(self._memory, np.uint8)

@@ -257,11 +257,11 @@ def test_the_end_of_a_prediction_does_not_wait_for_retries(
     r.whole()
 
 
-def test_retries_of_reads_are_counted(rig: type[Rig]) -> None:
+def test_retries_of_reads_are_counted(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     """take_counts has the reader's retries since the call before."""
     r = rig(MERGED, 4)
-    r.reader.retries = 3
+    monkeypatch.setattr(type(r.reader), "retries", 3, raising=False)
     assert r.fetcher.take_counts().read_retries == 3
-    r.reader.retries = 5
+    monkeypatch.setattr(type(r.reader), "retries", 5)
     assert r.fetcher.take_counts().read_retries == 2
     assert r.fetcher.take_counts().read_retries == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,9 +14,7 @@ from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import ResidentCompensators, most_bytes
 from edgemoe.models.store_model import StoreModel
 from storage.checkpoint import Checkpoint
-from storage.compensate import compensate
-from storage.manifest import MANIFEST_NAME
-from storage.untrusted import read_json
+from storage.compensate import compensators_beside
 
 
 def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> int:
@@ -35,7 +32,7 @@ def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> int:
 def compensated(engine: Engine, reference: Path | None, made: Made | None) -> Iterator[None]:
     """Has an engine use compensators, those that its store has or others.
 
-    Others are made in a folder of links to the store's files, with progress on stderr.
+    Others are made in a folder of their own, with progress on stderr.
 
     Args:
         engine: of the store.
@@ -56,33 +53,19 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
         return
     family = family_of(Checkpoint.open(reference).config)
     with tempfile.TemporaryDirectory(prefix="edgemoe-compensators-") as name:
-        directory = Path(name)
-        for path in store.directory.iterdir():
-            if path.is_file() and path.name != MANIFEST_NAME:
-                (directory / path.name).symlink_to(path.resolve())
-        content = read_json(store.directory, MANIFEST_NAME)
-        content.pop("compensators", None)
-        (directory / MANIFEST_NAME).write_text(json.dumps(content))
-        with CountProgress(f"compensators, {made}", 1000) as progress:
-            done = 0
-
-            def show(steps: int, total: int) -> None:
-                nonlocal done
-                for _ in range(1000 * steps // total - done):
-                    progress.advance()
-                done = 1000 * steps // total
-
-            manifest = compensate(
+        with CountProgress(f"compensators, {made}", store.shape.experts) as progress:
+            index = compensators_beside(
                 reference,
-                directory,
+                store.directory,
                 family,
+                Path(name),
                 base_level=made.base_level,
                 rule=made.rule,
                 mean_rank=made.rank,
-                progress=show,
+                progress=progress.update,
             )
         with (
-            closing(ResidentCompensators.of_store(directory, manifest)) as found,
+            closing(ResidentCompensators(Path(name), index, store.manifest.geometry)) as found,
             engine.compensated_by(found),
         ):
             yield

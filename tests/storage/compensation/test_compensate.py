@@ -17,6 +17,7 @@ from small_conversion import run as convert_small
 from small_store import flip
 
 from edgemoe.families.table import family_of
+from edgemoe.kernels.compensators import ResidentCompensators
 from storage.base import ExpertKey, Plane
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensate
@@ -24,7 +25,7 @@ from storage.compensator_index import FOLDER, CompensatorGeometry
 from storage.compensators import CompensatorReader
 from storage.convert import convert
 from storage.decode import decode
-from storage.errors import DamagedData, ModelRefused, StoreBusy, UserError
+from storage.errors import DamagedData, MissingTensor, ModelRefused, StoreBusy, UserError
 from storage.expert_weights import ExpertWeights
 from storage.layout import LAYOUTS
 from storage.lock import StoreLock
@@ -186,6 +187,38 @@ def test_a_store_is_in_use_meanwhile(small_source, store):
 
     add(small_source, store, progress=during)
     assert seen == [2]
+
+
+def files_of(store: Path) -> set[str]:
+    return {path.name for path in (store / FOLDER).iterdir()}
+
+
+def test_files_stay_while_a_reader_may_open_them(small_source, store):
+    """A run beside a reader replaces the index alone; the next one without a reader removes the files."""
+    first = add(small_source, store, mean_rank=3)
+    before = files_of(store)
+    with RecordReader.open(store, first) as reader:
+        second = add(small_source, store, mean_rank=4)
+        assert files_of(store) > before
+        assert reader.read(KEYS[0], Plane.BASE, Plane.BASE, [aligned(first.geometry.prefix_bytes(2)).data])
+        of_first = ResidentCompensators.of_store(store, first)
+        assert of_first.of(KEYS[0])
+        of_first.close()
+    assert add(small_source, store, mean_rank=4) == second
+    assert files_of(store) == {layer.file for layer in second.compensators.layers.values()}
+    assert not files_of(store) & before
+
+
+def test_a_late_reader_is_refused_by_name(small_source, store):
+    """Its manifest names removed files; a missing file of the present index is damage."""
+    first = add(small_source, store, mean_rank=3)
+    second = add(small_source, store, mean_rank=4)
+    with pytest.raises(StoreBusy, match="run the command again"):
+        ResidentCompensators.of_store(store, first)
+    ResidentCompensators.of_store(store, second).close()
+    next((store / FOLDER).iterdir()).unlink()
+    with pytest.raises(MissingTensor, match="edgemoe compensate"):
+        ResidentCompensators.of_store(store, second)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_reads_survive_what_a_disk_does(store, monkeypatch):
         for fault in (error(errno.EIO), error(errno.EINVAL), short(BLOCK // 2)):
             monkeypatch.setattr(os, "preadv", FaultyPreadv(fault))
             assert reader.load(KEY).tobytes() == expected
-        assert reader.retries == 2
+        assert reader._files.retries == 2
         monkeypatch.setattr(os, "preadv", pauses.until(pauses.now + 2 * PATIENCE, errno.EIO))
         with pytest.raises(ReadFailed, match="layer 1, expert 2"):
             reader.load(KEY)

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from faults import HALTING
@@ -31,14 +29,6 @@ from storage.verify import verify
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def fast() -> Iterator[Path]:
-    """A directory in memory where the system has one: hundreds of runs sync thousands of files."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
-        yield Path(name)
 
 
 @pytest.fixture

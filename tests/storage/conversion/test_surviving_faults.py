@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,14 +27,6 @@ from storage.verify import verify
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def fast() -> Iterator[Path]:
-    """A directory in memory where the system has one: hundreds of conversions sync thousands of files."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
-        yield Path(name)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -9,9 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,14 +52,6 @@ def small_shards(monkeypatch):
     """A file a layer, so that an export has several."""
     for module in (storage.export.checkpoint, storage.export.gguf_plan):
         monkeypatch.setattr(module, "shards", lambda units: shards(units, limit=1))
-
-
-@pytest.fixture
-def fast() -> Iterator[Path]:
-    """A directory in memory where the system has one: the exports sync hundreds of files."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
-        yield Path(name)
 
 
 def run_export(
