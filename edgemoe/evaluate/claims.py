@@ -12,7 +12,7 @@ from itertools import pairwise, product
 
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import BF16, EvalRow, gain
-from edgemoe.evaluate.studies import PHASES, TABLE, Phase, signal_name
+from edgemoe.evaluate.studies import COMPENSATION, PHASES, TABLE, Phase, signal_name
 
 CLOSE = 1.02
 """Largest ratio of a setting's perplexity to bf16's that counts as close."""
@@ -177,12 +177,12 @@ def _phases(rows: Sequence[EvalRow]) -> Iterator[Claim]:
 
 def _compensation(rows: Sequence[EvalRow]) -> Iterator[Claim]:
     """Router-guided low-rank compensation, table 2: which of a token's experts is compensated matters."""
-    study = [row for row in rows if row.study == "compensation"]
-    by = {(row.made, row.phase, row.setting): row for row in study}
-    for (made, phase, setting), first in by.items():
-        second = by.get((made, phase, setting.replace("compensate 1,", "compensate only 2,")))
-        if second and second is not first:
-            text = f"{phase}: the likeliest expert's compensator keeps more than the second's (table 2)"
+    study = [row for row in rows if row.study == COMPENSATION and row.compensated == 1]
+    by = {(row.made, row.levels, row.phase, row.compensated_first): row for row in study}
+    for first in study:
+        second = by.get((first.made, first.levels, first.phase, 1))
+        if second and first.compensated_first == 0:
+            text = f"{first.phase}: the likeliest expert's compensator keeps more than the second's (table 2)"
             yield _compared(text, first, second, lambda row: row.setting)
 
 

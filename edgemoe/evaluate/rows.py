@@ -65,6 +65,10 @@ class EvalRow:
     """With --lynx, (token, expert) pairs that the token did not choose by itself."""
     variation: str | None = None
     """What a study chose in the routers' place, by a rule that no option has (studies.Variation)."""
+    compensated: int | None = None
+    """Experts of a token that were compensated at most; None: without compensators."""
+    compensated_first: int | None = None
+    """Likelier experts of a token before them, which were not."""
     made: str | None = None
     """Compensators that the study of compensation has made: mean rank and the rule of ranks."""
     kl_over_base: float | None = None
@@ -137,6 +141,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         use: levels that its experts were scheduled and computed at.
     """
     settings = arm.settings
+    chosen = settings.compensation
     scheduled = phase == "decode" and settings.exact
     counts = use.scheduled if scheduled else use.experts
     return EvalRow(
@@ -151,6 +156,8 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         active=use.active / use.active_before if use.active_before else None,
         remapped=use.remapped if use.active_before else None,
         variation=arm.variation.name if arm.variation else None,
+        compensated=chosen.count if chosen else None,
+        compensated_first=chosen.first if chosen else None,
         made=str(arm.made) if arm.made else None,
         cache=arm.cache or None,
         exact=settings.exact,

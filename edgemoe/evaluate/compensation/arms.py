@@ -52,13 +52,10 @@ def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
 
     Rows without compensators are beside level 2.
     """
-    alone = {(row.setting, row.phase): row for row in rows if row.study == COMPENSATION}
+    study = [row for row in rows if row.study == COMPENSATION]
+    alone = {(row.levels, row.phase): row for row in study if not row.made and "/" not in row.levels}
     for row in rows:
-        base = (
-            alone.get((f"exact {row.levels if row.made else 2} alone", row.phase))
-            if row.study == COMPENSATION
-            else None
-        )
+        base = alone.get((row.levels if row.made else "2", row.phase)) if row.study == COMPENSATION else None
         if base is None or not base.kl or row.kl is None:
             yield row
             continue
