@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -189,6 +190,14 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             return stack.enter_context(Engine(store, plan, settings))
 
         yield open_one
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A directory in memory where the system has one, for tests whose hundreds of runs sync thousands of files."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
 
 
 @pytest.fixture
