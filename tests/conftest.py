@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 
 from edgemoe.cli import main
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.formats import KVFormat
 from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.plan import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
@@ -169,11 +170,15 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             level: int = 8,
             context: int = 64,
             parallel: int = 1,
+            kv: str = "bf16",
             **changes: Any,
         ) -> Engine:
-            """Opens one; `changes` are settings, by default every expert is computed at exactly `level`."""
+            """Opens one.
+
+            `kv` is the format of keys and values, `changes` settings, by default every expert at exactly `level`.
+            """
             settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
-            store = StoreModel.open(directory)
+            store = StoreModel.open(directory).with_kv(KVFormat(kv, kv))
             each, limit = store.form.bytes_at(settings.levels[0]), None
             if experts is not None:
                 least = store.plan(

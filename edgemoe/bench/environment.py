@@ -40,6 +40,7 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "store": store.manifest.fingerprint,
         "dense_bits": store.manifest.dense_bits,
         "max_level": store.manifest.max_level,
+        "kv_cache": str(store.shape.kv.format),
     }
 
 

@@ -341,6 +341,7 @@ def _environment(store: StoreModel, request: EvalRequest, windows: Windows) -> d
         "source": store.manifest.source,
         "store": store.manifest.fingerprint,
         "dense_bits": store.manifest.dense_bits,
+        "kv_cache": str(store.shape.kv.format),
         "reference": request.reference.name if request.reference else None,
         "text": request.text.name if request.text else None,
         "tokens": sum(map(len, windows)),

@@ -7,13 +7,14 @@ from functools import partial
 import torch
 
 from edgemoe.kv.linear_state import LinearStates
+from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine.pages import sparse_tensor
 from storage.errors import ContextExceeded
 
 
 class SequenceKV:
-    """Keys and values of one sequence in every layer, bf16. Not thread-safe.
+    """Keys and values of one sequence in every layer, in the shape's format. Not thread-safe.
 
     A step writes behind the `length` valid tokens, and increases `length` after it has succeeded; an error or Ctrl-C
     within a step does not change the sequence.
@@ -28,9 +29,10 @@ class SequenceKV:
         length: number of valid tokens.
         reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
         slots: layer -> index of its keys and values.
-        keys: [layers, heads, context, key_dim].
-        values: [layers, heads, context, value_dim]; with latents, a view of the latents in `keys`.
-        slices: (keys, values) of each layer with attention, each [heads, context, D].
+        keys: [layers, heads, context, W], of rows.row_of; W of bf16 is key_dim.
+        values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
+            `keys` itself.
+        slices: (keys, values) of each layer with attention, each [heads, context, W].
         states: of linear-attention layers; None: there are none.
     """
 
@@ -47,12 +49,15 @@ class SequenceKV:
         self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         size = len(shape.layers), shape.heads, context
         made = sparse_tensor if torch.device(place).type == "cpu" else partial(torch.empty, device=place)
-        self.keys = made((*size, shape.key_dim), dtype=torch.bfloat16)
-        self.values = (
-            self.keys[..., : shape.latent]
-            if shape.latent
-            else made((*size, shape.value_dim), dtype=torch.bfloat16)
+        (dtype, keys), (other, values) = (
+            row_of(shape.format.keys, shape.key_dim),
+            row_of(shape.format.values, shape.value_dim),
         )
+        self.keys = made((*size, keys), dtype=dtype)
+        if shape.latent:
+            self.values = self.keys if shape.format.quantized else self.keys[..., : shape.latent]
+        else:
+            self.values = made((*size, values), dtype=other)
         self.slices = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 
@@ -107,12 +112,27 @@ class SequenceKV:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys."""
-        slot, end = self.slots[layer], self.length + keys.shape[1]
+        slot, end, form = self.slots[layer], self.length + keys.shape[1], self.shape.format
         if self.shape.latent:
-            self.keys[slot, :, self.length : end] = torch.cat((keys, values), dim=-1)
+            keys = torch.cat((keys, values), dim=-1)
         else:
-            self.keys[slot, :, self.length : end] = keys
-            self.values[slot, :, self.length : end] = values
+            self.values[slot, :, self.length : end] = encode(form.values, values)
+        self.keys[slot, :, self.length : end] = encode(form.keys, rotate(keys, self.shape.rotation))
+
+    def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and values [heads, end - first, D] of some tokens, valid or just written.
+
+        bf16 ones as they lie, others as float32 copies. Keys are rotated, and with latents values are, by the shape's
+        rotation.
+        """
+        shape, slot = self.shape, self.slots[layer]
+        keys, values = self.keys[slot, :, first:end], self.values[slot, :, first:end]
+        if not shape.format.quantized:
+            return keys, values
+        wide = decode(shape.format.keys, keys, shape.key_dim)
+        if shape.latent:
+            return wide, wide[..., : shape.latent]
+        return wide, decode(shape.format.values, values, shape.value_dim)
 
     def commit(self, tokens: int) -> None:
         """Makes the last `tokens` tokens that a step wrote valid."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from edgemoe.kv.formats import KVFormat, row_bytes
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
 from storage.untrusted import CHECK_ORIGIN, shortened
@@ -47,6 +48,7 @@ class KVShape:
         value_dim: size of a value; 0 where values are not stored.
         latent: leading elements of a key that are the latent of its value (multi-head latent attention); 0: none.
         linear: state of the linear-attention layers; None: there are none.
+        format: how keys and values are stored; latents are stored as keys.
     """
 
     layers: tuple[int, ...]
@@ -55,11 +57,17 @@ class KVShape:
     value_dim: int
     latent: int = 0
     linear: LinearState | None = None
+    format: KVFormat = field(default_factory=KVFormat)
+
+    @property
+    def rotation(self) -> int:
+        """Numbers of a key that are rotated together (KVFormat.rotation); 0: keys lie plain."""
+        return self.format.rotation(self.key_dim, self.latent or self.key_dim)
 
     def bytes_for(self, context: int) -> int:
         """Returns the bytes of a sequence's KV for `context` tokens."""
-        stored = 2 * len(self.layers) * self.heads * (self.key_dim + self.value_dim) * context
-        return stored + (self.linear.bytes if self.linear else 0)
+        row = row_bytes(self.format.keys, self.key_dim) + row_bytes(self.format.values, self.value_dim)
+        return len(self.layers) * self.heads * row * context + (self.linear.bytes if self.linear else 0)
 
 
 def keys_and_values(config: Config) -> KVShape:

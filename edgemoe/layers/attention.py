@@ -6,6 +6,9 @@ of a mask; the model's own code chooses the window. A feature that is not implem
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,16 +16,24 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from edgemoe.kernels import threads
+from edgemoe.kv.formats import TILE, TILE_QUERIES
+from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import QUERY_BLOCK, attention_weights, hidden_keys
+from edgemoe.policy.importance import hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
 
 _UNSUPPORTED = ("softcap", "position_bias")
+
+_LOWEST = -1e30
+"""A score below all others."""
+
+Read = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
+"""(first, end) -> keys and values of these tokens, as SequenceKV.read."""
 
 
 def attend(
@@ -44,6 +55,10 @@ def attend(
     kv_heads, tokens, _ = keys.shape
     dtype, value_dim = query.dtype, values.shape[2]
     if query.device.type == "cpu" and not fast_bf16():
+        if rows == 1:
+            return attend_tiles(
+                query, lambda first, end: (keys[:, first:end], values[:, first:end]), tokens, scaling, window
+            )
         query, keys, values = query.float(), keys.float(), values.float()
     if value_dim < dim:
         # torch's kernels for unequal sizes store the whole matrix of scores.
@@ -67,35 +82,88 @@ def attend(
     return out.reshape(heads, rows, dim)[..., :value_dim].to(dtype)
 
 
-def attend_with_sinks(
+def attend_tiles(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    read: Read,
+    tokens: int,
     scaling: float,
     window: int | None,
-    sinks: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes `attend` with one more score per head in the softmax: the score of a token without a value.
+    """Computes `attend` over keys and values of which only TILE tokens are float32 at once.
+
+    A running largest score and sum make the softmax (FlashAttention, Dao et al. 2022).
 
     Args:
-        query, keys, values, scaling, window: as in attend.
-        sinks: [heads], the additional scores.
+        query: [heads, R, D], of the last R tokens.
+        read: (first, end) -> keys [kv_heads, n, D] and values [kv_heads, n, V] of these tokens.
+        tokens: N.
+        scaling, window: as in attend.
+        sinks: [heads], one more score per head in the softmax: the score of a token without a value; None: none.
 
     Returns:
         [heads, R, V] in query's dtype.
     """
     heads, rows, _ = query.shape
-    kv_heads, tokens, _ = keys.shape
-    past, out = tokens - rows, []
-    for start in range(0, rows, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, rows)
-        first = max(past + start + 1 - window, 0) if window else 0
-        seen = slice(first, past + end)
-        hidden = hidden_keys(range(past + start, past + end), range(first, past + end), window, query.device)
-        weights = attention_weights(query[:, start:end], keys[:, seen].float().mT, hidden, scaling, sinks)
-        summed = weights.reshape(kv_heads, -1, weights.shape[-1]) @ values[:, seen].float()
-        out.append(summed.view(heads, end - start, -1))
-    return torch.cat(out, dim=1).to(query.dtype)
+    past = tokens - rows
+    first = max(past + 1 - window, 0) if window else 0
+    wide = query.float() * scaling
+    blocks = [range(start, min(start + TILE_QUERIES, rows)) for start in range(0, rows, TILE_QUERIES)]
+    running = [_Running.of(heads, len(block), sinks, query.device) for block in blocks]
+    for start in range(first // TILE * TILE, tokens, TILE):
+        end = min(start + TILE, tokens)
+        keys, values = (part.float() for part in read(start, end))
+        for block, state in zip(blocks, running, strict=True):
+            positions = range(past + block.start, past + block.stop)
+            if start < positions.stop and not (window and end <= positions.start + 1 - window):
+                hidden = hidden_keys(positions, range(start, end), window, query.device)
+                state.add(wide[:, block.start : block.stop], keys, values, hidden)
+    return torch.cat([state.result() for state in running], dim=1).to(query.dtype)
+
+
+@dataclass
+class _Running:
+    """A softmax and its weighted sum over the tiles so far, of some rows.
+
+    Args:
+        largest, total: float32 [heads, R, 1], the largest score and the sum of e^(score - largest).
+        sums: float32 [heads, R, V], the sum of values by these; None: no tile yet.
+    """
+
+    largest: torch.Tensor
+    total: torch.Tensor
+    sums: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, heads: int, rows: int, sinks: torch.Tensor | None, device: torch.device) -> _Running:
+        """Before the first tile: nothing, or the sinks' scores."""
+        if sinks is None:
+            shape = heads, rows, 1
+            return cls(torch.full(shape, _LOWEST, device=device), torch.zeros(shape, device=device))
+        largest = sinks.float()[:, None, None].repeat(1, rows, 1)
+        return cls(largest, torch.ones_like(largest))
+
+    def add(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+    ) -> None:
+        """Adds a tile: query [heads, R, D] by keys [kv_heads, n, D], of which `hidden` [R, n] are not seen."""
+        heads, rows, dim = query.shape
+        kv_heads = len(keys)
+        # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
+        scores = (query.reshape(kv_heads, -1, dim) @ keys.mT).view(heads, rows, -1)
+        scores.masked_fill_(hidden, -torch.inf)
+        largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(largest).exp_()
+        factor = (self.largest - largest).exp_()
+        summed = (weights.view(kv_heads, -1, weights.shape[2]) @ values).view(heads, rows, -1)
+        self.total = self.total * factor + weights.sum(-1, keepdim=True)
+        self.sums = summed if self.sums is None else self.sums * factor + summed
+        self.largest = largest
+
+    def result(self) -> torch.Tensor:
+        """float32 [heads, R, V]."""
+        assert self.sums is not None
+        return self.sums / self.total
 
 
 def attention(
@@ -142,34 +210,42 @@ def attention(
     for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
-            queries, keys, values = _visible(
-                module, sequence, query[0, :, span], key[0, :, span], value[0, :, span]
-            )
-            if s_aux is None:
-                summed = attend(queries, keys, values, scaling, window)
+            queries, read = _visible(module, sequence, query[0, :, span], key[0, :, span], value[0, :, span])
+            tokens, quantized = sequence.length + rows, sequence.shape.format.quantized
+            if s_aux is None and not quantized:
+                summed = attend(queries, *read(0, tokens), scaling, window)
             else:
-                summed = attend_with_sinks(queries, keys, values, scaling, window, s_aux)
-            out[:, span] = LatentHeads(module).value(summed) if summed.shape[2] != out.shape[2] else summed
+                summed = attend_tiles(queries, read, tokens, scaling, window, s_aux)
+            out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
             if kv.ranks is not None and kv.signal:
                 layer: Any = module.layer_idx
+                step = TILE if quantized else tokens
+                keys = torch.cat(
+                    [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
+                )
                 kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
+def _reads_latents(sequence: SequenceKV) -> bool:
+    """Whether queries attend to latents: in a sequence's first step the module has expanded the keys and values."""
+    return bool(sequence.shape.latent and sequence.length)
+
+
 def _visible(
     module: Any, sequence: SequenceKV, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns a sequence's queries, keys and values, the earlier steps' keys and values included.
-
-    Queries attend to latents, except in a sequence's first step, where the module has expanded the keys and values.
-    """
-    rows = query.shape[1]
-    if sequence.shape.latent and sequence.length == 0:
-        return query, key, value
-    slot, end = sequence.slots[module.layer_idx], sequence.length + rows
+) -> tuple[torch.Tensor, Read]:
+    """Returns a sequence's queries, and what reads keys and values, the earlier steps' included, in the same form."""
+    if sequence.shape.latent and not _reads_latents(sequence):
+        return query, lambda first, end: (key[:, first:end], value[:, first:end])
     if sequence.shape.latent:
         query = LatentHeads(module).query(query)
-    return query, sequence.keys[slot, :, :end], sequence.values[slot, :, :end]
+    return rotate(query, sequence.shape.rotation), partial(sequence.read, module.layer_idx)
+
+
+def _values_of(module: Any, sequence: SequenceKV, summed: torch.Tensor) -> torch.Tensor:
+    """Returns the sums of values [heads, R, value] of sums of stored latents [heads, R, latent]."""
+    return LatentHeads(module).value(rotate(summed, sequence.shape.rotation).to(torch.bfloat16))
 
 
 def window_of_mask(

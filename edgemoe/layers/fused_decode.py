@@ -118,12 +118,11 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        parts = [(sequence.keys, sequence.values, sequence.length) for sequence in sequences]
         source, count, at, predicted = self._runtime.source, len(self._blocks), 0, set[int]()
         while at < count:
             ahead = self._highest_ahead if source.looks_ahead else 0
             end = at + 1 if source.predicting else count
-            done = self._native.run(range(at, end), hidden, rotation, parts, ahead)
+            done = self._native.run(range(at, end), hidden, rotation, sequences, ahead)
             trace = self._native.trace[:, :, :rows].tolist()
             if done > at:
                 self._count_hits(range(at, done), trace)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
+from edgemoe.kernels.native.attention import MOST_DIM, MOST_SHARING, NativeAttention
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
 
@@ -41,7 +41,11 @@ class GroupedQueryAttention(nn.Module):
         known = known and all(type(norm) is DenseNorm for norm in norms)
         if not native.available() or not known or linears[0].weight.device.type != "cpu":
             return None
-        if module.head_dim % 16 or getattr(module.config, "clip_qkv", None) is not None:
+        if (
+            module.head_dim % 16
+            or module.head_dim > MOST_DIM
+            or getattr(module.config, "clip_qkv", None) is not None
+        ):
             return None
         if linears[0].out_features > MOST_SHARING * linears[1].out_features:
             return None
@@ -78,5 +82,6 @@ class GroupedQueryAttention(nn.Module):
             part = slice(row, row + rows)
             keys, values = sequence.slices[sequence.slots[self.layer]]
             rotation = cosine[0, part], sine[0, part]
-            attended.append(self.native(projected[part], rotation, keys, values, sequence.length, window))
+            kv_of = keys, values, sequence.length, window, sequence.shape.format
+            attended.append(self.native(projected[part], rotation, *kv_of))
         return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None

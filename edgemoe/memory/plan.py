@@ -10,6 +10,7 @@ from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import compute
+from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.machine.process import available_memory
@@ -98,6 +99,8 @@ class MemoryPlan:
     """Experts that may have the higher level at once, where precision follows hotness."""
     scored_rows: int = 1
     """Rows of one step whose logits the workspace holds, all of them."""
+    kv_cache: str = "bf16"
+    """The format of keys and values."""
 
     @property
     def vram_experts(self) -> int:
@@ -141,10 +144,11 @@ class MemoryPlan:
         staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
         merged = 2 in self.levels and P4 in self.vram_blocks
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
+        kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
-            f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens, "
+            f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens{kv_cache}, "
             f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(self.plane_bytes)}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
@@ -222,6 +226,7 @@ def make_plan(
             min(*vram_blocks.values(), _most_hot(settings.hotness, shape)) if settings.hotness else None
         ),
         parallel=parallel,
+        kv_cache=str(shape.kv.format),
         scored_rows=_scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
@@ -336,16 +341,32 @@ def _hidden_bytes(shape: ModelShape, rows: int) -> int:
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     kv = shape.kv
     width = kv.heads * kv.key_dim
-    attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3 + 2 * width * context * (2 + 4)
-    attention += rows * context * (1 + 4)
+    attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
+    if kv.format.quantized:
+        attention += _tile_bytes(shape, rows)
+    else:
+        attention += 2 * width * context * (2 + 4) + rows * context * (1 + 4)
     # Scores of a block of queries; and each layer's sums of attention, before and after a step.
     scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK) + 2 * len(kv.layers))
+    if kv.format.quantized:
+        scored += (
+            _tile_bytes(shape, rows) + context * 4 * width
+        )  # its keys in tiles before they are one tensor
     attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
         state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
         attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
     return attention
+
+
+def _tile_bytes(shape: ModelShape, rows: int) -> int:
+    """A tile of quantized keys and values while it is read, its scores, and sums before and behind it, in float32."""
+    kv = shape.kv
+    value_dim = kv.latent or kv.value_dim
+    read = TILE * kv.heads * (kv.key_dim + value_dim) * 4
+    scores, sums = min(rows, TILE_QUERIES) * TILE * 3, rows * (2 * kv.key_dim + 3 * value_dim)
+    return 4 * (read + shape.heads * (scores + sums))
 
 
 def _product_bytes(shape: ModelShape, rows: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import resident_bytes
 from edgemoe.kernels.registry import Compute, compute
+from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
@@ -103,6 +104,20 @@ class StoreModel:
         shape = _shape(config, family, len(experts.layers) * experts.count, list(specs.values()))
         form = kernel.form(geometry, kernel.layout, kernel.layout)
         return cls(checkpoint.directory, manifest, config, shape, form, kernel, device)
+
+    def with_kv(self, form: KVFormat) -> StoreModel:
+        """Returns the store for a model whose keys and values are stored in another format.
+
+        Raises:
+            UserError: the device cannot read it, or keys and values differ where both are one latent.
+        """
+        if self.device and form.quantized:
+            name = f"--device {self.device.name}"
+            raise UserError(f"a model on the CPU, for --kv-cache {form}", name, "give --device cpu")
+        if self.shape.kv.latent and form.keys != form.values:
+            wanted = "one format for keys and values, which are one latent in this model"
+            raise UserError(wanted, str(form), f"give --kv-cache {form.keys} alone")
+        return replace(self, shape=replace(self.shape, kv=replace(self.shape.kv, format=form)))
 
     @property
     def dense_bytes_per_token(self) -> int:

@@ -8,9 +8,18 @@ import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.structures import AttentionKV, AttentionShape
+from edgemoe.kv.formats import KINDS, KVFormat
+from edgemoe.kv.rows import row_of
 
 MOST_SHARING = 128
 """Query heads that may share a head of keys and values (`PANELS` times `LANES` in csrc/attention/heads.h)."""
+
+
+MOST_DIM = 1024
+"""Largest size of a head (`KV_MOST_DIM` in csrc/attention/kv_rows.h)."""
+
+
+_BF16 = KVFormat()
 
 
 class NativeAttention:
@@ -18,13 +27,13 @@ class NativeAttention:
 
     Args:
         heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
-        dim: size of a head, a multiple of 16.
+        dim: size of a head, a multiple of 16, at most MOST_DIM.
         norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
             size of one head or of all heads together.
         scaling: factor on the scores.
 
     Raises:
-        ValueError: a head size that is no multiple of 16, or more than MOST_SHARING query heads for a head of keys.
+        ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
     """
 
     def __init__(
@@ -35,8 +44,8 @@ class NativeAttention:
         norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None,
         scaling: float,
     ) -> None:
-        if dim % 16:
-            raise ValueError(f"expected heads of a multiple of 16, got {dim}")
+        if dim % 16 or dim > MOST_DIM:
+            raise ValueError(f"expected heads of a multiple of 16, at most {MOST_DIM}, got {dim}")
         if heads > MOST_SHARING * kv_heads:
             raise ValueError(
                 f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
@@ -57,6 +66,7 @@ class NativeAttention:
         values: torch.Tensor,
         past: int,
         window: int | None,
+        form: KVFormat = _BF16,
     ) -> torch.Tensor:
         """Norms and rotates queries and keys, writes keys and values into the KV, attends.
 
@@ -65,9 +75,11 @@ class NativeAttention:
         Args:
             qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.
             rotation: cosine and sine of each row's position, bf16 [R, dim] each, contiguous.
-            keys, values: one layer's, bf16 [kv_heads, context, dim], contiguous; written from `past` on.
+            keys, values: one layer's, [kv_heads, context, W], of kv.rows.row_of, contiguous; written from
+                `past` on.
             past: valid tokens in them.
             window: latest tokens that a row sees, itself included; None: all.
+            form: of keys and values.
 
         Returns:
             bf16 [R, heads * dim].
@@ -78,20 +90,16 @@ class NativeAttention:
                 beyond the context; other heads than this attention's.
         """
         rows = len(qkv)
-        sizes = qkv.shape[1], keys.shape[0], keys.shape[2], values.shape
-        if sizes != ((self.heads + 2 * self.kv_heads) * self.dim, self.kv_heads, self.dim, keys.shape):
+        if qkv.shape[1] != (self.heads + 2 * self.kv_heads) * self.dim:
             raise ValueError(
-                f"expected {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got rows of {qkv.shape[1]}, "
-                f"keys of {list(keys.shape)} and values of {list(values.shape)}"
+                f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
             )
         for table in rotation:
             if table.shape != (rows, self.dim) or not table.is_contiguous():
                 raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
         out = qkv.new_empty(rows, self.heads * self.dim)
         first = max(past + 1 - window, 0) if window else 0
-        kv = AttentionKV(
-            keys=keys.data_ptr(), values=values.data_ptr(), context=keys.shape[1], past=past, first=first
-        )
+        kv = self.structure(keys, values, past, form, first)
         common = native.threads(), self.address, ctypes.byref(kv)
         addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
         library = native.library()
@@ -102,6 +110,36 @@ class NativeAttention:
         if result:
             raise native.failure(result, "attention's scores")
         return out
+
+    def structure(
+        self, keys: torch.Tensor, values: torch.Tensor, past: int, form: KVFormat, first: int = 0
+    ) -> AttentionKV:
+        """Returns the structure of one layer's KV, which the tensors must outlive.
+
+        Args:
+            keys, values, past, form: as in a call.
+            first: token that a single row's attention begins with.
+
+        Raises:
+            ValueError: other heads than this attention's, or rows of another format.
+        """
+        for tensor, kind in ((keys, form.keys), (values, form.values)):
+            dtype, width = row_of(kind, self.dim)
+            if tensor.dtype != dtype or tensor.shape != (self.kv_heads, keys.shape[1], width):
+                raise ValueError(
+                    f"expected keys and values of {self.kv_heads} heads of {self.dim} in {form}, "
+                    f"got {tensor.dtype} {list(tensor.shape)}"
+                )
+        return AttentionKV(
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            context=keys.shape[1],
+            past=past,
+            first=first,
+            key_format=KINDS.index(form.keys),
+            value_format=KINDS.index(form.values),
+            rotation=form.rotation(self.dim),
+        )
 
     @property
     def address(self) -> int:

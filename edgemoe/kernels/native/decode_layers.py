@@ -26,6 +26,7 @@ from edgemoe.kernels.native.structures import (
     OuterLayers,
     RemappingRule,
 )
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.levels import DecodeRule
 from edgemoe.policy.remapping import Remapping
@@ -266,7 +267,7 @@ class NativeDecodeLayers:
         layers: range,
         hidden: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
-        sequences: Sequence[tuple[torch.Tensor, torch.Tensor, int]],
+        sequences: Sequence[SequenceKV],
         look_ahead: int,
     ) -> int:
         """Takes one token of each sequence through layers, as far as their experts are resident.
@@ -275,8 +276,7 @@ class NativeDecodeLayers:
             layers: which.
             hidden: bf16 [1, rows, H], contiguous; changed in place.
             rotation: cosine and sine of each token's position, bf16 [1, rows, dim] each, contiguous.
-            sequences: of each row, keys and values of all layers, bf16 [layers, kv_heads, context, dim], contiguous,
-                and the number of valid tokens in them.
+            sequences: of each row.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
@@ -291,7 +291,9 @@ class NativeDecodeLayers:
         if hidden.shape[1] != rows or any(table.shape[:-1] != (1, rows) for table in rotation):
             found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
             raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
-        kv = (AttentionKV * rows)(*(self._kv(first, *sequence) for sequence in sequences))
+        attention = self._layers[0].attention
+        parts = ((*each.slices[first], each.length, each.shape.format) for each in sequences)
+        kv = (AttentionKV * rows)(*(attention.structure(*part) for part in parts))
         done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * size)),
             *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
@@ -301,16 +303,6 @@ class NativeDecodeLayers:
         if done < 0:
             raise native.failure(done, "a new token's activations")
         return first + done
-
-    def _kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor, past: int) -> AttentionKV:
-        attention = self._layers[0].attention
-        if keys.shape[1::2] != (attention.kv_heads, attention.dim) or values.shape != keys.shape:
-            raise ValueError(
-                f"expected KV of {attention.kv_heads} heads of {attention.dim}, got {keys.shape}"
-            )
-        return AttentionKV(
-            keys=keys[layer].data_ptr(), values=values[layer].data_ptr(), context=keys.shape[2], past=past
-        )
 
 
 def level_rule(rule: DecodeRule) -> LevelRule:

@@ -77,7 +77,10 @@ class AttentionShape(ctypes.Structure):
 class AttentionKV(ctypes.Structure):
     """`attention_kv` of csrc/attention/attention.h: a sequence's keys and values in one layer."""
 
-    _fields_ = [*_fields(_POINTER, "keys values"), *_fields(_INT, "context past first")]
+    _fields_ = [
+        *_fields(_POINTER, "keys values"),
+        *_fields(_INT, "context past first key_format value_format rotation"),
+    ]
 
 
 class Linear(ctypes.Structure):

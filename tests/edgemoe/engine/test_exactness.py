@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def store(checkpoint, tmp_path_factory) -> Path:
 def logits(open_engine, store):
     """Runs the prompt, then the decoded tokens, on an engine of given options: (logits [9, vocab], its counts)."""
 
-    def run(**how: int | None):
+    def run(**how: Any):
         engine = open_engine(store, **how)
         sequence = engine.new_sequence()
         rows = [engine.prefill(sequence, PROMPT)]
@@ -50,15 +51,15 @@ def logits(open_engine, store):
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("readers", [1, 4])
-def test_limits_do_not_change_a_bit(logits, level: int, readers: int):
+@pytest.mark.parametrize(("readers", "kv"), [(1, "bf16"), (4, "bf16"), (4, "q8_0"), (4, "q4_0")])
+def test_limits_do_not_change_a_bit(logits, level: int, readers: int, kv: str):
     """All resident, the smallest limit, a middle one; no second tier, a small and a large one: the same bits."""
-    want, counts = logits(level=level)
+    want, counts = logits(level=level, kv=kv)
     assert counts.ssd_bytes > 0
     reads, hits = {}, {}
     for experts in (2, 7):
         for dram in (0, 3, 14):
-            got, counts = logits(level=level, experts=experts, dram_experts=dram, readers=readers)
+            got, counts = logits(level=level, experts=experts, dram_experts=dram, readers=readers, kv=kv)
             assert torch.equal(got, want), (experts, dram)
             assert counts.levels == {level: counts.requests}
             reads[experts, dram] = counts.ssd_bytes
@@ -72,6 +73,14 @@ def test_levels_differ(logits):
     eight, four, two = (logits(level=level)[0] for level in (8, 4, 2))
     assert not torch.equal(eight, four)
     assert (two - eight).norm() > 2 * (four - eight).norm()
+
+
+def test_formats_of_the_kv_differ(logits):
+    """Other keys and values give other logits, so the test above does not compare one format with itself."""
+    exact, eight, four = (logits(level=8, kv=kv)[0] for kv in ("bf16", "q8_0", "q4_0"))
+    assert not torch.equal(exact, eight)
+    assert not torch.equal(exact, four)
+    assert not torch.equal(eight, four)
 
 
 @pytest.mark.parametrize("level", [8, 4, 2])

@@ -91,7 +91,15 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("how", [{"level": 4}, {"levels": (4, 2), "exact": True, "retention": 0.5}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"level": 4},
+        {"levels": (4, 2), "exact": True, "retention": 0.5},
+        {"level": 4, "kv": "q8_0"},
+        {"level": 4, "kv": "q4_0"},
+    ],
+)
 def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
     """64 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)

@@ -26,6 +26,7 @@ LENGTH = 8
 PROMPTS = 3
 LEVEL_8_KL = 0.001
 DENSE_8_KL = 0.01
+KV_KL = {"q8_0": 0.002, "q4_0": 0.3}
 ROUNDING = 0.03
 """Largest relative difference of logits, as vectors, that another order of bf16 rounding may make."""
 
@@ -197,6 +198,23 @@ def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
     engine = open_engine(case.store(dense_bits=8))
     for run in (prefilled, decoded, continued):
         assert distances(case, engine, run)[1] < DENSE_8_KL, run.__name__
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model_type", EVERY)
+def test_quantized_keys_and_values_are_close(case_of, open_engine, model_type, kv):
+    """Every family's attention reads them, whatever its heads, windows, sinks or latents: decoded and continued.
+
+    Their error can exceed the noise that prompts were chosen by, so one of the three may be routed elsewhere, at 4 bits
+    two.
+    """
+    case = case_of(model_type)
+    engine = open_engine(case.store(), kv=kv)
+    for run in (prefilled, decoded, continued):
+        found = distances(case, engine, run)
+        assert found[kv == "q8_0"] < KV_KL[kv], run.__name__
+        if not (run is prefilled and engine.shape.kv.latent):  # a first step has no latents to read
+            assert found[-1] > 0
 
 
 @pytest.mark.parametrize("model_type", EVERY)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from family_models import SMALL, small_config
 
 from edgemoe.families.table import FAMILIES
+from edgemoe.kv.formats import KINDS, KVFormat
+from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.kv.step import Segment, Step, StepKV
@@ -29,9 +33,11 @@ def allocated(sequence: SequenceKV) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.parametrize("keys", KINDS)
 @pytest.mark.parametrize("shape", [PLAIN, LATENT, HYBRID], ids=["plain", "latent", "hybrid"])
-def test_bytes_for_equals_the_allocation(shape):
-    """bytes_for is the size of torch's storages of a sequence."""
+def test_bytes_for_equals_the_allocation(shape, keys):
+    """bytes_for is the size of torch's storages of a sequence, in every format."""
+    shape = replace(shape, format=KVFormat(keys, keys))
     assert allocated(SequenceKV(shape, CONTEXT)) == shape.bytes_for(CONTEXT)
 
 
@@ -110,6 +116,37 @@ def test_a_step_writes_behind_the_valid_tokens_and_commit_makes_them_valid(shape
     assert torch.equal(sequences[1].values[1, :, 3:4], wanted[0, :, 2:])
     kv.commit()
     assert [sequence.length for sequence in sequences] == [2, 4]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("shape", [PLAIN, LATENT], ids=["plain", "latent"])
+def test_quantized_rows_are_read_back_copied_and_cropped(shape, kind):
+    """Tokens are read as they were written, but for rounding; a copied prefix has the same bits, no token more."""
+    shape = replace(shape, format=KVFormat(kind, kind))
+    one, two = SequenceKV(shape, CONTEXT), SequenceKV(shape, CONTEXT)
+    generator = torch.Generator().manual_seed(1)
+    widths = (
+        (shape.latent, shape.key_dim - shape.latent) if shape.latent else (shape.key_dim, shape.value_dim)
+    )
+    keys, values = (torch.randn(shape.heads, 6, width, generator=generator).bfloat16() for width in widths)
+    layer = shape.layers[1]
+    one.write(layer, keys, values)
+    one.commit(6)
+    stored = torch.cat((keys, values), -1) if shape.latent else keys
+    read, of_values = one.read(layer, 1, 6)
+    allowed = 0.02 if kind == "q8_0" else 0.3
+    assert 0 < (rotate(read, shape.rotation) - stored[:, 1:].float()).abs().max() < allowed
+    if shape.latent:
+        assert torch.equal(of_values, read[..., : shape.latent])
+    else:
+        assert 0 < (of_values - values[:, 1:].float()).abs().max() < allowed
+    two.keys.fill_(7)
+    assert two.copy_prefix(one, 4) == two.length == 4
+    assert all(map(torch.equal, two.read(layer, 0, 4), one.read(layer, 0, 4)))
+    assert (two.keys[:, :, 4:] == 7).all()
+    assert one.crop(2) == 2
+    one.write(layer, keys[:, 2:3], values[:, 2:3])
+    assert torch.equal(one.keys[1, :, 2], two.keys[1, :, 2])
 
 
 def test_a_step_beyond_the_context_is_refused():

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from edgemoe.kv.formats import TILE
 from edgemoe.layers import attention as attention_module
 from edgemoe.layers import mla as latent_module
-from edgemoe.layers.attention import attend, attend_with_sinks, window_of_mask
+from edgemoe.layers.attention import attend, attend_tiles, window_of_mask
 from storage.errors import ModelRefused
 
 
@@ -44,6 +45,47 @@ def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, rows, pas
     assert (got - want).norm() / want.norm() < 0.01
 
 
+def reader(keys, values):
+    """Reads tokens of tensors; no call wants more than a tile."""
+
+    def read(first, end):
+        assert 0 < end - first <= TILE
+        return keys[:, first:end], values[:, first:end]
+
+    return read
+
+
+@pytest.mark.parametrize("window", [None, 1, 200, 300])
+@pytest.mark.parametrize(("rows", "past"), [(1, 0), (1, 700), (150, 0), (150, 449), (300, 212)])
+def test_tiles_give_the_same_attention(rows, past, window):
+    """Keys and values that come in tiles of TILE tokens: causal attention over all of them, to float32's rounding."""
+    generator = torch.Generator().manual_seed(rows + past)
+    query = torch.randn(4, rows, 16, generator=generator) * 2
+    keys = torch.randn(2, past + rows, 16, generator=generator)
+    values = torch.randn(2, past + rows, 12, generator=generator)
+    got = attend_tiles(query, reader(keys, values), past + rows, 0.25, window)
+    want = written_out(query, keys, torch.nn.functional.pad(values, (0, 4)), 0.25, window)[..., :12]
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_without_bf16_a_tokens_attention_makes_no_float32_copy_of_all_keys(monkeypatch):
+    """The float32 tensors of a token's attention over 64 tiles have less than a tenth of the keys' numbers."""
+    monkeypatch.setattr(attention_module, "fast_bf16", lambda: False)
+    tokens, largest = 64 * TILE, 0
+    keys, values = (torch.ones(2, tokens, 16).bfloat16() for _ in range(2))
+    made = torch.Tensor.float
+
+    def noted(tensor):
+        nonlocal largest
+        largest = max(largest, tensor.numel())
+        return made(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "float", noted)
+    out = attend(torch.ones(4, 1, 16).bfloat16(), keys, values, 0.25, None)
+    assert torch.equal(out, torch.ones(4, 1, 16).bfloat16())
+    assert 0 < largest < keys.numel() / 10
+
+
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (1, 9), (6, 5), (37, 0), (20, 20)])
 def test_a_sink_is_a_score_without_a_value(window, rows, past):
@@ -52,7 +94,7 @@ def test_a_sink_is_a_score_without_a_value(window, rows, past):
     query = torch.randn(8, rows, 16, generator=generator).bfloat16()
     keys, values = (torch.randn(2, past + rows, 16, generator=generator).bfloat16() for _ in range(2))
     sinks = torch.randn(8, generator=generator).bfloat16()
-    got = attend_with_sinks(query, keys, values, 0.25, window, sinks).double()
+    got = attend_tiles(query, reader(keys, values), past + rows, 0.25, window, sinks).double()
     want = torch.empty_like(got)
     for head in range(8):
         for row in range(rows):

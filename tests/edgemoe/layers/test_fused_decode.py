@@ -205,11 +205,15 @@ def test_a_resident_model_takes_one_call(tmp_path, open_engine, fused_calls, mon
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=pytest.mark.e2e) if rule in COVERED else rule for rule in RULES]
+    ("rule", "kv"),
+    [
+        *(pytest.param(rule, "bf16", marks=[pytest.mark.e2e] * (rule in COVERED)) for rule in RULES),
+        *((next(iter(RULES)), kv) for kv in ("q8_0", "q4_0")),
+    ],
 )
-def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, rule):
+def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, rule, kv):
     """Five sequences of different lengths in one fused step have the bits and levels of single-token steps."""
-    single = open_engine(store, exact=True, **RULES[rule])
+    single = open_engine(store, exact=True, kv=kv, **RULES[rule])
     numbers = range(5)
     want, used = [], ExpertUse()
     for i in numbers:
@@ -220,7 +224,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, f
         single.end_sequence(sequence)
         used += single.take_use()
     for limit in LIMITS.values():
-        engine = open_engine(store, exact=True, parallel=5, **RULES[rule], **limit)
+        engine = open_engine(store, exact=True, parallel=5, kv=kv, **RULES[rule], **limit)
         sequences = [engine.new_sequence() for _ in numbers]
         for i, sequence in enumerate(sequences):
             engine.prefill(sequence, PROMPT[: 3 + i])

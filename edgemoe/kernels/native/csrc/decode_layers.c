@@ -242,8 +242,9 @@ AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t
         if (go_on == 1) go_on = add_experts(p, m, w, rows, hidden);
         if (go_on < 1) return go_on ? go_on : i;
         for (int64_t row = 0; row < rows; row++) {
-            own[row].keys += shape->kv_heads * own[row].context * shape->dim;
-            own[row].values += shape->kv_heads * own[row].context * shape->dim;
+            const int64_t count = shape->kv_heads * own[row].context;
+            own[row].keys += count * kv_row_bytes(own[row].key_format, shape->dim);
+            own[row].values += count * kv_row_bytes(own[row].value_format, shape->dim);
         }
     }
     return end;

@@ -1,6 +1,7 @@
 /* Attention of one token of each of some sequences (decode.c), or of consecutive tokens of one sequence (prefill.c). */
 #pragma once
 #include "../pool.h"
+#include "kv_rows.h"
 
 #if defined(__x86_64__)
 typedef struct {
@@ -11,14 +12,18 @@ typedef struct {
 } attention_shape;
 
 typedef struct {
-    uint16_t *keys, *values;      /* [kv_heads, context, dim] */
-    int64_t context, past, first; /* tokens: capacity, number before this token, first one that it attends to */
+    uint8_t *keys, *values;             /* rows of their formats, [kv_heads, context] each */
+    int64_t context, past, first;       /* tokens: capacity, number before this token, first one that it attends to */
+    int64_t key_format, value_format;   /* KV_BF16 .. */
+    int64_t rotation;                   /* numbers of keys and queries that are rotated together (kv_rotate); 0: none */
 } attention_kv;
 
 /* Whether the heads can be computed, and `rows` more tokens have places in the KV. */
 static inline int attention_fits(const attention_shape *s, const attention_kv *kv, int64_t rows) {
-    return s->dim > 0 && s->dim % 16 == 0 && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
-           kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past;
+    return s->dim > 0 && s->dim % 16 == 0 && s->dim <= KV_MOST_DIM && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
+           kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past &&
+           kv->key_format >= 0 && kv->key_format < KV_FORMATS && kv->value_format >= 0 && kv->value_format < KV_FORMATS &&
+           (!kv->rotation || (!(kv->rotation & (kv->rotation - 1)) && s->dim % kv->rotation == 0));
 }
 
 /* Attention of one token of each of `count` sequences, of kv [count]; a token's result does not depend on the others.

@@ -39,9 +39,9 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     rotate(qkv, shape->heads, dim, cosine, sine);
     rotate(key, shape->kv_heads, dim, cosine, sine);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
-        const int64_t to = (head * kv->context + kv->past) * dim;
-        memcpy(kv->keys + to, key + head * dim, (size_t)dim * 2);
-        memcpy(kv->values + to, value + head * dim, (size_t)dim * 2);
+        const int64_t to = head * kv->context + kv->past;
+        kv_store(kv->key_format, key + head * dim, dim, kv->rotation, kv->keys + to * kv_row_bytes(kv->key_format, dim));
+        kv_store(kv->value_format, value + head * dim, dim, 0, kv->values + to * kv_row_bytes(kv->value_format, dim));
     }
 }
 
@@ -51,10 +51,10 @@ enum { HEADS = 4 }; /* heads that share each widened key and value */
 typedef struct {
     int64_t dim, tokens, stride;   /* dim % 16 == 0; stride: scores per head, % 8 == 0, >= tokens */
     float scaling;
-    const uint16_t *keys, *values; /* [tokens, dim] */
-    const float *queries;          /* [heads, dim] */
-    float *scores;                 /* scratch [heads, stride] */
-    uint16_t *out;                 /* [heads, dim] */
+    const uint8_t *keys, *values; /* [tokens] rows of their formats */
+    const float *queries;         /* [heads, dim], rotated as keys are */
+    float *scores;                /* scratch [heads, stride] */
+    uint16_t *out;                /* [heads, dim] */
 } heads;
 
 enum { SUMS = 8 }; /* accumulators that fit into registers */
@@ -68,15 +68,18 @@ INLINE __m128 four_horizontal_sums(const __m256 v[4]) {
 }
 
 /* Scores of n heads from `head` and `many` tokens from t; n * many == SUMS, or many == 1. */
-INLINE void compute_scores(const heads *h, int64_t head, int n, int64_t t, int many) {
+INLINE void compute_scores(const int format, const heads *h, int64_t head, int n, int64_t t, int many) {
+    const int64_t row = kv_row_bytes(format, h->dim);
     __m256 sum[SUMS];
     for (int i = 0; i < n * many; i++) sum[i] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < h->dim; i += 8) {
-        __m256 query[HEADS];
-        for (int k = 0; k < n; k++) query[k] = _mm256_loadu_ps(h->queries + (head + k) * h->dim + i);
+    for (int64_t i = 0; i < h->dim; i += 16) {
+        const float *query = h->queries + head * h->dim + i;
         for (int j = 0; j < many; j++) {
-            const __m256 key = eight_from_bf16(h->keys + (t + j) * h->dim + i);
-            for (int k = 0; k < n; k++) sum[k * many + j] = _mm256_fmadd_ps(query[k], key, sum[k * many + j]);
+            __m256 key[2];
+            kv_sixteen(format, h->keys + (t + j) * row, h->dim, i, key);
+            for (int half = 0; half < 2; half++)
+                for (int k = 0; k < n; k++)
+                    sum[k * many + j] = _mm256_fmadd_ps(_mm256_loadu_ps(query + k * h->dim + 8 * half), key[half], sum[k * many + j]);
         }
     }
     float lanes[SUMS];
@@ -103,14 +106,15 @@ INLINE float exponentials(float *scores, int64_t tokens) {
 }
 
 /* Columns [from, from + 8 vectors) of n heads' weighted sums over values; n * vectors <= SUMS. */
-INLINE void sum_values(const heads *h, int64_t head, int n, int64_t from, int vectors, const float *total) {
+INLINE void sum_values(const int format, const heads *h, int64_t head, int n, int64_t from, int vectors, const float *total) {
     __m256 sum[SUMS];
     for (int i = 0; i < n * vectors; i++) sum[i] = _mm256_setzero_ps();
-    const uint16_t *value = h->values + from;
+    const int64_t row = kv_row_bytes(format, h->dim);
+    const uint8_t *value = h->values;
     const float *scores = h->scores + head * h->stride;
-    for (int64_t t = 0; t < h->tokens; t++, value += h->dim) {
+    for (int64_t t = 0; t < h->tokens; t++, value += row) {
         __m256 wide[SUMS];
-        for (int j = 0; j < vectors; j++) wide[j] = eight_from_bf16(value + 8 * j);
+        for (int j = 0; j < vectors; j += 2) kv_sixteen(format, value, h->dim, from + 8 * j, wide + j);
         for (int k = 0; k < n; k++) {
             const __m256 score = _mm256_set1_ps(scores[k * h->stride + t]);
             for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_fmadd_ps(score, wide[j], sum[k * vectors + j]);
@@ -124,15 +128,30 @@ INLINE void sum_values(const heads *h, int64_t head, int n, int64_t from, int ve
         }
 }
 
-/* Attention of n heads from `head`: 4, 2 or 1. */
-INLINE void attend_heads(const heads *h, int64_t head, int n) {
-    int64_t t = 0, from = 0;
-    for (; t + SUMS / n <= h->tokens; t += SUMS / n) compute_scores(h, head, n, t, SUMS / n);
-    for (; t < h->tokens; t++) compute_scores(h, head, n, t, 1);
+/* Scores of n heads from `head`: 4, 2 or 1. */
+INLINE void scores_of(const int format, const heads *h, int64_t head, int n) {
+    int64_t t = 0;
+    for (; t + SUMS / n <= h->tokens; t += SUMS / n) compute_scores(format, h, head, n, t, SUMS / n);
+    for (; t < h->tokens; t++) compute_scores(format, h, head, n, t, 1);
+}
+
+/* Their weighted sums over values. */
+INLINE void sums_of(const int format, const heads *h, int64_t head, int n, const float *total) {
+    int64_t from = 0;
+    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) sum_values(format, h, head, n, from, SUMS / n, total);
+    for (; from < h->dim; from += 16) sum_values(format, h, head, n, from, 2, total);
+}
+
+/* Attention of n heads from `head`. */
+INLINE void attend_heads(const attention_kv *kv, const heads *h, int64_t head, int n) {
+    if (kv->key_format == KV_BF16) scores_of(KV_BF16, h, head, n);
+    else if (kv->key_format == KV_Q8_0) scores_of(KV_Q8_0, h, head, n);
+    else scores_of(KV_Q4_0, h, head, n);
     float total[HEADS];
     for (int k = 0; k < n; k++) total[k] = exponentials(h->scores + (head + k) * h->stride, h->tokens);
-    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) sum_values(h, head, n, from, SUMS / n, total);
-    for (; from < h->dim; from += 16) sum_values(h, head, n, from, 2, total);
+    if (kv->value_format == KV_BF16) sums_of(KV_BF16, h, head, n, total);
+    else if (kv->value_format == KV_Q8_0) sums_of(KV_Q8_0, h, head, n, total);
+    else sums_of(KV_Q4_0, h, head, n, total);
 }
 
 /* One token of each of `count` sequences. A thread takes tasks, each some heads of one token that share a key head. */
@@ -158,6 +177,7 @@ AVX2 static void prepare_task(void *argument, int64_t token) {
     uint16_t *qkv = job->qkv + token * (queries + 2 * job->shape->kv_heads * dim);
     attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * dim, job->sine + token * dim);
     for (int64_t i = 0; i < queries; i++) job->queries[token * queries + i] = from_bf16(qkv[i]);
+    kv_rotate(job->queries + token * queries, queries, job->kv[token].rotation);
 }
 
 AVX2 static void heads_task(const attention_job *job, int64_t task, float *scores) {
@@ -166,13 +186,15 @@ AVX2 static void heads_task(const attention_job *job, int64_t task, float *score
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
     const int64_t row = token * shape->heads + kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
     const attention_kv *kv = job->kv + token;
-    const int64_t at = (kv_head * kv->context + kv->first) * shape->dim;
-    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, shape->scaling, kv->keys + at, kv->values + at,
+    const int64_t at = kv_head * kv->context + kv->first;
+    const uint8_t *keys = kv->keys + at * kv_row_bytes(kv->key_format, shape->dim);
+    const uint8_t *values = kv->values + at * kv_row_bytes(kv->value_format, shape->dim);
+    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, shape->scaling, keys, values,
                      job->queries + row * shape->dim, scores, job->out + row * shape->dim};
     int64_t head = 0;
-    for (; head + 4 <= count; head += 4) attend_heads(&h, head, 4);
-    for (; head + 2 <= count; head += 2) attend_heads(&h, head, 2);
-    for (; head < count; head++) attend_heads(&h, head, 1);
+    for (; head + 4 <= count; head += 4) attend_heads(kv, &h, head, 4);
+    for (; head + 2 <= count; head += 2) attend_heads(kv, &h, head, 2);
+    for (; head < count; head++) attend_heads(kv, &h, head, 1);
 }
 
 AVX2 static void thread_task(void *argument, int64_t thread) {

@@ -146,22 +146,24 @@ AVX2 static void widen(const uint16_t *from, int64_t count, float by, float *to)
 /* Attention of the `count` queries of one key head from token `row` on, `sharing` per token. */
 AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workspace *w) {
     const attention_shape *shape = job->shape;
+    const attention_kv *kv = job->kv;
     const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
-    const int64_t end = job->kv->past + row + ceil_div(count, sharing), window_start = job->kv->past + row + 1 - job->window;
+    const int64_t end = kv->past + row + ceil_div(count, sharing), window_start = kv->past + row + 1 - job->window;
     for (int64_t i = 0; i < panels * LANES; i++) {
         const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
-        w->position[i] = (int32_t)(job->kv->past + token);
+        w->position[i] = (int32_t)(kv->past + token);
         w->largest[i] = MASKED;
         w->total[i] = 0;
         widen(job->qkv + token * row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, shape->scaling,
               w->panel + i % LANES * dim);
+        kv_rotate(w->panel + i % LANES * dim, dim, kv->rotation);
         if (i % LANES == LANES - 1) transpose(w->panel, LANES, dim, w->queries + i / LANES * LANES * dim);
     }
     memset(w->sums, 0, sizeof(float) * (size_t)(panels * LANES * dim));
     for (int64_t t = job->window && window_start > 0 ? window_start / KEYS * KEYS : 0; t < end; t += KEYS) {
-        const int64_t block = min_of(end - t, KEYS), at = (kv_head * job->kv->context + t) * dim;
-        widen(job->kv->keys + at, block * dim, 1, w->keys);
-        widen(job->kv->values + at, block * dim, 1, w->values);
+        const int64_t block = min_of(end - t, KEYS), at = kv_head * kv->context + t;
+        kv_widen(kv->key_format, kv->keys + at * kv_row_bytes(kv->key_format, dim), block, dim, w->keys);
+        kv_widen(kv->value_format, kv->values + at * kv_row_bytes(kv->value_format, dim), block, dim, w->values);
         for (int64_t p = 0; p < panels; p++) {
             const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
             if (keys <= 0) continue;
