@@ -99,6 +99,9 @@ def load(
     vram_limit: str | int | None = None,
     dram_limit: str | int | None = None,
     device: str = "auto",
+    kv_cache: str | None = None,
+    kv_cache_k: str | None = None,
+    kv_cache_v: str | None = None,
     context: int | None = None,
     parallel: int = 1,
     levels: str | None = "auto",
@@ -117,6 +120,8 @@ def load(
         vram_limit, dram_limit: "12GB", "800MB" or bytes, as --vram-limit and --dram-limit; None: no limit but the free
             memory, and no second tier.
         device: cpu, cuda or auto.
+        kv_cache, kv_cache_k, kv_cache_v: the format of keys and values, and of either alone: "bf16", "q8_0" or "q4_0";
+            None: bf16.
         context: tokens of each sequence; None: the model's, at most 4096.
         parallel: sequences that run at once, at most 64.
         levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
@@ -143,6 +148,9 @@ def load(
         vram_limit=None if vram_limit is None else str(vram_limit),
         dram_limit=None if dram_limit is None else str(dram_limit),
         device=device,
+        kv_cache=kv_cache,
+        kv_cache_k=kv_cache_k,
+        kv_cache_v=kv_cache_v,
         context=context,
         parallel=parallel,
         threads=threads,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.output_files import require_folders, require_plot
+from edgemoe.kv.formats import KVFormat
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def bench_command(
     *,
     model: options.ModelOption = options.DEMO,
     limits: options.LimitOptions,
+    kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     threads: options.ThreadsOption = None,
@@ -112,7 +114,7 @@ def bench_command(
     require_plot(wanted.plot)
     from edgemoe.models.open import open_model, parse_limits, plan_levels
 
-    sizes = parse_limits(limits.vram_limit, limits.dram_limit)
+    sizes, stored = parse_limits(limits.vram_limit, limits.dram_limit), KVFormat.of(**vars(kv))
     # Settings that exclude each other are refused before a long conversion.
     if wanted.ablation is None:
         run = options.run_settings(8, **vars(chosen))
@@ -145,9 +147,9 @@ def bench_command(
         return BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
 
     def check(planned: StoreModel) -> None:
-        make_plans(planned, request_for(planned))
+        make_plans(planned.with_kv(stored), request_for(planned.with_kv(stored)))
 
-    store = open_model(model, limits.device, threads=threads, check=check)
+    store = open_model(model, limits.device, threads=threads, check=check).with_kv(stored)
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     request = request_for(store)
     request = replace(request, notes=request.notes + left_out)

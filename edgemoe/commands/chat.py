@@ -90,6 +90,7 @@ def chat_command(
     prompt: PromptOption = None,
     system: SystemOption = None,
     limits: options.LimitOptions,
+    kv: options.KVOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
     threads: options.ThreadsOption = None,
@@ -119,6 +120,7 @@ def chat_command(
         shrink=True,
         check_files=options.check_template,
         **vars(limits),
+        **vars(kv),
     )
     if not turns.as_json:
         say("\n".join([*options.describe_levels(chosen, settings), *plan.lines()]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.output_files import require_plot
+from edgemoe.kv.formats import KVFormat
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def eval_command(
     measure: MeasureOptions,
     hot: options.HotnessOptions,
     limits: options.LimitOptions,
+    kv: options.KVOptions,
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -116,7 +118,7 @@ def eval_command(
     _require_parts(measure, reference)
     from edgemoe.models.open import open_model, parse_limits
 
-    sizes = parse_limits(limits.vram_limit, limits.dram_limit)
+    sizes, form = parse_limits(limits.vram_limit, limits.dram_limit), KVFormat.of(**vars(kv))
     arms = _table(measure, hot)
     from edgemoe.evaluate.run import EvalRequest, plan_eval, run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
@@ -129,9 +131,9 @@ def eval_command(
         text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed
     )
     store = open_model(
-        model, limits.device, threads=threads, check=lambda planned: plan_eval(planned, request)
+        model, limits.device, threads=threads, check=lambda planned: plan_eval(planned.with_kv(form), request)
     )
-    _show(run_eval(store, request), measure, as_json=as_json)
+    _show(run_eval(store.with_kv(form), request), measure, as_json=as_json)
 
 
 def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:

@@ -17,6 +17,7 @@ def plan_command(
     *,
     model: options.ModelOption = options.DEMO,
     limits: options.LimitOptions,
+    kv: options.KVOptions,
     levels: options.LevelOptions,
     context: options.ContextOption = None,
     parallel: options.ParallelOption = 1,
@@ -30,7 +31,7 @@ def plan_command(
 
     choose = partial(options.run_settings, **vars(levels))
     _, plan, settings = open_store(
-        model, choose, context=context, parallel=parallel, convert=False, **vars(limits)
+        model, choose, context=context, parallel=parallel, convert=False, **vars(limits), **vars(kv)
     )
     if as_json:
         print(json.dumps(plan.as_json()))

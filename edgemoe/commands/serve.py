@@ -17,6 +17,7 @@ from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, option
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
+from edgemoe.kv.formats import KVFormat
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def serve_command(
     model: options.ModelOption = options.DEMO,
     address: AddressOptions,
     limits: options.LimitOptions,
+    kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     parallel: options.ParallelOption = 1,
@@ -88,6 +90,7 @@ def serve_command(
     limit = None if request_timeout is None else parse_duration(request_timeout)
     run = options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
     options.require_several(run, parallel, "--parallel 8")
+    KVFormat.of(**vars(kv))
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):
@@ -110,6 +113,7 @@ def serve_command(
         threads=threads,
         keep_source=keep_source,
         **vars(limits),
+        **vars(kv),
         **vars(chosen),
     )
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # a line a request

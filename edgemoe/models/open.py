@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.console.loading import starting
 from edgemoe.console.sizes import format_least, format_size, parse_size
+from edgemoe.kv.formats import KVFormat
 from edgemoe.machine import devices, process
 from storage.errors import UserError
 
@@ -118,6 +119,9 @@ def open_store(
     vram_limit: str | None,
     dram_limit: str | None,
     device: str,
+    kv_cache: str | None = None,
+    kv_cache_k: str | None = None,
+    kv_cache_v: str | None = None,
     context: int | None,
     parallel: int = 1,
     threads: int | None = None,
@@ -131,6 +135,7 @@ def open_store(
     Args:
         model, device, threads, keep_source, check_files: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
+        kv_cache, kv_cache_k, kv_cache_v: for KVFormat.of.
         choose, context, parallel, shrink: for plan_levels.
         convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
 
@@ -138,6 +143,7 @@ def open_store(
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
     """
     vram, dram = parse_limits(vram_limit, dram_limit)
+    form = KVFormat.of(kv_cache, kv_cache_k, kv_cache_v)
     choose(8, fits=True)  # rejects a wrong option before a conversion that may take an hour
     with starting("loading torch"):
         import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
@@ -145,7 +151,7 @@ def open_store(
         devices.open_device(device)
 
     def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
-        return plan_levels(store, choose, vram, dram, context, parallel=parallel, shrink=shrink)
+        return plan_levels(store.with_kv(form), choose, vram, dram, context, parallel=parallel, shrink=shrink)
 
     if convert:
         store = open_model(
@@ -153,7 +159,7 @@ def open_store(
         )
     else:
         store = plan_model(model, device)
-    return store, *plan(store, shrink)
+    return store.with_kv(form), *plan(store, shrink)
 
 
 def plan_levels(

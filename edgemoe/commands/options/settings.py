@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgemoe.commands.options.groups import one_of, option
+from edgemoe.kv.formats import KINDS
 
 DEPTH_HELP = (
     "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine."
@@ -80,6 +81,19 @@ class LimitOptions:
         "auto",
         autocompletion=one_of("auto", "cpu", "cuda"),
     )
+
+
+@dataclass(frozen=True)
+class KVOptions:
+    """Options of the format of keys and values (KVFormat.of)."""
+
+    kv_cache: str | None = option(
+        "Format of keys and values: bf16, q8_0 (a byte and a sixteenth each) or q4_0 (half a byte and a sixteenth; "
+        "keys are rotated first). Default: bf16, which a GPU needs.",
+        autocompletion=one_of(*KINDS),
+    )
+    kv_cache_k: str | None = option("Format of keys alone.", autocompletion=one_of(*KINDS))
+    kv_cache_v: str | None = option("Format of values alone.", autocompletion=one_of(*KINDS))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""Compares quantized keys and values with bf16 ones: KL of the next token, and how often the likeliest one is the same.
+
+    python -m tools.kv_quality STORE --text FILE [--window 2048] [--windows 4] [--formats q8_0 q4_0 ...]
+
+A format is one of edgemoe's, or two with a slash, of keys and of values; with "-" behind it keys are not rotated.
+Each window of the text is a prompt in steps of 512 tokens, whose last tokens are decoded one by one. All experts are
+exact at the store's highest level, so that the rows differ by their keys and values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+import torch
+from transformers import AutoTokenizer
+
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kv.formats import KVFormat
+from edgemoe.kv.step import Segment, Step
+from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.policy.settings import RunSettings
+from tools.command_line import make_parser, positive
+
+DECODED = 64
+"""Tokens of a window that are decoded one by one."""
+
+FORMATS = ("q8_0", "q4_0", "q4_0-", "bf16/q4_0", "q4_0/bf16", "q4_0-/bf16")
+
+
+def format_of(text: str) -> KVFormat:
+    """The format of a name as on the command line.
+
+    >>> str(format_of("q4_0-/bf16"))
+    'q4_0 keys, bf16 values, not rotated'
+    """
+    keys, _, values = text.partition("/")
+    plain = keys.rstrip("-")
+    return KVFormat(plain, (values or plain).rstrip("-"), rotates=not keys.endswith("-"))
+
+
+def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log probabilities [n, vocab] after the tokens of a prompt, and after those decoded behind it."""
+    sequence = engine.new_sequence()
+    prompt, rest = window[:-DECODED], window[-DECODED:]
+    try:
+        parts = [
+            engine.all_logits(sequence, prompt[at : at + PREFILL_ROWS], decode=False)
+            for at in range(0, len(prompt), PREFILL_ROWS)
+        ]
+        tokens = [engine.step(Step((Segment(sequence, (token,)),))) for token in rest]
+    finally:
+        engine.end_sequence(sequence)
+    return torch.cat(parts).log_softmax(-1), torch.cat(tokens).log_softmax(-1)
+
+
+def compared(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float, float]:
+    """The mean and the largest KL in nats, and the fraction of rows with the same likeliest token."""
+    kl = (want.exp() * (want - got)).sum(-1)
+    return float(kl.mean()), float(kl.max()), float((want.argmax(-1) == got.argmax(-1)).float().mean())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = make_parser("tools.kv_quality", __doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--window", type=positive, default=2048, help="tokens; at most the model's context")
+    parser.add_argument("--windows", type=positive, default=4)
+    parser.add_argument("--formats", nargs="+", default=FORMATS)
+    given = parser.parse_args(argv)
+    store = StoreModel.open(given.store)
+    settings = RunSettings.uniform(store.manifest.max_level)
+    tokens = AutoTokenizer.from_pretrained(store.directory).encode(given.text.read_text(encoding="utf-8"))
+    starts = range(0, given.window * given.windows, given.window)
+    windows = [part for start in starts if len(part := tokens[start : start + given.window]) == given.window]
+    print(f"{len(windows)} windows of {given.window} tokens of {given.text.name}, {store.directory.name}\n")
+    print("| keys and values | bytes/token | KL, prompt | largest | same | KL, decoded | largest | same |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    want: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name in ("bf16", *given.formats):
+        chosen = store.with_kv(format_of(name))
+        plan = chosen.plan(vram_limit=None, settings=settings, context=given.window)
+        with Engine(chosen, plan, settings) as engine:
+            found = [window_logits(engine, window) for window in windows]
+        want = want or found
+        rows = [
+            [compared(a[i], b[i]) for a, b in zip(want, found, strict=True)] for i in range(len(found[0]))
+        ]
+        cells = [
+            f"{mean(r[0] for r in row):.6f} | {max(r[1] for r in row):.4f} | {100 * mean(r[2] for r in row):.2f} %"
+            for row in rows
+        ]
+        each = chosen.shape.kv.bytes_for(2) - chosen.shape.kv.bytes_for(1)
+        print(f"| {chosen.shape.kv.format} | {each} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
