@@ -1,6 +1,6 @@
 """Compares quantized keys and values with bf16 ones: KL of the next token, and how often the likeliest one is the same.
 
-    python -m tools.kv_quality STORE --text FILE [--window 2048] [--windows 4] [--formats q8_0 q4_0 ...]
+    python -m tools.kv.quality STORE --text FILE [--window 2048] [--windows 4] [--formats q8_0 q4_0 ...]
 
 A format is one of edgemoe's, or two with a slash, of keys and of values; with "-" behind it keys are not rotated.
 Each window of the text is a prompt in steps of 512 tokens, whose last tokens are decoded one by one. All experts are
@@ -9,6 +9,7 @@ exact at the store's highest level, so that the rows differ by their keys and va
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -21,7 +22,8 @@ from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import PREFILL_ROWS
 from edgemoe.policy.settings import RunSettings
-from tools.command_line import make_parser, positive
+from storage.errors import EdgemoeError, UserError
+from tools.command_line import failed, make_parser, positive
 
 DECODED = 64
 """Tokens of a window that are decoded one by one."""
@@ -61,27 +63,32 @@ def compared(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float, float
     return float(kl.mean()), float(kl.max()), float((want.argmax(-1) == got.argmax(-1)).float().mean())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table."""
-    parser = make_parser("tools.kv_quality", __doc__)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--window", type=positive, default=2048, help="tokens; at most the model's context")
-    parser.add_argument("--windows", type=positive, default=4)
-    parser.add_argument("--formats", nargs="+", default=FORMATS)
-    given = parser.parse_args(argv)
-    store = StoreModel.open(given.store)
+def compare(directory: Path, text: Path, size: int, count: int, formats: Sequence[str]) -> None:
+    """Prints the table of a store's formats over `count` windows of `size` tokens.
+
+    Raises:
+        UserError: another format, or a text of less than a window.
+    """
+    store = StoreModel.open(directory)
     settings = RunSettings.uniform(store.manifest.max_level)
-    tokens = AutoTokenizer.from_pretrained(store.directory).encode(given.text.read_text(encoding="utf-8"))
-    starts = range(0, given.window * given.windows, given.window)
-    windows = [part for start in starts if len(part := tokens[start : start + given.window]) == given.window]
-    print(f"{len(windows)} windows of {given.window} tokens of {given.text.name}, {store.directory.name}\n")
+    tokens = AutoTokenizer.from_pretrained(store.directory).encode(text.read_text(encoding="utf-8"))
+    starts = range(0, size * count, size)
+    windows = [part for start in starts if len(part := tokens[start : start + size]) == size]
+    if size <= DECODED:
+        raise UserError(
+            f"a --window of more than the {DECODED} tokens that are decoded", f"{size}", "choose 2048"
+        )
+    if not windows:
+        raise UserError(
+            f"a text of at least {size} tokens", f"{len(tokens)} in {text}", "choose a smaller --window"
+        )
+    print(f"{len(windows)} windows of {size} tokens of {text.name}, {store.directory.name}\n")
     print("| keys and values | bytes/token | KL, prompt | largest | same | KL, decoded | largest | same |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     want: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for name in ("bf16", *given.formats):
+    for name in ("bf16", *formats):
         chosen = store.with_kv(format_of(name))
-        plan = chosen.plan(vram_limit=None, settings=settings, context=given.window)
+        plan = chosen.plan(vram_limit=None, settings=settings, context=size)
         with Engine(chosen, plan, settings) as engine:
             found = [window_logits(engine, window) for window in windows]
         want = want or found
@@ -96,5 +103,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"| {chosen.shape.kv.format} | {each} | {' | '.join(cells)} |", flush=True)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    parser = make_parser("tools.kv.quality", __doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--window", type=positive, default=2048, help="tokens; at most the model's context")
+    parser.add_argument("--windows", type=positive, default=4)
+    parser.add_argument("--formats", nargs="+", default=FORMATS)
+    given = parser.parse_args(argv)
+    try:
+        compare(given.store, given.text, given.window, given.windows, given.formats)
+    except (EdgemoeError, OSError) as error:
+        return failed("tools.kv.quality", error)
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

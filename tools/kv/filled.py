@@ -1,0 +1,126 @@
+"""Times decode tokens behind a long context, by the format of keys and values, under one limit.
+
+    python -m tools.kv.filled STORE [--limit 3GB] [--context 32768] [--filled 0 16384] [--formats bf16 q8_0 q4_0]
+        [--tokens 24] [--rounds 2] [--attention]
+
+The context is filled synthetically: random keys and values are stored in place of a prompt's, which takes seconds
+instead of minutes. Times do not depend on their content; the tokens that follow are random too. Formats take turns,
+`--rounds` times, each in an engine of its own, whose first third of the tokens warms the cache of experts. With
+--attention no engine is opened: attention alone, of all layers, is timed at each length, and the store gives its shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from edgemoe.console.sizes import parse_size
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.settings import RunSettings
+from storage.errors import EdgemoeError
+from tools.command_line import failed, make_parser, positive
+from tools.kv.quality import format_of
+
+PART = 1024
+"""Tokens that are stored at once."""
+
+
+def fill(sequence: SequenceKV, tokens: int) -> None:
+    """Stores random keys and values of so many tokens, the same numbers in every layer."""
+    shape, generator = sequence.shape, torch.Generator().manual_seed(0)
+    sequence.length = 0
+    while sequence.length < tokens:
+        rows = min(PART, tokens - sequence.length)
+        keys, values = (
+            torch.randn(shape.heads, rows, dim, generator=generator).bfloat16()
+            for dim in (shape.key_dim, shape.value_dim)
+        )
+        for layer in shape.layers:
+            sequence.write(layer, keys, values)
+        sequence.commit(rows)
+
+
+def decode_times(engine: Engine, sequence: SequenceKV, filled: int, tokens: int) -> tuple[float, float]:
+    """Seconds a token behind `filled` tokens, a median, and bytes read from disk for each, of the last two thirds."""
+    draw, seconds = random.Random(filled), list[float]()
+    sequence.length = filled
+    for index in range(tokens):
+        if index == tokens // 3:
+            engine.take_counts()
+        start = time.perf_counter()
+        engine.step(Step((Segment(sequence, (draw.randrange(engine.shape.vocab),)),)))
+        seconds.append(time.perf_counter() - start)
+    timed = seconds[tokens // 3 :]
+    return median(timed), engine.take_counts().ssd_bytes / len(timed)
+
+
+def attention_seconds(store: StoreModel, sequence: SequenceKV, filled: int, tokens: int) -> float:
+    """Seconds of all layers' attention of a token behind `filled` tokens, the median of several."""
+    shape = sequence.shape
+    attention = NativeAttention(store.shape.heads, shape.heads, shape.key_dim, None, shape.key_dim**-0.5)
+    qkv = torch.randn(1, (store.shape.heads + 2 * shape.heads) * shape.key_dim).bfloat16()
+    rotation = torch.ones(1, shape.key_dim).bfloat16(), torch.zeros(1, shape.key_dim).bfloat16()
+    seconds = []
+    for _ in range(tokens):
+        start = time.perf_counter()
+        for keys, values in sequence.slices:
+            attention(qkv.clone(), rotation, keys, values, filled, None, shape.format)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def time_formats(given: argparse.Namespace) -> None:
+    """Prints the rows of main's options."""
+    opened, settings = StoreModel.open(given.store), RunSettings(levels=(4,), speculate="auto")
+    for name in given.formats * given.rounds:
+        store = opened.with_kv(format_of(name))
+        if given.attention:
+            sequence = SequenceKV(store.shape.kv, max(given.filled) + 1)
+            fill(sequence, max(given.filled))
+            for filled in given.filled:
+                took = attention_seconds(store, sequence, filled, given.tokens)
+                rate = store.shape.kv.bytes_for(filled) / took / 1e9
+                print(f"| {name} | {filled} | {1000 * took:.2f} ms | {rate:.1f} GB/s |", flush=True)
+            continue
+        plan = store.plan(vram_limit=parse_size(given.limit), settings=settings, context=given.context)
+        with Engine(store, plan, settings) as engine:
+            engine.fill()
+            sequence = engine.new_sequence()
+            fill(sequence, max(given.filled))
+            for filled in given.filled:
+                took, read = decode_times(engine, sequence, filled, given.tokens)
+                cells = f"{1000 * took:.1f} ms | {read / 1e6:.1f} MB | {plan.vram_experts} of {plan.experts}"
+                print(f"| {name} | {filled} | {cells} |", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a row a format and length, and with --attention the rate at which bytes of the KV are read."""
+    parser = make_parser("tools.kv.filled", __doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--limit", default="3GB")
+    parser.add_argument("--context", type=positive, default=32768)
+    parser.add_argument("--filled", type=int, nargs="+", default=[0, 16384])
+    parser.add_argument("--formats", nargs="+", default=["bf16", "q8_0", "q4_0"])
+    parser.add_argument("--tokens", type=positive, default=24)
+    parser.add_argument("--rounds", type=positive, default=2)
+    parser.add_argument("--attention", action="store_true")
+    given = parser.parse_args(argv)
+    try:
+        time_formats(given)
+    except EdgemoeError as error:
+        return failed("tools.kv.filled", error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
