@@ -159,9 +159,9 @@ def test_attention_beyond_the_context_or_of_other_heads_is_refused(rows):
         attention(qkv, rotation, keys, keys.clone(), 9 - rows, None)
     with pytest.raises(ValueError, match="sizes"):
         attention(qkv, rotation, keys, keys.clone(), -1, None)
-    with pytest.raises(ValueError, match="expected 4 heads"):
+    with pytest.raises(ValueError, match="expected keys and values of 2 heads of 16"):
         attention(qkv, rotation, keys[:1], keys[:1].clone(), 0, None)
-    with pytest.raises(ValueError, match="expected 4 heads"):
+    with pytest.raises(ValueError, match="expected rows of 4 heads"):
         attention(qkv[:, :-16].contiguous(), rotation, keys, keys.clone(), 0, None)
 
 
