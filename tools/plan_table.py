@@ -16,7 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe.families.table import family_of
-from edgemoe.memory.plan import ModelShape, make_plan
+from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.plan import make_plan
 from edgemoe.policy.settings import RunSettings
 from storage.checkpoint import bounded_config
 from storage.errors import DoesNotFit

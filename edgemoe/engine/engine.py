@@ -37,8 +37,9 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
-from edgemoe.memory.plan import PREFILL_ROWS, MemoryPlan, require_sizes
+from edgemoe.memory.plan import MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
+from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT

@@ -28,7 +28,7 @@ from edgemoe.kernels import threads
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
-from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.counts import TransferCounts
 from prefetch.sigint import DeferredInterrupt

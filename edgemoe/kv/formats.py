@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from storage.errors import UserError
 
 KINDS = ("bf16", "q8_0", "q4_0")
-"""In the order of kv_format in csrc/attention/kv_rows.h."""
+"""In the order of KV_BF16 and the others in csrc/attention/kv_rows.h."""
 
 BLOCK = 32
 """Numbers that share a scale."""
 
 TILE, TILE_QUERIES = 256, 64
 """Tokens whose keys and values are float32 at once where they are not multiplied as they lie, and the queries of each
-head whose scores are; plan.workspace_bytes counts both."""
+head whose scores are; workspace.workspace_bytes counts both."""
 
 GROUP = 16
 """Numbers whose 4-bit codes lie in 8 bytes."""

@@ -8,30 +8,17 @@ import torch
 
 from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
-from edgemoe.kernels.base import BATCH_ROWS
-from edgemoe.kernels.registry import compute
-from edgemoe.kv.formats import TILE, TILE_QUERIES
-from edgemoe.kv.shape import KVShape
-from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.workspace import scored_rows, workspace_bytes
 from edgemoe.policy.hotness import Hotness
-from edgemoe.policy.importance import QUERY_BLOCK
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.device import Device
 from storage.errors import DoesNotFit, UserError
 from storage.forms import P4
 from storage.record import RecordGeometry
-
-PREFILL_ROWS = 512
-"""Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
-
-LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
-"""A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
-
-CHUNK = 64
-"""A delta rule pads the tokens of a step to a multiple of this."""
 
 MINIMUM_EXPERTS = 2
 """Fewest experts that the fastest tier must have blocks for: one is computed while another arrives."""
@@ -45,26 +32,6 @@ table, 1,200 by tracemalloc; and what allocators round up. In RAM they count aga
 
 PROCESS_BYTES = 500_000_000
 """Most bytes that the interpreter, torch and transformers take, outside every limit."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a model that a plan depends on, in elements unless named bytes."""
-
-    layers: int
-    experts: int
-    """Over all layers."""
-    experts_per_layer: int
-    top_k: int
-    hidden: int
-    intermediate: int
-    heads: int
-    """Of queries."""
-    kv: KVShape
-    widest: int
-    """Largest side of a dense matrix, except matrices with a row per word of the vocabulary."""
-    vocab: int
-    dense_bytes: int
 
 
 @dataclass(frozen=True)
@@ -227,7 +194,7 @@ def make_plan(
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
-        scored_rows=_scored_rows(
+        scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
     )
@@ -306,81 +273,3 @@ def require_sizes(form: ResidentForm, levels: tuple[int, ...]) -> None:
 def staging_buffers(settings: RunSettings) -> int:
     """Pinned buffers of one expert each: every reader fills one while another is copied to the device."""
     return 2 * settings.readers
-
-
-def workspace_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device, parallel: int = 1
-) -> int:
-    """Upper estimate of the bytes that one step allocates, without weights and KV.
-
-    Hidden states, which live through a whole layer, and the largest of the layer's three parts: attention, a dense
-    product, its experts. Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of
-    them takes some more.
-    """
-    rows = max(min(context, PREFILL_ROWS), parallel)
-    attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
-    largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
-    logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
-    # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
-    kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    return _hidden_bytes(shape, rows) + largest + logits + kept
-
-
-def _scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:
-    """Rows whose logits fit the workspace beside hidden states and the head's product, when the layers are done."""
-    rows = max(min(context, PREFILL_ROWS), parallel)
-    left = workspace - _hidden_bytes(shape, rows) - SLICE_BYTES - shape.vocab * SAMPLING_BYTES
-    of_slice = SLICE_BYTES // (4 * shape.hidden)
-    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), PREFILL_ROWS), 1)
-
-
-def _hidden_bytes(shape: ModelShape, rows: int) -> int:
-    return rows * shape.hidden * (2 + 2 + 4 + 4)
-
-
-def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
-    kv = shape.kv
-    width = kv.heads * kv.key_dim
-    attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
-    if kv.format.quantized:
-        attention += _tile_bytes(shape, rows)
-    else:
-        attention += 2 * width * context * (2 + 4) + rows * context * (1 + 4)
-    # Scores of a block of queries; and each layer's sums of attention, before and after a step.
-    scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK) + 2 * len(kv.layers))
-    if kv.format.quantized:
-        scored += (
-            _tile_bytes(shape, rows) + context * 4 * width
-        )  # its keys in tiles before they are one tensor
-    attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
-    if kv.linear:
-        # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
-        state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
-        attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
-    return attention
-
-
-def _tile_bytes(shape: ModelShape, rows: int) -> int:
-    """A tile of quantized keys and values while it is read, its scores, and sums before and behind it, in float32."""
-    kv = shape.kv
-    value_dim = kv.latent or kv.value_dim
-    read = TILE * kv.heads * (kv.key_dim + value_dim) * 4
-    scores, sums = min(rows, TILE_QUERIES) * TILE * 3, rows * (2 * kv.key_dim + 3 * value_dim)
-    return 4 * (read + shape.heads * (scores + sums))
-
-
-def _product_bytes(shape: ModelShape, rows: int) -> int:
-    """A dense product, its weight converted a slice of SLICE_BYTES at a time."""
-    widest = max(shape.heads * shape.kv.key_dim, shape.hidden, shape.widest)
-    converted = min(SLICE_BYTES, 4 * shape.hidden * max(widest, shape.vocab))
-    return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
-
-
-def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place: torch.device) -> int:
-    """A layer's experts; the kernel computes in one call all of them, on a CPU one or several of BATCH_ROWS in all."""
-    assigned = called = rows * shape.top_k
-    if place.type == "cpu":
-        called = max(rows, min(BATCH_ROWS, called))
-    one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
-    scratch = compute(place).kernel.scratch_bytes(geometry)
-    return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + one_call + scratch

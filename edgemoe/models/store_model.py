@@ -13,7 +13,8 @@ from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import resident_bytes
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.kv.formats import KVFormat
-from edgemoe.memory.plan import MemoryPlan, ModelShape, make_plan
+from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.plan import MemoryPlan, make_plan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.settings import RunSettings, format_levels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 QUERY_BLOCK = 16
-"""Query rows whose attention scores are in memory at once; plan.workspace_bytes counts them."""
+"""Query rows whose attention scores are in memory at once; workspace.workspace_bytes counts them."""
 
 LAST_QUERIES = 32
 """Query rows that "heavy-hitters-last" averages over."""

@@ -1,10 +1,13 @@
-"""Compares quantized keys and values with bf16 ones: KL of the next token, and how often the likeliest one is the same.
+"""Compares quantized keys and values with bf16 ones: KL of the next token, the likeliest token, and copying.
 
     python -m tools.kv.quality STORE --text FILE [--window 2048] [--windows 4] [--formats q8_0 q4_0 ...]
 
 A format is one of edgemoe's, or two with a slash, of keys and of values; with "-" behind it keys are not rotated.
 Each window of the text is a prompt in steps of 512 tokens, whose last tokens are decoded one by one. All experts are
 exact at the store's highest level, so that the rows differ by their keys and values alone.
+
+The last column is a task of copying over the whole window: its first half comes a second time, and the tokens of the
+second half that were the likeliest ones are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from transformers import AutoTokenizer
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
-from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.settings import RunSettings
 from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser, positive
@@ -57,6 +60,14 @@ def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, 
     return torch.cat(parts).log_softmax(-1), torch.cat(tokens).log_softmax(-1)
 
 
+def copied(engine: Engine, window: Sequence[int]) -> float:
+    """The fraction of right tokens of a window's first half that comes a second time."""
+    half = list(window[: len(window) // 2])
+    likeliest = torch.cat(window_logits(engine, 2 * half)).argmax(-1)
+    # Row i has the token behind i. What the second copy begins with cannot be known.
+    return float((likeliest[len(half) : -1] == torch.tensor(half[1:])).float().mean())
+
+
 def compared(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float, float]:
     """The mean and the largest KL in nats, and the fraction of rows with the same likeliest token."""
     kl = (want.exp() * (want - got)).sum(-1)
@@ -83,14 +94,17 @@ def compare(directory: Path, text: Path, size: int, count: int, formats: Sequenc
             f"a text of at least {size} tokens", f"{len(tokens)} in {text}", "choose a smaller --window"
         )
     print(f"{len(windows)} windows of {size} tokens of {text.name}, {store.directory.name}\n")
-    print("| keys and values | bytes/token | KL, prompt | largest | same | KL, decoded | largest | same |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| keys and values | bytes/token | KL, prompt | largest | same | KL, decoded | largest | same | copied |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     want: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name in ("bf16", *formats):
         chosen = store.with_kv(format_of(name))
         plan = chosen.plan(vram_limit=None, settings=settings, context=size)
         with Engine(chosen, plan, settings) as engine:
             found = [window_logits(engine, window) for window in windows]
+            right = mean(copied(engine, window) for window in windows)
         want = want or found
         rows = [
             [compared(a[i], b[i]) for a, b in zip(want, found, strict=True)] for i in range(len(found[0]))
@@ -100,7 +114,8 @@ def compare(directory: Path, text: Path, size: int, count: int, formats: Sequenc
             for row in rows
         ]
         each = chosen.shape.kv.bytes_for(2) - chosen.shape.kv.bytes_for(1)
-        print(f"| {chosen.shape.kv.format} | {each} | {' | '.join(cells)} |", flush=True)
+        copy = f"{100 * right:.2f} %"
+        print(f"| {chosen.shape.kv.format} | {each} | {' | '.join(cells)} | {copy} |", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

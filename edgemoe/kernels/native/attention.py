@@ -12,12 +12,10 @@ from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import row_of
 
 MOST_SHARING = 128
-"""Query heads that may share a head of keys and values (`PANELS` times `LANES` in csrc/attention/heads.h)."""
-
+"""Query heads that may share a head of keys and values (`PANELS` times `LANES` in csrc/attention/prefill.c)."""
 
 MOST_DIM = 1024
 """Largest size of a head (`KV_MOST_DIM` in csrc/attention/kv_rows.h)."""
-
 
 _BF16 = KVFormat()
 

@@ -19,7 +19,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.machine.process import disk_read_bytes
-from edgemoe.memory import plan as plan_module
+from edgemoe.memory import workspace as workspace_module
 from edgemoe.models.resolve import convert_checkpoint
 from storage.errors import UserError
 
@@ -180,7 +180,7 @@ def test_sequences_of_one_step_do_not_see_each_other(open_engine, prompts, store
 
 def test_a_long_prompt_takes_several_steps(open_engine, prompts, model, store, monkeypatch):
     """A prompt of more than PREFILL_ROWS tokens takes several steps and keeps the checkpoint's logits."""
-    for module in (engine_module, plan_module):
+    for module in (engine_module, workspace_module):
         monkeypatch.setattr(module, "PREFILL_ROWS", 4)
     engine, rows, step = open_engine(store), [], Engine.step
     monkeypatch.setattr(Engine, "step", lambda self, one: (rows.append(one.rows), step(self, one))[1])

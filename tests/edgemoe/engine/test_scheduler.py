@@ -26,7 +26,7 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import resident_bytes
-from edgemoe.memory.plan import PREFILL_ROWS
+from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt
 from storage.errors import (

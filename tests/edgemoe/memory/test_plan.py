@@ -14,7 +14,9 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
-from edgemoe.memory.plan import MINIMUM_EXPERTS, ModelShape, make_plan, workspace_bytes
+from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.plan import MINIMUM_EXPERTS, make_plan
+from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
 from edgemoe.policy.settings import RunSettings
 from storage.base import BLOCK, BlockKind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tools.kv import filled, quality
 
@@ -30,6 +31,22 @@ def test_fewer_bits_cost_more(tiny_store, text, capsys, monkeypatch):
     assert all(0 < kl["q8_0"][i] < kl["q4_0"][i] for i in (0, 1))
     # Two layers with attention of 2 heads of 16 keys and values would take 4 * 16 * 2 * layers bytes in bf16.
     assert int(table["bf16"][1]) > int(table["q8_0"][1]) > int(table["q4_0"][1])
+
+
+def test_copied_tokens_are_counted(monkeypatch):
+    """Of a half of four tokens the three behind its first one count, when it comes a second time."""
+    seen = []
+
+    def logits(engine, window):
+        seen.extend(window)
+        table = torch.zeros(len(window), 10)
+        for row, token in enumerate([5, 6, 7, 5, 6, 0, 8, 9]):  # of the last four rows 6 and 8 are right
+            table[row, token] = 1
+        return table[:6], table[6:]
+
+    monkeypatch.setattr(quality, "window_logits", logits)
+    assert quality.copied(None, [5, 6, 7, 8, 1, 1, 1, 1]) == pytest.approx(2 / 3)
+    assert seen == [5, 6, 7, 8] * 2
 
 
 def test_a_text_below_a_window_and_unknown_formats_are_refused(tiny_store, text, capsys):
