@@ -50,7 +50,7 @@ class AddressOptions:
 
     host: str = option("Address to listen at; another than 127.0.0.1 lets other machines in.", "127.0.0.1")
     port: int = option("Port to listen at; 0 for any free one.", 8080, min=0, max=65535)
-    api_key: str | None = option("Key that requests must have: Authorization: Bearer KEY.")
+    api_key: str | None = option("Key that requests must have: Authorization: Bearer KEY, or x-api-key: KEY.")
     api_key_file: Path | None = option("File with that key, which then stands in no list of processes.")
     cors: list[str] | None = option(
         "Origin of web pages on other sites that may send requests; several times."
@@ -80,7 +80,7 @@ def serve_command(
     threads: options.ThreadsOption = None,
     keep_source: options.KeepSourceOption = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's interface (docs/server.md).
+    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/server.md).
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.

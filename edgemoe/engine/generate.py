@@ -71,6 +71,8 @@ class Answer:
     """Of the same memory as peak_vram_bytes: --vram-limit, and without a device --dram-limit too."""
     finish_reason: str
     """One of stop, length and context."""
+    stop_string: str | None
+    """The stop string that ended it; None: none did."""
     batch: float | None
     """Mean sequences of a decode step; None without one. Counts of experts and bytes are of all sequences of the steps,
     except ssd_bytes_per_token."""
@@ -146,7 +148,7 @@ class Generation:
         if token in sampling.stop:
             return True
         self._ids.append(token)
-        return self._show(self._text.add(token)) or self._text.stopped
+        return self._show(self._text.add(token)) or self._text.stop is not None
 
     def _show(self, piece: str) -> bool:
         return bool(piece and self._on_text(piece))
@@ -191,6 +193,7 @@ class Generation:
             vram_limit_bytes=engine.plan.vram_limit_bytes,
             limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",
+            stop_string=self._text.stop,
             batch=steps / trace.decode_steps if trace.decode_steps else None,
             tokens=self._ids,
             logprobs=None if self._sampler.sampling.top_logprobs is None else self.logprobs,

@@ -22,23 +22,25 @@ class TextStream:
 
     Attributes:
         text: all so far, without a stop string.
-        stopped: whether a stop string has come.
+        stop: the stop string that has come; None: none has.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, special_tokens: bool = False) -> None:
         self._tokenizer, self._stops, self._skip = tokenizer, stops, not special_tokens
         self._stream, self._tokens = DecodeStream(skip_special_tokens=self._skip), list[int]()
-        self._shown, self.text, self.stopped = 0, "", False
+        self._shown, self.text = 0, ""
+        self.stop: str | None = None
 
     def add(self, token: int) -> str:
         """Takes a token; returns the text that it completes."""
         self._tokens.append(token)
         with foreign_code(_DECODES):
             self.text += self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
-        found = [at for stop in self._stops if (at := self.text.find(stop, self._shown)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, self._shown)) >= 0]
         if found:
-            self.text, self.stopped = self.text[: min(found)], True
-        return self._until(len(self.text) - (0 if self.stopped else self._withheld()))
+            at, self.stop = min(found)
+            self.text = self.text[:at]
+        return self._until(len(self.text) - (0 if self.stop else self._withheld()))
 
     def end(self) -> str:
         """Returns the text that is left where no stop string came.
@@ -48,7 +50,7 @@ class TextStream:
         Raises:
             ModelRefused: the tokenizer cannot decode the tokens.
         """
-        if not self.stopped:
+        if not self.stop:
             with foreign_code(_DECODES):
                 whole = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)
             # Not shown twice where the tokenizer decodes all tokens in another way than one by one.

@@ -18,7 +18,9 @@ from edgemoe.serve.guard import Access, Guard
 from edgemoe.serve.job import Job
 from edgemoe.serve.metrics import CONTENT_TYPE
 from edgemoe.serve.page import page, state
-from edgemoe.serve.replies import ChatReply, CompletionReply, Reply, Shown
+from edgemoe.serve.protocols.base import Reply
+from edgemoe.serve.protocols.messages import message_endpoints
+from edgemoe.serve.replies import ChatReply, CompletionReply, Shown
 from edgemoe.serve.responses import StreamResponse, WholeResponse
 from edgemoe.serve.serving import Serving, body_of, model_object
 
@@ -54,7 +56,8 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
         "/detokenize": ours.detokenize,
     }
     routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
-    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
+    posts = post | message_endpoints(serving)
+    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     left = {ClientDisconnect: lambda request, error: Response(status_code=400)}
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS | left), access)
 
@@ -97,17 +100,8 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response | StreamResponse | WholeResponse:
         """POST /v1/chat/completions."""
-        fields = parse(ChatFields, await body_of(request))
-        fields.require_supported()
-        serving, messages, schema = self._serving, as_messages(fields.messages), fields.answer_schema()
-        serving.require()
-        tools, template = fields.tool_use(), fields.template()
-
-        def encode(model: Model) -> list[ChatPrompt]:
-            return [serving.chats.make(messages, template, tools, schema)]
-
-        form = "response_format" if tools is None else "tools"
-        job = await serving.start("chat", request, encode, fields.choices(), "messages", form)
+        fields, serving = parse(ChatFields, await body_of(request)), self._serving
+        job = await serving.start_chat(request, fields)
         return self._respond(job, ChatReply(serving.name, job.prompts, serving.text_of, job.readers), fields)
 
     async def complete(self, request: Request) -> Response | StreamResponse | WholeResponse:

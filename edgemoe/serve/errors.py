@@ -1,4 +1,4 @@
-"""Errors of requests, as OpenAI's error object."""
+"""Errors of requests, as the error object of the protocol that the request is of."""
 
 from __future__ import annotations
 
@@ -14,6 +14,20 @@ from storage.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeErro
 
 INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "server_error"
 """Types of errors: of the request, of this moment, of the model or the machine."""
+
+MESSAGES = "/v1/messages"
+"""Paths that begin so are of Anthropic's protocol."""
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status -> Anthropic's type of an error, where it is neither of the request nor of the server in general."""
 
 
 class ApiError(Exception):
@@ -40,7 +54,23 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self._more = {"type": kind, "param": param, "code": code}
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The JSON object of the error, in the protocol of an endpoint.
+
+        Args:
+            path: of the request.
+        """
+        message = str(self)
+        if path.startswith(MESSAGES):
+            kind = _ANTHROPIC.get(self.status, INVALID if self.status < 500 else "api_error")
+            return {"type": "error", "error": {"type": kind, "message": message}}
+        return {"error": {"message": message, **self._more}}
+
+    def response(self, path: str) -> JSONResponse:
+        """The response with `body`."""
+        return JSONResponse(self.body(path), self.status, self.headers)
 
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
@@ -78,8 +108,7 @@ def respond(request: Request, error: Exception) -> JSONResponse:
     """The response to an error."""
     if isinstance(error, HTTPException):
         error = ApiError(error.status_code, _of_routes(request, error), headers=error.headers)
-    known = ApiError.of(error)
-    return JSONResponse(known.body, known.status, known.headers)
+    return ApiError.of(error).response(request.url.path)
 
 
 def _of_routes(request: Request, error: HTTPException) -> str:

@@ -40,10 +40,14 @@ def parse(kind: type[Some], body: bytes) -> Some:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "body"
+        errors = error.errors(include_url=False, include_context=False)
+        # Where a value may be of several kinds, each has errors: the deepest is of the kind that was meant.
+        first = max(errors, key=lambda each: len(each["loc"]))
+        place = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or "body"
         found = repr(first.get("input"))[:80]
         message = f"expected another {place}, got {found}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            message = f"expected no {place}, got {found}: leave it out"
         raise ApiError(400, message, param=str(first["loc"][0]) if first["loc"] else None) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgemoe.serve.errors import ApiError
@@ -23,7 +23,8 @@ HEADER_BYTES = 64 << 10
 
 _ALLOWED = {
     "access-control-allow-methods": "GET, POST, OPTIONS",
-    "access-control-allow-headers": "authorization, content-type",
+    "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, "
+    "anthropic-dangerous-direct-browser-access",
     "access-control-max-age": "600",
 }
 
@@ -82,18 +83,22 @@ class Guard:
         self, scope: Scope, headers: Headers, origin: str | None, *, listed: bool
     ) -> Response | None:
         """The response of a request that goes no further; None: it is passed on."""
+
+        def refused(status: int, message: str, **more: Any) -> Response:
+            return ApiError(status, message, **more).response(scope["path"])
+
         if not self._is_ours(headers.get("host", "")):
-            return _refused(403, "expected a known Host header: start the server with --allowed-host NAME")
+            return refused(403, "expected a known Host header: start the server with --allowed-host NAME")
         own = origin is not None and urlsplit(origin).netloc == headers.get("host")
         if origin is not None and not (listed or own):
-            return _refused(403, "expected a listed Origin: start the server with --cors ORIGIN")
+            return refused(403, "expected a listed Origin: start the server with --cors ORIGIN")
         if scope["method"] == "OPTIONS" and listed:
             return Response(status_code=204, headers=_ALLOWED)
         if sum(len(name) + len(value) for name, value in headers.raw) > HEADER_BYTES:
-            return _refused(431, f"expected headers of at most {HEADER_BYTES} bytes, got more")
+            return refused(431, f"expected headers of at most {HEADER_BYTES} bytes, got more")
         if scope["path"] not in OPEN and not self._has_key(headers.raw):
-            message = "expected the server's key in the header Authorization: Bearer KEY"
-            return _refused(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            message = "expected the server's key in the header Authorization: Bearer KEY, or x-api-key: KEY"
+            return refused(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -111,10 +116,8 @@ class Guard:
     def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         if self._key is None:
             return True
-        kind, _, given = dict(headers).get(b"authorization", b"").partition(b" ")
-        return hmac.compare_digest(given.strip(), self._key) and kind.lower() == b"bearer"
-
-
-def _refused(status: int, message: str, **more: Any) -> JSONResponse:
-    error = ApiError(status, message, **more)
-    return JSONResponse(error.body, status, error.headers)
+        found = dict(headers)
+        kind, _, bearer = found.get(b"authorization", b"").partition(b" ")
+        given = [bearer] if kind.lower() == b"bearer" else []
+        given += [found[b"x-api-key"]] if b"x-api-key" in found else []
+        return any(hmac.compare_digest(each.strip(), self._key) for each in given)

@@ -1,16 +1,17 @@
-"""The shapes of answers: objects and chunks of chats and completions, with usage, timings and edgemoe's own counts."""
+"""OpenAI's shapes of answers: chats and completions, whole and in chunks, with usage, timings and our own counts."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgemoe.serve.logprob_shapes import Decode, of_chat, of_completion
+from edgemoe.serve.protocols.base import Reply, Shape, json_bytes
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_form import AnswerReader, Call, Delta
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 _REASONS = {"context": "length"}
 """finish_reason of an answer -> OpenAI's, where they differ."""
 
-_OUTSIDE = {"text", "tokens", "logprobs", "prompt_logprobs"}
+_OUTSIDE = {"text", "tokens", "stop_string", "logprobs", "prompt_logprobs"}
 """Fields of an answer that have places of their own."""
-
-Shape = dict[str, Any]
-"""A JSON object."""
 
 
 def usage(prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> Shape:
@@ -67,8 +65,8 @@ def counts(answer: Answer) -> Shape:
     return {name: getattr(answer, name) for name in names if name not in _OUTSIDE}
 
 
-class Reply(ABC):
-    """The shapes of one request's answers.
+class OpenAIReply(Reply):
+    """What the shapes of OpenAI's chats and completions have in common.
 
     Args:
         model: the model's name.
@@ -97,36 +95,40 @@ class Reply(ABC):
         ]
         return {**self._object(self.whole_object), "choices": choices, **self._costs(answers)}
 
-    def first(self, index: int) -> Shape | None:
-        """The chunk of an answer that comes before its prompt runs; None: there is none."""
-        return None
+    def piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
+        """A chunk of text."""
+        return [self._chunk(index, self._piece(index, text, tokens))]
 
-    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Shape | None:
-        """The chunk of an echoed prompt, with the log probabilities of its tokens; None: it is not echoed."""
-        return None
-
-    def piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
-        """A chunk of text, with the log probabilities that earlier chunks lack."""
-        return self._chunk(index, self._piece(index, text, tokens))
-
-    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> Shape:
-        """A chunk of what a reader has found, with the log probabilities that earlier chunks lack."""
+    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
+        """A chunk of what a reader has found."""
         return self.piece(index, delta.text, tokens)
 
-    def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> Shape:
-        """The chunk at the end of an answer, with the log probabilities that earlier chunks lack."""
+    def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
+        """A chunk with the reason of the end, and costs."""
         end = self._chunk(index, self._piece(index, "", tokens), self._reason(index, answer))
-        return {**end, "timings": timings(answer), "edgemoe": counts(answer)}
+        return [{**end, "timings": timings(answer), "edgemoe": counts(answer)}]
 
-    def usage(self, answers: Sequence[Answer]) -> Shape:
-        """The chunk of usage, which has no choices."""
-        return {**self._object(self.chunk_object), "choices": [], "usage": usage(self.prompts, answers)}
+    def usage(self, answers: Sequence[Answer]) -> list[Shape]:
+        """A chunk without choices."""
+        return [{**self._object(self.chunk_object), "choices": [], "usage": usage(self.prompts, answers)}]
 
-    def progress(self, index: int, now: Progress, seconds: float) -> Shape:
+    def progress(self, index: int, now: Progress, seconds: float) -> list[Shape]:
         """The chunk of a prompt's progress, as llama.cpp names it."""
         progress = {"total": now.prompt_tokens, "cache": now.cached_tokens, "processed": now.done_tokens}
         chunk = self._chunk(index, self._piece(index, "", []))
-        return {**chunk, "prompt_progress": progress | {"time_ms": round(1000 * seconds)}}
+        return [{**chunk, "prompt_progress": progress | {"time_ms": round(1000 * seconds)}}]
+
+    def frame(self, shape: Shape) -> bytes:
+        """An event of data alone."""
+        return b"data: " + json_bytes(shape) + b"\n\n"
+
+    def ping(self) -> bytes:
+        """A comment."""
+        return b": ping\n\n"
+
+    def end(self) -> bytes:
+        """OpenAI's end of a stream."""
+        return b"data: [DONE]\n\n"
 
     def _costs(self, answers: Sequence[Answer]) -> Shape:
         every = [counts(answer) for answer in answers]
@@ -155,11 +157,11 @@ class Reply(ABC):
         """A piece's text and log probabilities, if there are any."""
 
 
-class ChatReply(Reply):
+class ChatReply(OpenAIReply):
     """The shapes of /v1/chat/completions.
 
     Args:
-        model, prompts, text_of: as in Reply.
+        model, prompts, text_of: as in OpenAIReply.
         readers: of each answer; None: it is text.
     """
 
@@ -175,17 +177,17 @@ class ChatReply(Reply):
         super().__init__(model, prompts, text_of)
         self._readers, self._called = readers, [0] * len(prompts)
 
-    def first(self, index: int) -> Shape:
-        """The role, which comes before the prompt runs."""
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})
+    def first(self, index: int) -> list[Shape]:
+        """A chunk of the role."""
+        return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})]
 
-    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> Shape:
-        """A chunk of what a reader has found, with the log probabilities that earlier chunks lack."""
+    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
+        """A chunk of text, of reasoning, or of a call."""
         body: Shape = {delta.kind: delta.text}
         if delta.call:
             body = {"tool_calls": [{"index": self._called[index], **_called(delta.call)}]}
             self._called[index] += 1
-        return self._chunk(index, {"delta": body, "logprobs": self._logprobs(tokens)})
+        return [self._chunk(index, {"delta": body, "logprobs": self._logprobs(tokens)})]
 
     def _whole(self, index: int, answer: Answer) -> Shape:
         message: Shape = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -229,11 +231,11 @@ class Shown:
     logprobs: bool = True
 
 
-class CompletionReply(Reply):
+class CompletionReply(OpenAIReply):
     """The shapes of /v1/completions.
 
     Args:
-        model, prompts, text_of: as in Reply.
+        model, prompts, text_of: as in OpenAIReply.
         shown: of the answers.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
     """
@@ -263,13 +265,13 @@ class CompletionReply(Reply):
         ]
         return whole | {"choices": [whole["choices"][at] | {"index": i} for i, at in enumerate(best)]}
 
-    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Shape | None:
-        """The prompt's text."""
+    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
+        """A chunk of the prompt's text."""
         if self._echo is None:
-            return None
+            return []
         logprobs = of_completion(self.prompts[index][0], tokens, self._text_of) if tokens else None
         self._offsets[index] = len(self._echo[index])
-        return self._chunk(index, {"text": self._echo[index], "logprobs": logprobs})
+        return [self._chunk(index, {"text": self._echo[index], "logprobs": logprobs})]
 
     def _whole(self, index: int, answer: Answer) -> Shape:
         text = "" if self._shown.tokens == 0 else answer.text

@@ -1,9 +1,8 @@
-"""The two ways a job goes out: one JSON object, or server-sent events; a client that leaves ends either."""
+"""The two ways a job goes out: one JSON object, or a stream of them; a client that leaves ends either."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
@@ -14,16 +13,15 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from edgemoe.serve.job import Job
-from edgemoe.serve.replies import Reply, Shape
+from edgemoe.serve.protocols.base import Reply, Shape
 
 PING_SECONDS = 5.0
-"""Time without a chunk after which a stream sends a comment, so that no proxy or client gives it up."""
+"""Time without a chunk after which a stream sends a sign of life, so that no proxy or client gives it up."""
 
 PROGRESS_SECONDS = 0.5
 """Time between two chunks of a prompt's progress."""
 
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes chunks on as they come
 ]
@@ -54,13 +52,12 @@ class WholeResponse:
             answers = [answer for answer in self._job.answers if answer]
             response = JSONResponse(self._reply.whole(answers))
         except Exception as error:
-            known = self._job.fail(error)
-            response = JSONResponse(known.body, known.status, known.headers)
+            response = self._job.fail(error).response(scope["path"])
         await response(scope, receive, send)
 
 
 class StreamResponse:
-    """Answers a job with server-sent events. Headers go out at once, before the prompt runs.
+    """Answers a job with a stream. Headers go out at once, before the prompt runs.
 
     Args:
         job: submitted.
@@ -79,24 +76,26 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the end, or until the client has left."""
         async with self._job:
-            await _until_left(receive, self._run(send))
+            await _until_left(receive, self._run(scope["path"], send))
 
-    async def _run(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    async def _run(self, path: str, send: Send) -> None:
+        reply = self._reply
+        headers = [(b"content-type", reply.media_type), *_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with asyncio.timeout(self._limit), aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
-                    await _send(send, b": ping" if chunk is None else b"data: " + json_bytes(chunk))
-            await _send(send, b"data: [DONE]")
+                    await _send(send, reply.ping() if chunk is None else reply.frame(chunk))
+            await _send(send, reply.end())
         except Exception as error:
-            await _send(send, b"data: " + json_bytes(self._job.fail(error).body))
+            await _send(send, reply.frame(self._job.fail(error).body(path)))
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self) -> AsyncGenerator[Shape | None, None]:
-        """Yields every chunk; None where it is time for a comment."""
+        """Yields every chunk; None where it is time for a sign of life."""
         job, reply, seen, begun = self._job, self._reply, Counter[int](), set[int]()
         for index in range(len(job.prompts)):
-            if chunk := reply.first(index):
+            for chunk in reply.first(index):
                 yield chunk
         progress, sent = _Progress(job, reply), time.monotonic()
         async for event in job.events(PROGRESS_SECONDS):
@@ -112,20 +111,24 @@ class StreamResponse:
             sent, index, future = time.monotonic(), event.index, job.futures[event.index]
             if index not in begun:
                 begun.add(index)
-                if chunk := reply.echo(index, future.prompt_logprobs):
+                for chunk in reply.echo(index, future.prompt_logprobs):
                     yield chunk
             tokens = list(future.logprobs[seen[index] :])
             seen[index] += len(tokens)
             if event.answer:
-                yield reply.last(index, event.answer, tokens)
+                for chunk in reply.last(index, event.answer, tokens):
+                    yield chunk
             elif isinstance(event.part, str):
-                yield reply.piece(index, event.part, tokens)
+                for chunk in reply.piece(index, event.part, tokens):
+                    yield chunk
             else:
                 for delta in event.part:
-                    yield reply.delta(index, delta, tokens)
+                    for chunk in reply.delta(index, delta, tokens):
+                        yield chunk
                     tokens = []
         if self._usage:
-            yield reply.usage([answer for answer in job.answers if answer])
+            for chunk in reply.usage([answer for answer in job.answers if answer]):
+                yield chunk
 
 
 class _Progress:
@@ -137,22 +140,17 @@ class _Progress:
 
     def chunks(self) -> list[Shape]:
         """One for each prompt that has moved since the last call and is not answered yet."""
-        found = []
+        found = list[Shape]()
         for index, future in enumerate(self._job.futures):
             now = future.progress
             if now.state == "prompt" and now.done_tokens != self._last.get(index):
                 self._last[index] = now.done_tokens
-                found.append(self._reply.progress(index, now, time.monotonic() - self._job.start))
+                found += self._reply.progress(index, now, time.monotonic() - self._job.start)
         return found
 
 
-def json_bytes(value: object) -> bytes:
-    """A JSON text in one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-async def _send(send: Send, line: bytes) -> None:
-    await send({"type": "http.response.body", "body": line + b"\n\n", "more_body": True})
+async def _send(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _until_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

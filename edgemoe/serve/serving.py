@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from edgemoe.serve.chat_fields import ChatFields, as_messages
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.metrics import Metrics
@@ -79,6 +80,27 @@ class Serving:
             raise ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers=wait)
         return self.model
 
+    def chat_prompt(self, fields: ChatFields) -> Callable[[], ChatPrompt]:
+        """Checks a chat; returns what makes its prompt, which takes a while.
+
+        Raises:
+            ApiError: fields contradict each other, or the model is not open yet.
+            UserError, ModelRefused: as ChatPrompts.make; by what is returned.
+        """
+        fields.require_supported()
+        messages, schema = as_messages(fields.messages), fields.answer_schema()
+        self.require()
+        return partial(self.chats.make, messages, fields.template(), fields.tool_use(), schema)
+
+    async def start_chat(self, request: Request, fields: ChatFields) -> Job:
+        """Submits a chat, whatever protocol it came in.
+
+        Raises:
+            as chat_prompt and start.
+        """
+        prompt, form = self.chat_prompt(fields), "response_format" if fields.tool_use() is None else "tools"
+        return await self.start("chat", request, lambda model: [prompt()], fields.choices(), "messages", form)
+
     async def start(
         self,
         kind: str,
@@ -112,8 +134,7 @@ class Serving:
                 for choice in choices:
                     both: Choices = {**given, **choice}
                     reader = prompt.reader() if prompt.reader else None
-                    keep = partial(self._keep, reader, "stop" in choice)
-                    wanted.append(Wanted(list(prompt.tokens), both, reader, keep))
+                    wanted.append(Wanted(list(prompt.tokens), both, reader, partial(self._keep, reader)))
             if await request.is_disconnected():
                 raise ClientDisconnect
             job = Job(model, wanted, kind, client, self._ended)
@@ -127,9 +148,9 @@ class Serving:
             raise _known(error, param) from error
         return job
 
-    def _keep(self, reader: AnswerReader | None, cut: bool, answer: Answer) -> None:
+    def _keep(self, reader: AnswerReader | None, answer: Answer) -> None:
         """Keeps an answer that has ended by itself, so that later turns have its tokens."""
-        if reader and answer.finish_reason == "stop" and not cut:
+        if reader and answer.finish_reason == "stop" and answer.stop_string is None:
             self.chats.replays.add(answer.tokens, reader)
 
     async def _choices(self, model: Model, prompt: ChatPrompt, param: str) -> Choices:

@@ -7,8 +7,6 @@ import socket
 from random import Random
 from typing import Any
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
-
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "x",
@@ -38,6 +36,35 @@ GOOD: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.1,
         "return_progress": True,
     },
+    "/v1/messages": {
+        "model": "x",
+        "max_tokens": 1,
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "fox", "cache_control": {"type": "ephemeral"}}],
+            },
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": ""}]},
+            {"role": "user", "content": "fox"},
+        ],
+        "system": [{"type": "text", "text": "x"}],
+        "stop_sequences": ["x"],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "stream": False,
+        "thinking": {"type": "disabled"},
+        "tool_choice": {"type": "none"},
+        "tools": [{"name": "x", "input_schema": {"type": "object"}}],
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": "x"},
+    },
+    "/v1/messages/count_tokens": {
+        "model": "x",
+        "messages": [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
+        ],
+    },
     "/tokenize": {"prompt": "fox", "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6]},
 }
@@ -61,7 +88,7 @@ def a_value(random: Random, depth: int = 0) -> Any:
 
 def a_body(random: Random) -> tuple[str, bytes]:
     """A path, and a body with some fields replaced, left out or cut."""
-    path = random.choice(PATHS)
+    path = random.choice([*GOOD])
     body: Any = dict(GOOD[path])
     for _ in range(random.randint(1, 3)):
         name = random.choice([*body, "extra"]) if body else "extra"

@@ -244,11 +244,11 @@ def test_stop_strings_across_token_borders(tokenizer, stop: str):
     stream, pieces = TextStream(tokenizer, (stop, "over")), []
     for token in tokenizer(text)["input_ids"]:
         pieces.append(stream.add(token))
-        if stream.stopped:
+        if stream.stop:
             break
     pieces.append(stream.end())
     assert "".join(pieces) == stream.text == text[: text.index(stop)]
-    assert stream.stopped
+    assert stream.stop
 
 
 def test_the_begin_of_a_stop_string_comes_at_the_end(tokenizer):

@@ -60,6 +60,7 @@ ANSWER = {
     "peak_vram_bytes",
     "vram_limit_bytes",
     "finish_reason",
+    "stop_string",
 }
 PLAN = (
     "vram_limit_bytes",
@@ -95,6 +96,7 @@ def test_samplers_of_an_answer(run, tiny_store):
     word = greedy["text"].split()[3]
     stopped = json.loads(run(*options, "-n", -1, "--temperature", 0, "--stop", "\0never", "--stop", word)[1])
     assert (stopped["text"], stopped["finish_reason"]) == (greedy["text"].partition(word)[0], "stop")
+    assert (stopped["stop_string"], greedy["stop_string"]) == (word, None)
     other = json.loads(run(*options, "-n", -1, "--temperature", 0, "--repeat-penalty", 100)[1])
     assert len(set(other["tokens"])) > len(set(greedy["tokens"]))
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 EXTRA = ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance", "httpx")
-collect_ignore_glob = [] if all(map(find_spec, EXTRA)) else ["test_*.py"]
+collect_ignore_glob = [] if all(map(find_spec, EXTRA)) else ["test_*.py", "*/test_*.py"]
 
 
 @pytest.fixture(scope="module")

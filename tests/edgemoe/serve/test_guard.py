@@ -76,6 +76,14 @@ def test_requests_need_the_key(guarded, given):
     assert KEY not in repr(ACCESS)
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+def test_an_empty_key_lets_no_request_without_one_in(tiny_store, name):
+    """A key that a script has left empty is no open door: a request must name it, in either header."""
+    with server_of(a_model(tiny_store), Access(key="")) as server:
+        assert server.client.get("/v1/models").status_code == 401
+        assert server.client.get("/v1/models", headers={name: "x"}).status_code == 401
+
+
 def test_bodies_are_bounded(server, monkeypatch):
     """A body that is too long by its header, or as it comes, is 413; one that comes too slowly is 408."""
     monkeypatch.setattr(serving, "BODY_BYTES", 1000)

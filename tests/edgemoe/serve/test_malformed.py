@@ -21,13 +21,15 @@ def test_the_bodies_to_be_changed_are_right(server):
 
 
 def test_two_hundred_malformed_bodies(server):
-    """Wrong fields, cut and flipped bytes, other encodings, deep nesting: 200 or 400, as OpenAI's error object."""
+    """Wrong fields, cut and flipped bytes, other encodings, deep nesting: 200 or 400, as an error object."""
     random, statuses = Random(1), set()
     for _ in range(200):
         path, raw = a_body(random)
         response = server.client.post(path, content=raw)
         statuses.add(response.status_code)
-        assert response.status_code == 200 or response.json()["error"]["message"], (path, raw[:300])
+        if response.status_code != 200:
+            error = response.json()["error"]
+            assert error["message"], (path, raw[:300])
     assert statuses <= {200, 400}, statuses
     assert len(statuses) == 2
     server.idle()

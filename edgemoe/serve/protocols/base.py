@@ -1,0 +1,76 @@
+"""What a protocol makes of answers: one JSON object, or the parts of a stream."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgemoe.api.answer_form import Delta
+    from edgemoe.api.status import Progress
+    from edgemoe.engine.generate import Answer
+    from edgemoe.engine.sampling import TokenLogprobs
+
+Shape = dict[str, Any]
+"""A JSON object."""
+
+
+class Reply(ABC):
+    """The shapes of one request's answers, and their bytes in a stream.
+
+    `index` is the number of an answer in its request. `tokens` are log probabilities that earlier chunks lack.
+    """
+
+    media_type = b"text/event-stream; charset=utf-8"
+    """Of a stream."""
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Answer]) -> Shape:
+        """The object of a request that is not streamed."""
+
+    def first(self, index: int) -> Sequence[Shape]:
+        """Chunks of an answer that come before its prompt runs."""
+        return ()
+
+    def echo(self, index: int, tokens: Sequence[TokenLogprobs]) -> Sequence[Shape]:
+        """Chunks of an echoed prompt, with the log probabilities of its tokens."""
+        return ()
+
+    @abstractmethod
+    def piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Sequence[Shape]:
+        """Chunks of text."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: Delta, tokens: Sequence[TokenLogprobs]) -> Sequence[Shape]:
+        """Chunks of a part that a reader has found."""
+
+    @abstractmethod
+    def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> Sequence[Shape]:
+        """Chunks at the end of an answer."""
+
+    def usage(self, answers: Sequence[Answer]) -> Sequence[Shape]:
+        """Chunks behind the last answer, for requests that want tokens counted there."""
+        return ()
+
+    def progress(self, index: int, now: Progress, seconds: float) -> Sequence[Shape]:
+        """Chunks of a prompt's progress, for requests that want them."""
+        return ()
+
+    @abstractmethod
+    def frame(self, shape: Shape) -> bytes:
+        """A chunk, or an error, in a stream."""
+
+    @abstractmethod
+    def ping(self) -> bytes:
+        """A sign of life in a stream without news."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """The end of a stream without an error."""
+
+
+def json_bytes(value: object) -> bytes:
+    """A JSON text in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,251 @@
+"""The fields of Anthropic's messages, and the chat that they mean. An unknown field is an error that names it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, FiniteFloat
+
+from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.fields import Fields, parse
+from edgemoe.serve.protocols.base import Shape, json_bytes
+
+
+class Known(Fields):
+    """Fields without others beside them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Cached(Known):
+    """A part of a prompt. `cache_control` has no effect: every prompt is kept for later ones that begin alike."""
+
+    cache_control: Any = None
+
+
+class TextBlock(Cached):
+    """Text of a message, of a tool's result, or of the system prompt."""
+
+    type: Literal["text"]
+    text: str
+    citations: None = None
+
+    def as_part(self) -> Shape:
+        """The part of a chat's message."""
+        return {"type": "text", "text": self.text}
+
+
+class ThinkingBlock(Known):
+    """Reasoning of an answer, which the client sends back. The server signs none, and reads no signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Cached):
+    """A call of an answer, which the client sends back."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+    def as_call(self) -> Shape:
+        """The call of a chat's message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.input}}
+
+
+class ToolResultBlock(Cached):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+    def as_message(self) -> Shape:
+        """The message of a chat. Chat templates have no place for `is_error`: the text says it."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "\n".join(block.text for block in content)
+        text = f"Error: {text}" if self.is_error else text
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class Turn(Known):
+    """A message: of the user, with text and tools' results, or of the assistant, with text, reasoning and calls."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+    def as_messages(self) -> list[Shape]:
+        """The messages of a chat, in which each result of a tool is one.
+
+        Raises:
+            ApiError: a block that is not of this role.
+        """
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        allowed = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}[self.role]
+        wrong = next((block.type for block in self.content if block.type not in allowed), None)
+        if wrong:
+            message = (
+                f"expected blocks of type {' or '.join(allowed)} of the {self.role}, got {wrong!r}: move it"
+            )
+            raise ApiError(400, message, param="messages")
+        return self._of_user(self.content) if self.role == "user" else [self._of_assistant(self.content)]
+
+    def _of_user(self, blocks: list[Block]) -> list[Shape]:
+        messages: list[Shape] = []
+        for block in blocks:
+            if isinstance(block, ToolResultBlock):
+                messages.append(block.as_message())
+            elif isinstance(block, TextBlock):
+                if not messages or messages[-1]["role"] != "user":
+                    messages.append({"role": "user", "content": []})
+                messages[-1]["content"].append(block.as_part())
+        return messages or [{"role": "user", "content": ""}]
+
+    def _of_assistant(self, blocks: list[Block]) -> Shape:
+        message: Shape = {
+            "role": "assistant",
+            "content": [block.as_part() for block in blocks if isinstance(block, TextBlock)],
+        }
+        thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+        calls = [block.as_call() for block in blocks if isinstance(block, ToolUseBlock)]
+        more = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
+        return message | {name: value for name, value in more.items() if value}
+
+
+class Tool(Cached):
+    """A tool of the client's."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+
+    def as_tool(self) -> Shape:
+        """The tool of a chat. `eager_input_streaming` has no effect: a call comes as a whole."""
+        more = {"description": self.description, "strict": self.strict}
+        known = {name: value for name, value in more.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, "parameters": self.input_schema} | known}
+
+
+class ToolChoice(Known):
+    """Which tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def as_choice(self) -> object:
+        """The tool_choice of a chat."""
+        if (self.type == "tool") != (self.name is not None):
+            message = f"expected a name with type tool, and with no other, got type {self.type!r}: change one of them"
+            raise ApiError(400, message, param="tool_choice")
+        named = {"type": "function", "function": {"name": self.name}}
+        return named if self.type == "tool" else {"any": "required"}.get(self.type, self.type)
+
+
+class Thinking(Known):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+    def as_variables(self) -> Shape:
+        """Variables for the chat template.
+
+        Raises:
+            ApiError: a budget.
+        """
+        if self.type == "enabled" or self.budget_tokens is not None:
+            message = "expected no thinking.budget_tokens, got a budget: the model ends its reasoning itself, so send "
+            raise ApiError(400, f"{message}type adaptive or disabled", param="thinking")
+        return {"enable_thinking": self.type == "adaptive"}
+
+
+class OutputFormat(Known):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Known):
+    """How the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountFields(Known):
+    """The body of /v1/messages/count_tokens."""
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None
+
+    def as_chat(self) -> ChatFields:
+        """The body of /v1/chat/completions that means the same.
+
+        Raises:
+            ApiError: a field that chats do not have, or a wrong one.
+        """
+        if self.messages[-1].role == "assistant":
+            message = (
+                "expected a last message of the user, got one of the assistant: its text cannot be continued"
+            )
+            raise ApiError(400, message, param="messages")
+        given = {name: value for name, value in self._as_chat().items() if value is not None}
+        return parse(ChatFields, json_bytes(given))
+
+    def _as_chat(self) -> Shape:
+        turns = [message for turn in self.messages for message in turn.as_messages()]
+        system = self.system
+        if isinstance(system, list):
+            turns.insert(0, {"role": "system", "content": [block.as_part() for block in system]})
+        elif system:
+            turns.insert(0, {"role": "system", "content": system})
+        choice, output = self.tool_choice, self.output_config
+        form = output.format if output else None
+        schema = {"type": "json_schema", "json_schema": {"schema": form.schema_}} if form else None
+        return {
+            "messages": turns,
+            "tools": [tool.as_tool() for tool in self.tools] if self.tools else None,
+            "tool_choice": choice.as_choice() if choice else None,
+            "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
+            "chat_template_kwargs": self.thinking.as_variables() if self.thinking else None,
+            "reasoning_effort": output.effort if output else None,
+            "response_format": schema,
+        }
+
+
+class MessagesFields(CountFields):
+    """The body of /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def _as_chat(self) -> Shape:
+        same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        more = {name: getattr(self, name) for name in same}
+        return {**super()._as_chat(), **more, "stop": self.stop_sequences}
