@@ -40,7 +40,7 @@ class TextStream:
         if found:
             at, self.stop = min(found)
             self.text = self.text[:at]
-        return self._until(len(self.text) - (0 if self.stop else self._withheld()))
+        return self._until(len(self.text) - (self._withheld() if self.stop is None else 0))
 
     def end(self) -> str:
         """Returns the text that is left where no stop string came.
@@ -50,7 +50,7 @@ class TextStream:
         Raises:
             ModelRefused: the tokenizer cannot decode the tokens.
         """
-        if not self.stop:
+        if self.stop is None:
             with foreign_code(_DECODES):
                 whole = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)
             # Not shown twice where the tokenizer decodes all tokens in another way than one by one.

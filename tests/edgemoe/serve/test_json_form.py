@@ -65,7 +65,7 @@ def post(server, form: dict, **fields: object):
 def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch):
     """The model wants prose, with a bias to it; it answers with JSON, and ends where the grammar does."""
     tokenizer = formed.serving.model.tokenizer
-    script(monkeypatch, tokenizer, lambda prompt: "It is sunny.")
+    script(monkeypatch, tokenizer, "It is sunny.")
     fields = {"logit_bias": {str(tokenizer("I")["input_ids"][0]): 1000.0}}
     (choice,) = create(schema(CITY), **fields).choices
     found = json.loads(choice.message.content)
@@ -90,7 +90,7 @@ def test_an_object_of_any_keys(create, formed, monkeypatch):
 
 def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
     """The JSON comes behind the end of the reasoning; where the template has ended it, at once."""
-    script(monkeypatch, formed.serving.model.tokenizer, lambda prompt: 'hm</think>{"a": 1}')
+    script(monkeypatch, formed.serving.model.tokenizer, 'hm</think>{"a": 1}')
     for kwargs, thought in (({"thinking_begun": True}, "hm"), ({"enable_thinking": False}, None)):
         body = {"chat_template_kwargs": kwargs}
         (choice,) = create({"type": "json_object"}, extra_body=body, max_tokens=30).choices
@@ -100,7 +100,7 @@ def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
 
 def test_text_is_text(create, formed, monkeypatch):
     """As without the field."""
-    script(monkeypatch, formed.serving.model.tokenizer, lambda prompt: "It is sunny.")
+    script(monkeypatch, formed.serving.model.tokenizer, "It is sunny.")
     assert create({"type": "text"}).choices[0].message.content == "It is sunny."
 
 

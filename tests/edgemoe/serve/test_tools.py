@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from scripted import CHATML, chatml_model, script
@@ -55,12 +56,7 @@ def create(tooled) -> Iterator[object]:
 @pytest.fixture
 def wants(tooled, monkeypatch):
     """Has the model want an answer, or one for each prompt."""
-
-    def one(answer) -> list[str]:
-        wanted = answer if callable(answer) else lambda prompt: answer
-        return script(monkeypatch, tooled.serving.model.tokenizer, wanted)
-
-    return one
+    return partial(script, monkeypatch, tooled.serving.model.tokenizer)
 
 
 def called(message) -> list[tuple[str, dict]]:

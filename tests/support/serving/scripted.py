@@ -74,14 +74,14 @@ CHOOSE = Sampler.next
 
 
 def script(
-    monkeypatch, tokenizer: PreTrainedTokenizerFast, wanted: Callable[[str], str | list[int]]
+    monkeypatch, tokenizer: PreTrainedTokenizerFast, wanted: str | Callable[[str], str | list[int]]
 ) -> list[str]:
     """Has logits want an answer token by token, then the end; a grammar may leave them a quote or a brace instead.
 
     Args:
         monkeypatch: of the test.
         tokenizer: of the model.
-        wanted: text of a prompt -> text, or token ids, of its answer.
+        wanted: the answer of every prompt; or text of a prompt -> text, or token ids, of its answer.
 
     Returns:
         the text of every prompt, as answers begin.
@@ -93,7 +93,7 @@ def script(
         prompt = tokenizer.decode(tokens[: len(tokens) - new])
         if new == 0:
             prompts.append(prompt)
-        answer = wanted(prompt)
+        answer = wanted if isinstance(wanted, str) else wanted(prompt)
         ids = tokenizer(answer, add_special_tokens=False)["input_ids"] if isinstance(answer, str) else answer
         scores = torch.zeros_like(logits)
         scores[quote], scores[brace] = 50.0, 45.0

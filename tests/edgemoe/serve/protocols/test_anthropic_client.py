@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from scripted import chatml_model, script
@@ -42,12 +43,7 @@ def messages(keyed) -> Iterator[object]:
 @pytest.fixture
 def wants(keyed, monkeypatch):
     """Has the model want an answer, or one for each prompt."""
-
-    def one(answer) -> list[str]:
-        wanted = answer if callable(answer) else lambda prompt: answer
-        return script(monkeypatch, keyed.serving.model.tokenizer, wanted)
-
-    return one
+    return partial(script, monkeypatch, keyed.serving.model.tokenizer)
 
 
 BODY = {"model": "any", "max_tokens": 200, "messages": QUESTION}
