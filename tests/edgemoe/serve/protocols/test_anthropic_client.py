@@ -237,6 +237,7 @@ def test_counts_are_those_of_the_message(keyed, messages, wants):
     counted = messages.count_tokens(**fields).input_tokens
     usage = messages.create(**fields, max_tokens=1).usage
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
+    keyed.idle()  # an answer is counted after its last byte is sent
     computed = keyed.serving.new_tokens
     assert messages.count_tokens(**fields | {"messages": QUESTION * 500}).input_tokens > 768
     assert keyed.serving.new_tokens == computed
