@@ -103,10 +103,10 @@ def _levels(store: Path, manifest: Manifest, options: ExportOptions) -> Levels:
 
 def _levels_of_mean(store: Path, manifest: Manifest, level: str, *, by_layer: bool) -> Levels:
     """Levels 8 and 4 by the calibration beside a store, and by its heat where there is one."""
+    from edgemoe.calibrate.static_levels import HIGH, LOW, static_levels
     from edgemoe.models.calibration import calibration_beside
     from edgemoe.models.heat import load_heat
     from edgemoe.policy.damage import Damage
-    from edgemoe.policy.static_levels import HIGH, LOW, static_levels
 
     try:
         bits = float(level.removeprefix(_BITS))

@@ -142,6 +142,8 @@ module.shards = lambda units: shards(units, limit=1)
 read = Expert.read
 def slow(self, level=None):
     if (self.layer, self.number) == (1, 1):
+        while not [*Path({str(out)!r}).glob("model-00002*.partial")]:  # work begins before its file
+            time.sleep(0.01)
         print("here", flush=True)
         time.sleep(60)
     return read(self, level)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.calibrate.static_levels import static_levels
 from edgemoe.policy.damage import Damage
-from edgemoe.policy.static_levels import static_levels
 from storage.base import ExpertKey
 
 
