@@ -284,9 +284,18 @@ def test_a_mean_that_formats_lack_is_refused(run, calibrated, tmp_path, level):
 
 
 def test_a_mean_without_calibration_is_refused(run, family_store, tmp_path):
-    """The message names the missing file and the command that writes it; so does a store without level 8."""
+    """The message names the missing file and the command that writes it."""
     _, store = family_store("qwen3_moe")
     code, _, err = run("export", store, tmp_path / "out", "--level", "bits:6")
     assert code == 2
     assert "calibration.safetensors" in err
     assert "edgemoe calibrate" in err
+
+
+def test_a_mean_needs_level_8(run, family_store, tmp_path):
+    """A store of 4 bits has nothing to add where bits are worth most."""
+    _, store = family_store("qwen3_moe")
+    convert_checkpoint(store.with_name("model"), tmp_path / "four", **OPTIONS | {"max_level": 4})
+    code, _, err = run("export", tmp_path / "four", tmp_path / "out", "--level", "bits:6")
+    assert code == 2
+    assert "level 8" in err
