@@ -24,7 +24,7 @@ from storage.compensator_index import (
     Ranks,
     check_choices,
 )
-from storage.convert import cores, destination_errors, one_core_each, require_unchanged, source_errors
+from storage.convert import destination_errors, require_unchanged, source_errors
 from storage.decode import decode
 from storage.errors import ModelRefused, UserError
 from storage.expert_weights import ExpertNames, ExpertWeights
@@ -36,6 +36,7 @@ from storage.manifest import Manifest, save_compensators
 from storage.planes import Bytes
 from storage.reader import RecordReader
 from storage.source_error import SourceError
+from storage.threads import cores, one_core_each
 from storage.unbuffered import aligned
 
 _MOST_DIFFERENT = {8: 0.1, 4: 0.4, 2: 0.9}

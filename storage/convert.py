@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +21,8 @@ from storage.expert_weights import ExpertNames, ExpertWeights
 from storage.layout import Layout
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.planes import Bytes
-from storage.retry import GivingUp
 from storage.source_error import SourceError
+from storage.threads import cores, in_order, one_core_each
 from storage.writer import StoreWriter
 
 _MEMORY = 1_500_000_000
@@ -199,13 +198,15 @@ class _Conversion:
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
-        limit = min(2 * threads, max(_MEMORY // memory, 1))
+        limit = min(2 * threads * memory, _MEMORY)
         with one_core_each(threads) as pool:
             # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
             for layers in [[layer] for layer in missing] if arrivals else [missing]:
                 if arrivals:
                     arrivals.require(layers[0])
-                with closing(self._records(layers, pool, limit)) as records:
+                places = product(layers, range(experts.count))
+                tasks = ((memory, partial(self._record, *place)) for place in places)
+                with closing(in_order(pool, tasks, limit)) as records:
                     for layer in layers:
                         error = SourceError()
                         writer.write_layer(layer, experts.count, self._counted(layer, records, error), error)
@@ -214,22 +215,6 @@ class _Conversion:
     def _release(self, layer: int, arrivals: Arrivals | None) -> None:
         if arrivals:
             arrivals.release(layer, self._checkpoint.stored(self._dense.names))
-
-    def _records(
-        self, layers: Sequence[int], pool: ThreadPoolExecutor, limit: int
-    ) -> Generator[tuple[Bytes, SourceError]]:
-        """Yields the records of these layers in order, while the pool works on up to `limit` of them."""
-        begun: deque[Future[tuple[Bytes, SourceError]]] = deque()
-        try:
-            for layer, expert in product(layers, range(self._experts.count)):
-                begun.append(pool.submit(self._record, layer, expert))
-                if len(begun) == limit:
-                    yield begun.popleft().result()
-            while begun:
-                yield begun.popleft().result()
-        finally:
-            for future in begun:
-                future.cancel()
 
     def _counted(
         self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError
@@ -264,21 +249,3 @@ class _Conversion:
     def _add(self, nbytes: int) -> None:
         self._done += nbytes
         self._progress(self._done, self._total)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def one_core_each(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Yields a pool whose threads compute on one core each; by default torch gives every thread all cores."""
-    before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield pool
-    finally:
-        with GivingUp():
-            pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)

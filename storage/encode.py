@@ -76,19 +76,14 @@ def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quanti
     for (spec, parameter_at, codes_at), (codes, parameters) in zip(places, matrices, strict=True):
         raw = parameters.contiguous().view(torch.uint8).reshape(-1).numpy()
         record[parameter_at : parameter_at + spec.parameter_bytes] = raw
-        spans = layout.spans(codes_at, spec.nibble_bytes, geometry.codes_bytes)
-        low, high = layout.pairs(codes)
-        _put(p4, spans, (low >> 4) | (high & 0xF0))
+        low, high = (half.view(layout.pieces, -1) for half in layout.pairs(codes))
+        upper = layout.cut(torch.from_numpy(p4), codes_at, spec.nibble_bytes)
+        upper.copy_((low >> 4) | (high & 0xF0))
         if p0.size:
-            _put(p0, spans, (low & 15) | (high << 4))
+            layout.cut(torch.from_numpy(p0), codes_at, spec.nibble_bytes).copy_((low & 15) | (high << 4))
     base, d4 = split(p4)
     at = geometry.parameter_bytes
     record[at : at + base.size] = base
     if geometry.max_level >= 4:
         record[at + base.size : at + 2 * base.size] = d4
     return record
-
-
-def _put(array: Bytes, spans: Sequence[slice], packed: torch.Tensor) -> None:
-    for span, piece in zip(spans, packed.chunk(len(spans)), strict=True):
-        array[span] = piece.numpy()

@@ -216,11 +216,9 @@ class _Order:
     def _permuted(self, codes: Bytes, stored: Layout, used: Layout) -> Bytes:
         out = np.zeros_like(codes)
         for spec, _, at in self._geometry.matrix_offsets():
-            before, after = (a.spans(at, spec.nibble_bytes, codes.size) for a in (stored, used))
-            packed = torch.from_numpy(np.concatenate([codes[span] for span in before]))
-            packed = used.pack(stored.unpack(packed, spec.padded_rows, spec.padded_cols))
-            for span, piece in zip(after, packed.chunk(len(after)), strict=True):
-                out[span] = piece.numpy()
+            pieces = stored.cut(torch.from_numpy(codes), at, spec.nibble_bytes)
+            packed = used.pack(stored.unpack(pieces, spec.padded_rows, spec.padded_cols))
+            used.cut(torch.from_numpy(out), at, spec.nibble_bytes).copy_(packed.view(used.pieces, -1))
         return out
 
 

@@ -37,6 +37,9 @@ import xxhash
 from storage.errors import UserError
 from storage.probes import PROBES
 
+_PIECE = 1 << 19
+"""Nibbles unpacked at a time, so that their copies stay in a CPU's cache."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -76,33 +79,41 @@ class Layout:
         low, high = pairs.flatten(1)
         return low, high
 
-    def unpack(self, packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-        """Unpacks the result of `pack` into uint8 [rows, cols]."""
-        if not self.block:
-            pairs = packed.view(2, -1, rows, slab_columns(cols) // 4)
-            return torch.cat((pairs & 15, pairs >> 4)).permute(2, 1, 0, 3).reshape(rows, cols)
-        whole = rows // self.block * self.block
-        pieces = packed.view(self.pieces, -1)
-        cut = whole * cols // 2 // self.pieces
-        return torch.cat(
-            [
-                self._unpack_blocks(pieces[:, :cut], self.block, cols, self.paired),
-                self._unpack_blocks(pieces[:, cut:], max(rows - whole, 1), cols, 1),
-            ]
-        )
-
-    def spans(self, at: int, length: int, total: int) -> list[slice]:
-        """Places of a matrix's packed bytes in an expert's nibbles, one slice per piece.
+    def unpack(
+        self, pieces: torch.Tensor, rows: int, cols: int, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Unpacks nibbles.
 
         Args:
+            pieces: uint8 [pieces, rows * cols / 2 / pieces]: what `cut` returns, or the result of `pack` as such rows.
+            rows, cols: of the matrix.
+            out: uint8 [rows, cols], contiguous, to be filled; by default a new tensor.
+
+        Returns:
+            `out`.
+        """
+        if out is None:
+            out = pieces.new_empty(rows, cols)
+        if not self.block:
+            pairs = pieces.reshape(2, -1, rows, slab_columns(cols) // 4)
+            out.copy_(torch.cat((pairs & 15, pairs >> 4)).permute(2, 1, 0, 3).reshape(rows, cols))
+            return out
+        whole = rows // self.block * self.block
+        cut = whole * cols // 2 // self.pieces
+        self._unpack_blocks(pieces[:, :cut], out[:whole].view(-1, self.block, cols), self.paired)
+        if whole < rows:
+            self._unpack_blocks(pieces[:, cut:], out[whole:].unsqueeze(0), 1)
+        return out
+
+    def cut(self, nibbles: torch.Tensor, at: int, length: int) -> torch.Tensor:
+        """A view of a matrix's packed bytes in an expert's nibbles, uint8 [pieces, length / pieces].
+
+        Args:
+            nibbles: of an expert, with padding, uint8 [codes_bytes].
             at: bytes of the matrices before this one.
             length: bytes of this matrix.
-            total: bytes of the expert's nibbles, with padding.
         """
-        return [
-            slice(start + at // self.pieces, start + (at + length) // self.pieces)
-            for start in range(0, total, total // self.pieces)
-        ]
+        return nibbles.view(self.pieces, -1)[:, at // self.pieces : (at + length) // self.pieces]
 
     def add_to(self, packed: torch.Tensor, out: torch.Tensor) -> None:
         """Adds the nibbles to a transposed float matrix, the operand of a plain product. torch's layouts only.
@@ -134,16 +145,20 @@ class Layout:
         pairs = blocks.reshape(count, rows // (2 * paired), 2, paired, *columns)
         return pairs.permute(2, 5, 0, 4, 6, 1, 3).reshape(2, self.pieces, -1)
 
-    def _unpack_blocks(self, pieces: torch.Tensor, rows: int, cols: int, paired: int) -> torch.Tensor:
-        """Unpacks uint8 [pieces, B * K * R / 2 / pieces] into [B * R, K], the inverse of _pair_blocks."""
-        if not pieces.numel():
-            return pieces.new_empty(0, cols)
-        # First the bytes of a column become those of a row, then the pieces' pairs of columns alternate.
-        turned = pieces.reshape(self.pieces, -1, cols // self.pieces, rows // 2).transpose(2, 3).contiguous()
-        if self.pieces == 2:
-            turned = turned.view(torch.int16).permute(1, 2, 3, 0).contiguous().view(torch.uint8)
-        pairs = turned.view(-1, rows // (2 * paired), paired, cols)
-        return torch.stack((pairs & 15, pairs >> 4), 2).view(-1, cols)
+    def _unpack_blocks(self, pieces: torch.Tensor, out: torch.Tensor, paired: int) -> None:
+        """Unpacks [pieces, B * K * R / 2 / pieces] into [B, R, K], some blocks at a time; inverse of _pair_blocks."""
+        count, rows, cols = out.shape
+        step = max(_PIECE // (rows * cols), 1)
+        packed = pieces.view(self.pieces, count, cols // self.pieces, rows // 2)
+        for start in range(0, count, step):
+            # First the bytes of a column become those of a row, then the pieces' pairs of columns alternate.
+            turned = packed[:, start : start + step].transpose(2, 3).contiguous()
+            if self.pieces == 2:
+                turned = torch.stack(turned.view(torch.int16).unbind(0), -1).view(torch.uint8)
+            pairs = turned.view(-1, rows // (2 * paired), paired, cols)
+            target = out[start : start + step].view(-1, rows // (2 * paired), 2, paired, cols)
+            torch.bitwise_and(pairs, 15, out=target[:, :, 0])
+            torch.bitwise_right_shift(pairs, 4, out=target[:, :, 1])
 
 
 def slab_columns(cols: int) -> int:

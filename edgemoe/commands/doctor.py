@@ -146,8 +146,8 @@ def examine(directory: Path) -> Findings:
     from edgemoe.machine.devices import open_device
     from edgemoe.machine.disk_speed import measure_disk
     from edgemoe.machine.process import available_memory
-    from storage.convert import cores
     from storage.errors import UserError
+    from storage.threads import cores
 
     existing = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = "Example: edgemoe export ~/stores/qwen3 ~/exports/qwen3-int4 --format compressed-tensors --level 4"
 
+_BITS = "bits:"
 FORMATS = ("compressed-tensors", "gguf", "safetensors")
 ExportArgument = Annotated[Path, typer.Argument(help="Directory to write.")]
 
@@ -34,8 +36,9 @@ class ExportOptions:
         autocompletion=one_of(*FORMATS),
     )
     level: str = option(
-        'Level of all experts, 8 or 4; or a JSON file of levels such as {"*": 4, "0": 8, "3.17": 2}: for all experts, '
-        "a layer, one expert. Default: the store's highest level.",
+        'Level of all experts, 8 or 4; a JSON file of levels such as {"*": 4, "0": 8, "3.17": 2}: for all experts, '
+        "a layer, one expert; or a mean such as bits:5.5, with 8 bits where a store's calibration says that they save "
+        "most (by layer, in safetensors by expert). Default: the store's highest level.",
         "",
         show_default=False,
     )
@@ -64,7 +67,7 @@ def export_command(
     from storage.untrusted import read_json
 
     manifest = Manifest.load(store)
-    levels = _levels(options.level, manifest)
+    levels = _levels(store, manifest, options)
     family = family_of(bounded_config(read_json(store, "config.json")))
     with ByteProgress(f"exporting {store.name}") as bar:
         errors = export(store, destination, family, format=options.format, levels=levels, progress=bar.update)
@@ -80,19 +83,53 @@ def export_command(
         print(_line(options.format, manifest, errors, *relative))
 
 
-def _levels(level: str, manifest: Manifest) -> Levels:
+def _levels(store: Path, manifest: Manifest, options: ExportOptions) -> Levels:
     """The level of every expert by the option --level."""
     from storage.export.levels import one_level, read_levels
 
+    level = options.level
+    if level.startswith(_BITS):
+        return _levels_of_mean(store, manifest, level, by_layer=options.format != "safetensors")
     if level.isdecimal():
         if level not in ("8", "4"):
-            raise UserError("8, 4 or a JSON file of levels", level, "choose --level 8 or 4")
+            raise UserError("8, 4, bits:MEAN or a JSON file of levels", level, "choose --level 8 or 4")
         if int(level) > manifest.max_level:
             raise UserError(
                 f"a level of at most {manifest.max_level}, the store's highest", level, "choose a lower level"
             )
         return one_level(manifest, int(level))
     return read_levels(Path(level), manifest) if level else one_level(manifest, manifest.max_level)
+
+
+def _levels_of_mean(store: Path, manifest: Manifest, level: str, *, by_layer: bool) -> Levels:
+    """Levels 8 and 4 by the calibration beside a store, and by its heat where there is one."""
+    from edgemoe.calibrate.static_levels import HIGH, LOW, static_levels
+    from edgemoe.models.calibration import calibration_beside
+    from edgemoe.models.heat import load_heat
+    from edgemoe.policy.damage import Damage
+
+    try:
+        bits = float(level.removeprefix(_BITS))
+    except ValueError:
+        bits = nan
+    if not LOW <= bits <= HIGH:
+        raise UserError(
+            f"a mean from {LOW} to {HIGH}, such as --level bits:5.5", repr(level), "choose such a mean"
+        )
+    if manifest.max_level < HIGH:
+        raise UserError(
+            f"a store with level {HIGH} for --level {level}",
+            f"level {manifest.max_level} at most",
+            "choose --level 4, or convert the model with --max-level 8",
+        )
+    found = calibration_beside(store, manifest, HIGH)
+    if found is None:
+        raise UserError(
+            f"calibration.safetensors in {store} for --level {level}",
+            "none that fits the store",
+            "run `edgemoe calibrate` on the store",
+        )
+    return static_levels(Damage.of(found), load_heat(store, manifest), bits, by_layer=by_layer)
 
 
 def _line(format: str, manifest: Manifest, errors: Errors, exported: float, own: float) -> str:

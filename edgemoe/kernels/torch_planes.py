@@ -58,11 +58,10 @@ class PlaneExpertKernel:
             block_tensor(part.blocks[plane.label]) for plane in list(Plane)[: PLANES_OF_LEVEL[part.level]]
         )
         pair = base[parameters_at : parameters_at + spec.parameter_bytes].view(torch.bfloat16)
-        spans = self._layout.spans(codes_at, spec.nibble_bytes, self._geometry.codes_bytes)
 
         def nibbles(array: torch.Tensor) -> torch.Tensor:
-            packed = torch.cat([array[span] for span in spans])
-            return self._layout.unpack(packed, spec.padded_rows, spec.padded_cols)
+            pieces = self._layout.cut(array, codes_at, spec.nibble_bytes)
+            return self._layout.unpack(pieces, spec.padded_rows, spec.padded_cols)
 
         codes = nibbles(_merged(base[self._geometry.parameter_bytes :], more[0] if more else None)) << 4
         if part.level == 8:

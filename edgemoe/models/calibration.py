@@ -21,8 +21,13 @@ def calibration_of(store: StoreModel, level: int) -> Calibration | None:
     Returns:
         None where there is none that fits the store.
     """
-    manifest, experts = store.manifest, store.shape.experts_per_layer
-    return load_calibration(store.directory, manifest.source, level, sorted(manifest.layers), experts)
+    return calibration_beside(store.directory, store.manifest, level)
+
+
+def calibration_beside(store: Path, manifest: Manifest, level: int) -> Calibration | None:
+    """As calibration_of, for a store's directory."""
+    layers, experts = sorted(manifest.layers), max(len(layer.records) for layer in manifest.layers.values())
+    return load_calibration(store, manifest.source, level, layers, experts)
 
 
 def adopt_calibration(checkpoint: Path, store: Path) -> None:
@@ -30,8 +35,6 @@ def adopt_calibration(checkpoint: Path, store: Path) -> None:
     if (store / CALIBRATION_NAME).exists() or not (checkpoint / CALIBRATION_NAME).exists():
         return
     manifest = Manifest.load(store)
-    layers, experts = sorted(manifest.layers), max(len(layer.records) for layer in manifest.layers.values())
-    found = load_calibration(checkpoint, manifest.source, manifest.max_level, layers, experts)
-    if found:
+    if found := calibration_beside(checkpoint, manifest, manifest.max_level):
         with suppress(EdgemoeError):  # a store that only others may write to
             found.save(store)

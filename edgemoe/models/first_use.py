@@ -10,8 +10,9 @@ from edgemoe.console.width import say
 from edgemoe.families.table import family_of
 from edgemoe.machine.disk_speed import measure_disk
 from storage.checkpoint import Checkpoint
-from storage.convert import cores, store_bytes
+from storage.convert import store_bytes
 from storage.errors import EdgemoeError
+from storage.threads import cores
 
 BIG_BYTES = 1_000_000_000
 """Bytes of weights from which on a conversion is announced."""

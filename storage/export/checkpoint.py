@@ -21,7 +21,7 @@ from storage.expert_weights import ExpertNames
 from storage.export.dense import DenseTensors
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
-from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, experts_of, raw, shards
+from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import Symmetric, int4, int8
 from storage.header import header_bytes, tensor_bytes
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME
@@ -89,7 +89,8 @@ class CheckpointPlan:
         sources.setdefault(_HEAD, _EMBEDDING)
         for name, source in sorted(sources.items(), key=lambda pair: -dense.dtype(pair[1]).itemsize):
             unit.tensors[name] = _NAMES[dense.dtype(source)], dense.shape(source)
-            unit.work.append(partial(self._dense_work, source))
+            size = dense.nbytes(source) + tensor_bytes(*unit.tensors[name])
+            unit.work.append(Work(size, partial(self._dense_work, source)))
         unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
         return unit
 
@@ -117,12 +118,19 @@ class CheckpointPlan:
                 ):
                     unit.tensors[name] = "BF16", shape
             unit.regions.append(2 * count * geometry.weights)
-        unit.work += [partial(self._bf16, each) for each in experts_of(self._experts, self._levels, layer)]
+        add_experts(unit, self._experts, self._levels, layer, 2 * geometry.weights, self._bf16)
         return unit
 
     def _bf16(self, expert: Expert) -> Made:
-        made = [matrix.weights(torch.bfloat16) for matrix in expert.read()]
-        errors = expert.errors([weight.float() for weight in made]) if expert.compared else Errors()
+        made, errors = [], Errors()
+        for matrix in expert.read():
+            weight = torch.empty(matrix.shape, dtype=torch.bfloat16)
+            for start, end in matrix.pieces():
+                part, out = matrix.rows(start, end), weight[start:end]
+                out.copy_(part.at(expert.level).weights())
+                if expert.compared:
+                    errors.add(expert.errors(part, out))
+            made.append(weight)
         if self._family.separate(expert.layer, expert.number) is not None:
             return Made([(0, raw(weight)) for weight in made], errors)
         fused = [torch.cat(made[:2]), made[2]]
@@ -207,21 +215,28 @@ class CompressedPlan(CheckpointPlan):
             for stem, (rows, cols) in zip(stems, shapes, strict=True):
                 unit.tensors[f"{stem}.weight_scale"] = "BF16", (rows, cols // group)
         unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
-        make = partial(self._packed, bits)
-        unit.work += [partial(make, each) for each in experts_of(self._experts, self._levels, layer)]
+        size = unit.regions[0] // self._experts.count(layer)
+        add_experts(unit, self._experts, self._levels, layer, size, self._packed)
         return unit
 
-    def _packed(self, bits: int, expert: Expert) -> Made:
-        sources = expert.read(self._experts.geometry.max_level)
-        made = [_quantized(source, bits, self._group) for source in sources]
-        shapes = [torch.tensor(each.codes.shape) for each in made]
-        tensors = [*shapes, *(pack(each.codes, bits) for each in made), *(each.scale for each in made)]
-        errors = Errors()
-        if expert.compared:
-            groups = sum(each.scale.numel() for each in made)
-            weights = [each.affine().weights() for each in made]
-            errors = expert.errors(weights, sum(each.kept for each in made), groups)
-        return Made([(0, raw(tensor)) for tensor in tensors], errors)
+    def _packed(self, expert: Expert) -> Made:
+        bits = self._bits[expert.layer]
+        shapes, codes, scales, errors = [], [], [], Errors()
+        for matrix in expert.read(self._experts.geometry.max_level):
+            rows, cols = matrix.shape
+            packed = torch.empty(rows, cols * bits // 8, dtype=torch.uint8)
+            scale = torch.empty(rows, cols // self._group, dtype=torch.bfloat16)
+            for start, end in matrix.pieces():
+                part = matrix.rows(start, end)
+                made = _quantized(part, bits, self._group)
+                packed[start:end], scale[start:end] = pack(made.codes, bits), made.scale
+                if expert.compared:
+                    weights = made.affine().weights()
+                    errors.add(expert.errors(part, weights, made.kept, made.scale.numel()))
+            shapes.append(torch.tensor(matrix.shape))
+            codes.append(packed)
+            scales.append(scale)
+        return Made([(0, raw(tensor)) for tensor in (*shapes, *codes, *scales)], errors)
 
 
 def _quantized(source: Affine, bits: int, group: int) -> Symmetric:

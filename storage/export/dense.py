@@ -41,6 +41,10 @@ class DenseTensors:
         """Whether the store has a tensor as 8-bit codes with a scale a row."""
         return self._stored[self._own[name]].dtype == "I8"
 
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor in the store, without scales."""
+        return self._stored[self._own[name]].range.length
+
     def dtype(self, name: str) -> torch.dtype:
         """Element type of the result of `read`: float32 or bf16."""
         return torch.float32 if self._stored[self._own[name]].dtype == "F32" else torch.bfloat16

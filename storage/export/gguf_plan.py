@@ -24,7 +24,7 @@ from storage.export.dense import DenseTensors
 from storage.export.gguf_fields import add_fields, architecture_of, header, sizes
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
-from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, experts_of, raw, shards
+from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import int8
 from storage.formats.gguf_model import OUTSIDE
 from storage.record import align
@@ -122,7 +122,8 @@ class GgufPlan:
         key = self._architecture.paired_rows.get(part)
         heads = int(self._sizes[self._architecture.keys[key]]) if key else 0
         unit.tensors[theirs] = kind, shape
-        unit.work.append(partial(self._dense_work, name, kind, heads, len(unit.regions)))
+        run = partial(self._dense_work, name, kind, heads, len(unit.regions))
+        unit.work.append(Work(self._dense.nbytes(name) + 2 * _bytes(kind, shape), run))
         unit.regions.append(align(_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
 
     def _dense_work(self, name: str, kind: Kind, heads: int, region: int) -> Made:
@@ -131,7 +132,9 @@ class GgufPlan:
             if heads:
                 codes, scales = _paired(codes, heads), _paired(scales.unsqueeze(1), heads).squeeze(1)
             wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // _BLOCK)
-            return Made([(region, raw(_blocks(codes.view(torch.uint8), wide)))])
+            blocks = torch.empty(codes.shape[0], _bytes(kind, codes.shape[1:]), dtype=torch.uint8)
+            _q8_0(codes.view(torch.uint8), wide, blocks)
+            return Made([(region, raw(blocks))])
         weight = self._dense.read(name)
         weight = _paired(weight, heads) if heads else weight
         if kind is Kind.F16 and weight.numel() and float(weight.abs().max()) > _LARGEST:
@@ -147,44 +150,54 @@ class GgufPlan:
             whole = count, *shape
             unit.tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = kind, whole
             unit.regions.append(align(_bytes(kind, whole), gguf.GGUF_DEFAULT_ALIGNMENT))
+        size = sum(_bytes(kind, shape) for shape in shapes)
         make = partial(_expert_work, kind, first)
-        unit.work += [partial(make, each) for each in experts_of(self._experts, self._levels, layer)]
+        add_experts(unit, self._experts, self._levels, layer, size, make)
 
 
 def _expert_work(kind: Kind, first: int, expert: Expert) -> Made:
     """Makes the blocks of an expert's gate, up and down, whose regions follow from `first` on."""
-    made, weights = [], []
+    made, errors = [], Errors()
     for matrix in expert.read():
-        if kind is Kind.Q4_1:
-            own = matrix.regrouped(_BLOCK)
-            step, offset = own.step.half(), own.offset.half()
-            made.append(_q4_1(own.codes, step, offset))
-            exported = Affine(own.codes, step.float(), offset.float(), 0.0, _BLOCK)
-        else:
-            symmetric = int8(matrix, _BLOCK, torch.float16, lowest=-127)
-            exported = symmetric.affine()
-            made.append(_blocks(symmetric.codes ^ 128, symmetric.scale))
-        weights.append(exported.weights() if expert.compared else torch.empty(0))
-    errors = expert.errors(weights) if expert.compared else Errors()
+        rows, cols = matrix.shape
+        blocks = torch.empty(rows, _bytes(kind, (cols,)), dtype=torch.uint8)
+        for start, end in matrix.pieces():
+            part = matrix.rows(start, end)
+            exported = _encode(kind, part.at(expert.level), blocks[start:end])
+            if expert.compared:
+                errors.add(expert.errors(part, exported.weights()))
+        made.append(blocks)
     return Made([(first + part, raw(blocks)) for part, blocks in enumerate(made)], errors)
 
 
-def _blocks(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Q8_0 blocks, uint8 [N * K / 32, 34], of the bytes of int8 codes [N, K] and f16 scales [N, K / 32]."""
-    out = torch.empty(codes.numel() // _BLOCK, 34, dtype=torch.uint8)
-    out[:, :2] = scale.contiguous().view(torch.uint8).view(-1, 2)
-    out[:, 2:] = codes.reshape(-1, _BLOCK)
-    return out
+def _encode(kind: Kind, own: Affine, out: torch.Tensor) -> Affine:
+    """Writes the blocks of a matrix's rows to `out`, uint8 [N, bytes of a row]. Returns what they hold."""
+    if kind is Kind.Q4_1:
+        own = own.regrouped(_BLOCK)
+        step, offset = own.step.half(), own.offset.half()
+        _q4_1(own.codes, step, offset, out)
+        return Affine(own.codes, step.float(), offset.float(), 0.0, _BLOCK)
+    made = int8(own, _BLOCK, torch.float16, lowest=-127)
+    _q8_0(made.codes ^ 128, made.scale, out)
+    return made.affine()
 
 
-def _q4_1(codes: torch.Tensor, step: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Q4_1 blocks, int32 [N * K / 32, 5], of codes 0..15 [N, K], and f16 steps and offsets [N, K / 32]."""
-    out = torch.empty(codes.numel() // _BLOCK, 5, dtype=torch.int32)
-    out[:, 0] = torch.stack((step, offset), -1).view(torch.int32).view(-1)
+def _q8_0(codes: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes the Q8_0 blocks of the bytes of int8 codes [N, K] and f16 scales [N, K / 32]."""
+    blocks = out.view(-1, 34)
+    blocks[:, :2] = scale.contiguous().view(torch.uint8).view(-1, 2)
+    blocks[:, 2:] = codes.reshape(-1, _BLOCK)
+
+
+def _q4_1(codes: torch.Tensor, step: torch.Tensor, offset: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes the Q4_1 blocks of codes 0..15 [N, K], and f16 steps and offsets [N, K / 32]."""
+    blocks = out.view(torch.int32).view(-1, 5).numpy()
+    blocks[:, 0] = torch.stack((step, offset), -1).view(torch.int32).view(-1).numpy()
     # Four codes of each half at a time: no code reaches the next byte.
-    halves = codes.contiguous().view(torch.int32).view(-1, 2, 4)
-    torch.bitwise_or(halves[:, 0], halves[:, 1] << 4, out=out[:, 1:])
-    return out
+    low = codes.contiguous().view(torch.int32).view(-1, 8).numpy()
+    high = low << 4
+    for word in range(4):
+        np.bitwise_or(low[:, word], high[:, 4 + word], out=blocks[:, 1 + word])
 
 
 def _paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -205,5 +218,5 @@ def _padded(unit: Unit) -> Unit:
         rest = [size - _bytes(*spec) for spec, size in pairs]
         return Made([(region, memoryview(bytes(n))) for region, n in enumerate(rest) if n])
 
-    unit.work.append(zeros)
+    unit.work.append(Work(0, zeros))
     return unit

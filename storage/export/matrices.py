@@ -7,20 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from threading import local
 
-import numpy as np
 import torch
 
 from storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
+from storage.decode import RecordCodes
+from storage.encode import Quantized
 from storage.errors import UserError
 from storage.layout import LAYOUTS
 from storage.manifest import Manifest
-from storage.planes import Bytes, merge, midpoint
+from storage.planes import Bytes
 from storage.reader import RecordReader
 from storage.record import MatrixSpec
 from storage.unbuffered import aligned
 
-MIDDLE = {8: 135.5, 4: 8.0, 2: 8.0}
-"""Level -> the code whose weight is the centre, among codes of 8 bits at level 8 and of 4 bits below."""
+MIDDLE = {8: 135.5, 4: 8.0, 2: 7.5}
+"""Level -> the code whose weight is the centre, among codes of 8 bits at level 8 and of 4 bits below. A code of level 2
+is 4 * (code >> 6) + 1, whose weight is the middle of the four codes of level 4 that share these bits."""
 
 _PIECE = 1 << 17
 """Weights computed in float32 at a time, so that their copies stay in a CPU's cache."""
@@ -60,6 +62,18 @@ class Affine:
         return Affine(
             self.codes[start:end], self.step[start:end], self.centre[start:end], self.middle, self.group
         )
+
+    def at(self, level: int) -> Affine:
+        """A store's matrix at its own or a lower level: 8, 4, 2, or 0, where all weights are zero."""
+        if MIDDLE.get(level) == self.middle:
+            return self
+        eight = self.middle == MIDDLE[8]
+        codes, scale = (self.codes >> 4, self.step * 16) if eight else (self.codes, self.step)
+        if not level:
+            return Affine(codes, torch.zeros_like(scale), torch.zeros_like(scale), MIDDLE[4], self.group)
+        if level == 2:
+            codes = (codes & 12) | 1
+        return Affine(codes, scale, self.centre, MIDDLE[level], self.group)
 
     def regrouped(self, group: int) -> Affine:
         """The same matrix in narrower groups; `group` divides its own."""
@@ -124,7 +138,7 @@ class StoreExperts:
     def read(self, layer: int, expert: int, level: int) -> tuple[Affine, Affine, Affine]:
         """Reads and verifies an expert's gate [I, H], up [I, H] and down [H, I].
 
-        At level 0, where an expert is skipped, all weights are zero.
+        Their codes lie in arrays of this thread that its next call overwrites.
 
         Args:
             layer, expert: the expert's place.
@@ -140,56 +154,25 @@ class StoreExperts:
                 str(level),
                 "choose a lower level, or convert the model with a higher --max-level",
             )
-        read = level or 2
-        record = self._record(ExpertKey(layer, expert), read)
-        gate_up, down = self._matrices(record, read)
-        if not level:
-            gate_up, down = _zero(gate_up), _zero(down)
+        # Below level 4 a matrix of level 4 is lowered, where the store has one.
+        read = max(level, min(4, self.geometry.max_level))
+        if not hasattr(self._buffers, "codes"):
+            self._buffers.codes = RecordCodes(self.geometry, self._layout)
+            self._buffers.record = aligned(self.geometry.record_bytes)
+        matrices = self._buffers.codes.unpack(self._record(ExpertKey(layer, expert), read), read)
+        pairs = zip(self.geometry.matrices, matrices, strict=True)
+        gate_up, down = (_affine(spec, quantized, read).at(level) for spec, quantized in pairs)
         inner = gate_up.shape[0] // 2
         return gate_up.rows(0, inner), gate_up.rows(inner, 2 * inner), down
 
     def _record(self, key: ExpertKey, level: int) -> Bytes:
-        """A record's prefix at `level`, in a buffer of this thread that its next call overwrites."""
-        size = self.geometry.prefix_bytes(level)
-        buffer: Bytes | None = getattr(self._buffers, "bytes", None)
-        if buffer is None or buffer.size < size:
-            buffer = self._buffers.bytes = aligned(self.geometry.record_bytes)
-        last = Plane(PLANES_OF_LEVEL[level] - 1)
-        self._reader.read(key, Plane.BASE, last, [buffer[:size].data])
+        buffer: Bytes = self._buffers.record[: self.geometry.prefix_bytes(level)]
+        self._reader.read(key, Plane.BASE, Plane(PLANES_OF_LEVEL[level] - 1), [buffer.data])
         return buffer
 
-    def _matrices(self, record: Bytes, level: int) -> list[Affine]:
-        geometry = self.geometry
-        at, half = geometry.parameter_bytes, geometry.codes_bytes // 2
-        p4 = np.empty(geometry.codes_bytes, np.uint8)
-        p4[half:] = record[at : at + half]
-        if level == 2:
-            midpoint(p4)
-        else:
-            p4[:half] = record[at + half : at + 2 * half]
-            merge(p4)
-        p0 = record[geometry.planes[2].offset :] if level == 8 else None
-        out = []
-        for spec, parameters_at, codes_at in geometry.matrix_offsets():
-            codes = self._nibbles(p4, codes_at, spec)
-            if p0 is not None:
-                codes = (codes << 4) | self._nibbles(p0, codes_at, spec)
-            raw = record[parameters_at : parameters_at + spec.parameter_bytes].copy()
-            shape = (spec.padded_cols // spec.group, spec.padded_rows, 2)
-            scale, centre = torch.from_numpy(raw).view(torch.bfloat16).view(shape).float().unbind(-1)
-            scale, centre = (t.t()[: spec.rows].contiguous() for t in (scale, centre))
-            if level == 2:
-                centre = centre + scale / 2
-            step = scale / 16 if level == 8 else scale
-            out.append(Affine(codes[: spec.rows, : spec.cols], step, centre, MIDDLE[level], spec.group))
-        return out
 
-    def _nibbles(self, array: Bytes, at: int, spec: MatrixSpec) -> torch.Tensor:
-        spans = self._layout.spans(at, spec.nibble_bytes, self.geometry.codes_bytes)
-        packed = torch.from_numpy(np.concatenate([array[span] for span in spans]))
-        return self._layout.unpack(packed, spec.padded_rows, spec.padded_cols)
-
-
-def _zero(matrix: Affine) -> Affine:
-    nothing = torch.zeros_like(matrix.step)
-    return Affine(matrix.codes, nothing, nothing, matrix.middle, matrix.group)
+def _affine(spec: MatrixSpec, quantized: Quantized, level: int) -> Affine:
+    codes, parameters = quantized
+    scale, centre = (t.t()[: spec.rows].contiguous() for t in parameters.float().unbind(-1))
+    step = scale / 16 if level == 8 else scale
+    return Affine(codes[: spec.rows, : spec.cols], step, centre, MIDDLE[level], spec.group)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -52,7 +53,17 @@ class Made:
     errors: Errors = field(default_factory=Errors)
 
 
-Work = Callable[[], Made]
+@dataclass(frozen=True)
+class Work:
+    """A piece of work.
+
+    Args:
+        nbytes: that it and its result take, together with what it reads.
+        run: does it, in any thread.
+    """
+
+    nbytes: int
+    run: Callable[[], Made]
 
 
 @dataclass
@@ -88,13 +99,6 @@ class PlannedFile:
     def regions(self) -> list[int]:
         """Bytes of every region: the header, then those of the units."""
         return [len(self.header), *(size for unit in self.units for size in unit.regions)]
-
-    def work(self) -> Iterator[tuple[int, Work]]:
-        """Yields the pieces of work in order, each with the region that its parts count from."""
-        first = 1
-        for unit in self.units:
-            yield from ((first, work) for work in unit.work)
-            first += len(unit.regions)
 
 
 class Plan(Protocol):
@@ -144,38 +148,50 @@ class Expert:
     compared: bool
 
     def read(self, level: int | None = None) -> tuple[Affine, Affine, Affine]:
-        """Reads gate, up and down at `level`, by default at the expert's own."""
-        return self.experts.read(self.layer, self.number, self.level if level is None else level)
+        """Reads gate, up and down at `level`, by default at the expert's own; at the store's highest if compared.
 
-    def errors(self, exported: Sequence[torch.Tensor], kept: int = 0, groups: int = 0) -> Errors:
-        """Compares exported weights with the store's, where `compared` says so.
+        The codes lie in arrays that the thread's next call overwrites.
+        """
+        if self.compared or level is None:
+            level = self.experts.geometry.max_level if self.compared else self.level
+        return self.experts.read(self.layer, self.number, level)
+
+    def errors(self, stored: Affine, exported: torch.Tensor, kept: int = 0, groups: int = 0) -> Errors:
+        """Compares exported weights with the store's; only where `compared`.
 
         Args:
-            exported: gate, up and down in float32.
+            stored: rows of a matrix of `read`, at the store's highest level.
+            exported: their exported weights, floating point.
             kept, groups: as in Errors.
         """
-        highest = self.experts.geometry.max_level
-        out = Errors(kept=kept, groups=groups)
-        own = self.read()
-        for made, mine, best in zip(exported, own, self.read(highest), strict=True):
-            source = best.weights()
-            out.total += _squares(source)
-            out.exported += _squares(made - source)
-            out.own += _squares(mine.weights() - source)
-        return out
+        source, own = stored.weights(), stored.at(self.level).weights()
+        return Errors(
+            _squares(exported.float() - source), _squares(own - source), _squares(source), kept, groups
+        )
 
 
 def _squares(values: torch.Tensor) -> float:
     return float(values.square().sum(dtype=torch.float64))
 
 
-def experts_of(experts: StoreExperts, levels: Levels, layer: int) -> list[Expert]:
-    """The experts of a layer; the first and the middle one are compared, as in a conversion."""
+def add_experts(
+    unit: Unit, experts: StoreExperts, levels: Levels, layer: int, size: int, make: Callable[[Expert], Made]
+) -> None:
+    """Adds the work of a layer's experts to a unit; the first and the middle one are compared, as in a conversion.
+
+    Args:
+        unit: that gets the work.
+        experts: of the store.
+        levels: of every expert.
+        layer: of the experts.
+        size: bytes that an expert has in the export.
+        make: encodes an expert.
+    """
     count = experts.count(layer)
-    return [
-        Expert(experts, layer, number, levels[layer][number], number in (0, count // 2))
-        for number in range(count)
-    ]
+    for number in range(count):
+        expert = Expert(experts, layer, number, levels[layer][number], number in (0, count // 2))
+        # Some formats lay the encoded matrices out again.
+        unit.work.append(Work(2 * size, partial(make, expert)))
 
 
 def raw(tensor: torch.Tensor) -> memoryview:

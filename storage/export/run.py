@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from storage.checkpoint import bounded_config
-from storage.convert import cores, destination_errors, one_core_each
+from storage.convert import destination_errors
 from storage.errors import UserError
 from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
 from storage.export.dense import DenseTensors
@@ -23,11 +23,12 @@ from storage.export.matrices import StoreExperts
 from storage.export.plan import Errors, Made, Plan, PlannedFile
 from storage.manifest import DENSE_NAME, Manifest
 from storage.source_file import read_whole
+from storage.threads import cores, in_order, one_core_each
 from storage.untrusted import read_json
 from storage.verify import check_file
 
-_MEMORY = 1_500_000_000
-"""Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
+_MEMORY = 100_000_000
+"""Bytes: limit of all experts and tensors that are read, encoded or wait for their write; one is always allowed."""
 
 
 def _gguf(*arguments: Any) -> Plan:
@@ -58,8 +59,8 @@ def export(
     """Exports a store, or resumes an interrupted export; a finished export of the same content is not changed.
 
     All checks that need no weights come before the first write. The files' bytes do not depend on the number of
-    threads, nor on interruptions. Peak memory: the largest dense tensor with its exported form, or two experts per
-    thread, up to 1.5 GB or one expert.
+    threads, nor on interruptions. Peak memory: 100 MB, or more where the largest dense tensor with its exported form or
+    one expert takes more; and an expert per thread.
 
     Args:
         store: directory of the store.
@@ -162,45 +163,32 @@ class _Export:
         self._out.require_free(sum(sum(file.regions) for file in missing))
         if missing:
             _require_whole(self._store, self._manifest, DENSE_NAME)
-        with one_core_each(threads) as pool:
+        work = (each for file in missing for unit in file.units for each in unit.work)
+        with (
+            one_core_each(threads) as pool,
+            closing(in_order(pool, ((each.nbytes, each.run) for each in work), _MEMORY)) as made,
+        ):
             for file in missing:
-                self._out.write(file.name, file.regions, partial(self._fill, file, pool, threads))
+                self._out.write(file.name, file.regions, partial(self._fill, file, made))
         for name in self._plan.copied:
             self._out.write_bytes(name, read_whole(self._store / name))
         for name, content in self._plan.small_files.items():
             self._out.write_bytes(name, content)
 
-    def _fill(
-        self, file: PlannedFile, pool: ThreadPoolExecutor, threads: int, sink: Sink
-    ) -> dict[str, float]:
-        """Writes a file's regions. Returns the fields of its errors."""
+    def _fill(self, file: PlannedFile, results: Iterator[Made], sink: Sink) -> dict[str, float]:
+        """Writes a file's regions from the next results. Returns the fields of its errors."""
         errors = Errors()
         sink.write(0, memoryview(file.header))
         self._add(len(file.header))
-        for first, made in self._made(pool, file, threads):
-            errors.add(made.errors)
-            for region, data in made.parts:
-                sink.write(first + region, data)
-                self._add(data.nbytes)
+        first = 1
+        for unit in file.units:
+            for made in islice(results, len(unit.work)):
+                errors.add(made.errors)
+                for region, data in made.parts:
+                    sink.write(first + region, data)
+                    self._add(data.nbytes)
+            first += len(unit.regions)
         return asdict(errors)
-
-    def _made(self, pool: ThreadPoolExecutor, file: PlannedFile, threads: int) -> Iterator[tuple[int, Made]]:
-        """Yields the results of a file's work in order, while later ones are made."""
-        # What an expert takes on its way: a record, codes, and the exported bytes.
-        limit = min(2 * threads, max(_MEMORY // (4 * self._manifest.geometry.weights), 1))
-        begun: deque[tuple[int, Future[Made]]] = deque()
-        try:
-            for first, work in file.work():
-                begun.append((first, pool.submit(work)))
-                if len(begun) == limit:
-                    first, future = begun.popleft()
-                    yield first, future.result()
-            while begun:
-                first, future = begun.popleft()
-                yield first, future.result()
-        finally:
-            for _, future in begun:
-                future.cancel()
 
     def _add(self, nbytes: int) -> None:
         self._done += nbytes

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from storage.export.matrices import Affine
-from storage.planes import round_up_bf16
+from storage.planes import Bytes, round_up_bf16
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -77,24 +78,30 @@ def int4(matrix: Affine, group: int) -> Symmetric:
 def _quantize(matrix: Affine, middle: int, dtype: torch.dtype, lowest: int) -> Symmetric:
     """Quantizes to codes 0..2 * middle - 1 against the stored scale, which is rounded up so that no weight is cut."""
     rows, cols = matrix.shape
-    group = matrix.group
-    codes = torch.empty_like(matrix.codes)
-    scales = torch.empty(rows, cols // group, dtype=dtype)
-    for start, end in matrix.pieces():
-        part = matrix.rows(start, end)
-        values = part.codes.float().view(end - start, -1, group)
-        low, high = (edge * part.step + part.offset for edge in torch.aminmax(values, dim=-1))
-        low, high = torch.minimum(low, high), torch.maximum(low, high)  # steps have either sign
-        scale = _round_up(torch.maximum(high / (middle - 1), low / lowest).clamp_min(0), dtype)
-        divisor = scale.float().clamp_min(_TINY)
-        # floor(x + 1/2) rounds; the cast of a non-negative value is its floor, in numpy several times as fast.
-        values.mul_((part.step / divisor).unsqueeze(-1))
-        values.add_((part.offset / divisor + (middle + 0.5)).unsqueeze(-1))
-        values.clamp_(middle + lowest, 2 * middle - 1)
-        made = torch.from_numpy(values.numpy().astype("uint8"))
-        codes[start:end] = made.view(end - start, cols)
-        scales[start:end] = scale
-    return Symmetric(codes, scales, group, middle)
+    codes = np.ascontiguousarray(matrix.codes.numpy())
+    least, most = (edge.view(rows, -1) for edge in _edges(codes, matrix.group))
+    low, high = least * matrix.step + matrix.offset, most * matrix.step + matrix.offset
+    low, high = torch.minimum(low, high), torch.maximum(low, high)  # steps have either sign
+    scale = _round_up(torch.maximum(high / (middle - 1), low / lowest).clamp_min(0), dtype)
+    divisor = scale.float().clamp_min(_TINY)
+    # floor(x + 1/2) rounds; the cast of a non-negative value is its floor, in numpy several times as fast.
+    values = torch.from_numpy(codes.astype(np.float32)).view(rows, -1, matrix.group)
+    values.mul_((matrix.step / divisor).unsqueeze(-1))
+    values.add_((matrix.offset / divisor + (middle + 0.5)).unsqueeze(-1))
+    values.clamp_(middle + lowest, 2 * middle - 1)
+    made = torch.from_numpy(values.numpy().astype(np.uint8)).view(rows, cols)
+    return Symmetric(made, scale, matrix.group, middle)
+
+
+def _edges(codes: Bytes, group: int) -> list[torch.Tensor]:
+    """The least and the largest code of every group of [N, K], float32 [N * K / group] each."""
+    # Vectors of many groups at a time: a reduction along so short an axis takes as long as all of `_quantize` else.
+    words = np.ascontiguousarray(codes.view(np.uint64).reshape(-1, group // 8).T).view(np.uint8)
+    out = []
+    for ufunc in (np.minimum, np.maximum):
+        eighths = np.ascontiguousarray(ufunc.reduce(words, axis=0).reshape(-1, 8).T)
+        out.append(torch.from_numpy(ufunc.reduce(eighths, axis=0).astype(np.float32)))
+    return out
 
 
 def _round_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

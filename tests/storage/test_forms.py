@@ -19,10 +19,10 @@ def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.nd
     p4, p0 = np.zeros(geometry.codes_bytes, np.uint8), np.zeros(geometry.codes_bytes, np.uint8)
     for (spec, _, at), weight in zip(geometry.matrix_offsets(), weights, strict=True):
         codes, _ = quantize_matrix(weight, spec)
-        spans = layout.spans(at, spec.nibble_bytes, geometry.codes_bytes)
+        first, last = at // layout.pieces, (at + spec.nibble_bytes) // layout.pieces
         for array, nibbles in ((p4, codes >> 4), (p0, codes & 15)):
-            for span, piece in zip(spans, layout.pack(nibbles).chunk(len(spans)), strict=True):
-                array[span] = piece.numpy()
+            packed = layout.pack(nibbles).numpy().reshape(layout.pieces, -1)
+            array.reshape(layout.pieces, -1)[:, first:last] = packed
     return p4, p0
 
 

@@ -60,7 +60,21 @@ def test_pack_is_the_described_order_and_unpack_its_inverse(name, shape):
     matrix = a_matrix(*shape)
     packed = LAYOUTS[name].pack(matrix)
     assert packed.numpy().tobytes() == pack_slowly(name, matrix.numpy())
-    assert torch.equal(LAYOUTS[name].unpack(packed, *shape), matrix)
+    pieces = packed.view(LAYOUTS[name].pieces, -1)
+    assert torch.equal(LAYOUTS[name].unpack(pieces, *shape), matrix)
+    out = torch.full(shape, 255, dtype=torch.uint8)
+    assert LAYOUTS[name].unpack(pieces, *shape, out) is out
+    assert torch.equal(out, matrix)
+
+
+@pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-generic", "cpu-avx2-paired"])
+def test_a_matrix_is_unpacked_some_blocks_at_a_time(monkeypatch, name):
+    """Pieces of one block, and a last one of fewer blocks than the others, give the same matrix."""
+    matrix = a_matrix(5 * 64 + 16, 64)
+    pieces = LAYOUTS[name].pack(matrix).view(LAYOUTS[name].pieces, -1)
+    for piece in (1, 2 * 64 * 64):
+        monkeypatch.setattr(layout_module, "_PIECE", piece)
+        assert torch.equal(LAYOUTS[name].unpack(pieces, *matrix.shape), matrix)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,15 +97,15 @@ def test_add_to_adds_every_nibble_transposed(name, shape):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("lengths", [(1024, 3072), (256, 512, 1280), (8192,)])
-def test_spans_cover_every_byte_once(name, lengths):
-    """The spans of all matrices are disjoint, have the matrices' lengths, and leave only padding."""
-    total, taken = 8192, []
+def test_cut_takes_every_byte_once(name, lengths):
+    """The views of all matrices have the matrices' lengths and no byte in common, and leave only padding."""
+    nibbles = torch.zeros(8192, dtype=torch.uint8)
     for at, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
-        spans = LAYOUTS[name].spans(at, length, total)
-        assert sum(span.stop - span.start for span in spans) == length
-        taken += [byte for span in spans for byte in range(span.start, span.stop)]
-        assert all(0 <= span.start < span.stop <= total for span in spans)
-    assert len(taken) == len(set(taken)) == sum(lengths)
+        view = LAYOUTS[name].cut(nibbles, at, length)
+        assert view.shape == (LAYOUTS[name].pieces, length // LAYOUTS[name].pieces)
+        view += 1
+    assert int(nibbles.max()) == 1
+    assert int(nibbles.sum()) == sum(lengths)
 
 
 INNER = """

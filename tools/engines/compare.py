@@ -5,6 +5,7 @@
 
 The prompts are held-out task questions, as token ids, so that both sides read the same tokens. Prints a line of JSON:
 
+- `export`, `engine`, `level`: the directory's name, and as given;
 - `same`: prompts whose greedy answers are equal, token for token;
 - `near_ties`: of the others, those whose first different token has in edgemoe a log-probability at most TIE nats below
   edgemoe's own token; `gaps` lists these differences for all others;
@@ -142,7 +143,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         threads=options.threads,
     )
     found = ask(options.engine, options.python, request)
-    return {"engine": options.engine, "level": options.level} | compare(ours, found)
+    directory = options.export if options.export.is_dir() else options.export.parent
+    given_by = {"export": directory.name, "engine": options.engine, "level": options.level}
+    return given_by | compare(ours, found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,8 +23,8 @@ from pathlib import Path
 from edgemoe.machine.disk_speed import measure_disk
 from edgemoe.machine.process import available_memory
 from storage.checkpoint import Checkpoint
-from storage.convert import cores
 from storage.errors import EdgemoeError, UserError
+from storage.threads import cores
 from storage.unbuffered import forget
 from tools.checkout import child_environment
 from tools.command_line import failed, make_parser, positive

@@ -29,13 +29,14 @@ class Size:
     context: int = 2048
 
 
-FAMILIES = ("qwen3_moe", "olmoe")
-"""Families that `build` makes: gate weights of the chosen experts sum to 1 in the first, to less in the second."""
+FAMILIES = ("qwen3_moe", "olmoe", "granitemoe")
+"""Families that `build` makes: olmoe's gate weights of the chosen experts sum to less than 1; granitemoe's checkpoints
+fuse a layer's experts, and its embeddings, attention, residuals and logits have multipliers."""
 
 
 def make_config(family: str, size: Size, special: dict[str, int]) -> Any:
     """The configuration of a model of `family`, one of FAMILIES; `special` as in `build`."""
-    from transformers import OlmoeConfig, Qwen3MoeConfig
+    from transformers import GraniteMoeConfig, OlmoeConfig, Qwen3MoeConfig
 
     shared = {
         "vocab_size": size.vocabulary,
@@ -43,12 +44,22 @@ def make_config(family: str, size: Size, special: dict[str, int]) -> Any:
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "num_key_value_heads": size.kv_heads,
-        "num_experts": size.experts,
         "num_experts_per_tok": size.top_k,
         "max_position_embeddings": size.context,
         "tie_word_embeddings": True,
         **special,
     }
+    if family == "granitemoe":
+        return GraniteMoeConfig(
+            num_local_experts=size.experts,
+            intermediate_size=size.inner,
+            embedding_multiplier=6.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.5,
+            logits_scaling=2.0,
+            **shared,
+        )
+    shared["num_experts"] = size.experts
     if family == "olmoe":
         return OlmoeConfig(intermediate_size=size.inner, norm_topk_prob=False, **shared)
     return Qwen3MoeConfig(
@@ -190,13 +201,12 @@ class Balance:
     """
 
     def __init__(self, model: Any, decay: float = 0.95) -> None:
-        config = model.config
-        self._experts, self._decay = config.num_experts, decay
-        shape = (config.num_hidden_layers, config.num_experts)
-        self.load = torch.full(shape, 1 / config.num_experts, device=model.device)
+        routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+        self._experts, self._decay = routers[0].num_experts, decay
+        self.load = torch.full((len(routers), self._experts), 1 / self._experts, device=model.device)
         self._record = threading.local()
-        for block in model.model.layers:
-            block.mlp.gate.register_forward_hook(self._record_routing)
+        for router in routers:
+            router.register_forward_hook(self._record_routing)
 
     def _record_routing(self, module: Any, inputs: Any, outputs: Any) -> None:
         if module.training:

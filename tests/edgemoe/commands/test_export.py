@@ -15,7 +15,10 @@ from safetensors.torch import load_file
 from small_store import flip
 
 from edgemoe.families.table import FAMILIES
+from edgemoe.models.heat import save_heat
 from edgemoe.models.resolve import convert_checkpoint
+from storage.base import ExpertKey
+from storage.calibration import TEXT, Calibration
 from storage.checkpoint import Checkpoint
 from storage.export.directory import UNFINISHED_NAME
 from storage.header import read_header
@@ -228,3 +231,71 @@ def test_key_value_heads_that_the_config_leaves_out_are_as_many_as_heads(run, fa
         assert code == 0, err
         files.append((out / "model.gguf").read_bytes())
     assert files[0] == files[1]
+
+
+@pytest.fixture(scope="module")
+def calibrated(family_store):
+    """A store of two layers, whose calibration says that layer 1 and there expert 5 lose most at 4 bits."""
+    _, store = family_store("qwen3_moe", hidden_size=64, moe_intermediate_size=64)
+    manifest = Manifest.load(store)
+    layers = sorted(manifest.layers)
+    error = np.zeros((len(layers), 8, 4), np.float32)
+    error[:, :, 1:] = 1.0
+    error[layers.index(0), :, 1:] = 1.5
+    error[layers.index(1), 5, 1:] = 50.0
+    chosen = np.tile(np.arange(8, dtype=np.uint16), (len(layers), 3, 1))
+    gates = np.full(chosen.shape, 0.125, np.float16)
+    sensitivity = np.ones(len(layers), np.float32)
+    shape = manifest.source, 8, TEXT, "a.txt", 3, tuple(layers), error, sensitivity, chosen, gates
+    Calibration(*shape).save(store)
+    return store
+
+
+def test_a_mean_of_bits_gives_levels_by_calibration(run, calibrated, tmp_path):
+    """Half the bits above 4: layer 1 has 8-bit integers where a format mixes layers; heat.json changes the choice."""
+    count = len(Manifest.load(calibrated).layers)
+    mean = f"bits:{4 + 4 / count}"
+    assert run("export", calibrated, tmp_path / "out", "--level", mean)[0] == 0
+    groups = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"][
+        "config_groups"
+    ]
+    assert {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8] == [
+        r"re:.*layers\.(1)\..*experts.*"
+    ]
+    # Layer 1's lossy expert is never in use; layer 0's share of its bits is then as large, and it comes first.
+    cold = {ExpertKey(1, expert): 1.0 for expert in range(8) if expert != 5}
+    save_heat(calibrated, Manifest.load(calibrated), cold)
+    assert run("export", calibrated, tmp_path / "hot", "--level", mean)[0] == 0
+    groups = json.loads((tmp_path / "hot" / "config.json").read_text())["quantization_config"][
+        "config_groups"
+    ]
+    assert {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8] == [
+        r"re:.*layers\.(0)\..*experts.*"
+    ]
+
+
+@pytest.mark.parametrize("level", ["bits:3.5", "bits:9", "bits:nan", "bits:", "bits:x"])
+def test_a_mean_that_formats_lack_is_refused(run, calibrated, tmp_path, level):
+    """Formats have 8 and 4 bits, and nothing outside of them."""
+    code, _, err = run("export", calibrated, tmp_path / "out", "--level", level)
+    assert code == 2
+    assert "4 to 8" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mean_without_calibration_is_refused(run, family_store, tmp_path):
+    """The message names the missing file and the command that writes it."""
+    _, store = family_store("qwen3_moe")
+    code, _, err = run("export", store, tmp_path / "out", "--level", "bits:6")
+    assert code == 2
+    assert "calibration.safetensors" in err
+    assert "edgemoe calibrate" in err
+
+
+def test_a_mean_needs_level_8(run, family_store, tmp_path):
+    """A store of 4 bits has nothing to add where bits are worth most."""
+    _, store = family_store("qwen3_moe")
+    convert_checkpoint(store.with_name("model"), tmp_path / "four", **OPTIONS | {"max_level": 4})
+    code, _, err = run("export", tmp_path / "four", tmp_path / "out", "--level", "bits:6")
+    assert code == 2
+    assert "level 8" in err

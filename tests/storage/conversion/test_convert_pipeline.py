@@ -16,6 +16,7 @@ from small_conversion import contents, run
 import storage.convert
 import storage.record_file
 import storage.source_file
+import storage.threads
 import storage.writer
 from storage import unbuffered
 from storage.expert_weights import ExpertWeights
@@ -108,7 +109,7 @@ def test_experts_in_memory_at_a_time_are_bounded(
         nonlocal taken
         taken += 1
 
-    monkeypatch.setattr(storage.convert, "ThreadPoolExecutor", Counting)
+    monkeypatch.setattr(storage.threads, "ThreadPoolExecutor", Counting)
     run(small_source, tmp_path / "store", threads=5, progress=written)
     assert max(seen) == most
     assert contents(tmp_path / "store") == straight_files

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from record_codec import encode
 
 from storage.base import ByteRange, Plane
-from storage.decode import decode, unpack_codes
+from storage.decode import RecordCodes, decode
 from storage.layout import LAYOUTS, detect
 from storage.planes import dequantize, merge, midpoint, quantize
 from storage.record import MatrixSpec, RecordGeometry
@@ -29,8 +29,8 @@ def geometry_of(shapes, max_level: int = 8) -> RecordGeometry:
     return RecordGeometry((MatrixSpec.of("gate_up", a, b), MatrixSpec.of("down", c, d)), max_level)
 
 
-def weights_of(geometry: RecordGeometry) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
+def weights_of(geometry: RecordGeometry, seed: int = 7) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     return [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
 
 
@@ -69,10 +69,23 @@ def test_lower_planes_do_not_depend_on_lower_bits():
     """The codes of a level are the top bits of level 8's codes."""
     geometry = geometry_of(SHAPES["even"])
     record = encode(geometry, LAYOUTS["cuda"], weights_of(geometry))
-    codes = {level: unpack_codes(record, geometry, LAYOUTS["cuda"], level) for level in (8, 4, 2)}
+    codes = {level: RecordCodes(geometry, LAYOUTS["cuda"]).unpack(record, level) for level in (8, 4, 2)}
     for eight, four, two in zip(codes[8], codes[4], codes[2], strict=True):
-        assert torch.equal(four[0], eight[0] & 0xF0)
-        assert torch.equal(two[0], eight[0] & 0xC0)
+        assert torch.equal(four[0], eight[0] >> 4)
+        assert torch.equal(two[0], (eight[0] >> 6) * 4 + 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_arrays_are_used_again(layout):
+    """A record's codes do not depend on what the arrays held before, at any level."""
+    geometry = geometry_of(SHAPES["odd"])
+    first, second = (encode(geometry, layout, weights_of(geometry, seed)) for seed in (1, 2))
+    used = RecordCodes(geometry, layout)
+    for level in (8, 2, 4, 8):
+        used.unpack(first, level)
+        expected = RecordCodes(geometry, layout).unpack(second, level)
+        for found, wanted in zip(used.unpack(second, level), expected, strict=True):
+            assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)

@@ -50,6 +50,23 @@ def test_an_expert_has_the_weights_of_its_level(store, level):
                 assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("source", [8, 4])
+@pytest.mark.parametrize("level", [8, 4, 2, 0])
+def test_a_matrix_at_a_lower_level_is_that_which_the_store_has(store, source, level):
+    """What a level has is the same, read alone or lowered from a higher one; its own level changes nothing."""
+    directory, manifest, records = store
+    level = min(level, source)
+    with StoreExperts(directory, manifest) as experts:
+        lowered = [each.at(level).weights() for each in experts.read(3, 1, source)]
+        twice = [each.at(level).at(level).weights() for each in experts.read(3, 1, source)]
+    expected = decode(records[1], manifest.geometry, LAYOUTS[manifest.layout], level) if level else None
+    for found, again in zip(lowered, twice, strict=True):
+        assert torch.equal(found, again)
+    for found, wanted in zip((torch.cat(lowered[:2]), lowered[2]), expected or (), strict=bool(level)):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert level or not any(weights.any() for weights in lowered)
+
+
 def test_a_skipped_expert_has_no_weights(store):
     """Level 0 adds nothing to the layer's output."""
     directory, manifest, _ = store

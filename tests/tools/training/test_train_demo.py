@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgemoe.evaluate.tasks import Turn, held_out_tasks, training_tasks
@@ -107,6 +108,26 @@ def test_olmoe_keeps_the_routers_probabilities() -> None:
     model.train()
     model(torch.arange(10)[None])
     assert balance.take()[1].sum().item() == 2 * 10 * 2
+
+
+def test_granitemoe_trains_and_its_checkpoint_fuses_experts(tmp_path: Path) -> None:
+    """Its routers are counted, every matrix has a gradient, and the written checkpoint has two tensors a layer."""
+    model = build(TINY, seed=0, special=SPECIAL, family="granitemoe")
+    balance = Balance(model)
+    model.train()
+    tokens = torch.arange(10)[None]
+    loss = model(tokens, labels=tokens).loss
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(loss, list(model.model.layers[1].parameters())))
+    evenness, counts = balance.take()
+    assert counts.sum(1).tolist() == [10 * 2] * 2
+    assert evenness.item() == pytest.approx(1.0, abs=0.1)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = [name for name in file.keys() if "layers.1.block_sparse_moe" in name and "router" not in name]  # noqa: SIM118
+        assert sorted(names) == [
+            f"model.layers.1.block_sparse_moe.{name}_linear.weight" for name in ("input", "output")
+        ]
+        assert file.get_slice(names[0]).get_shape()[0] == TINY.experts
 
 
 def test_experts_without_tokens_get_no_gradient(model: Any) -> None:
