@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tools.engines.compare import TIE, compare, prompts
+from tools.engines.compare import TIE, compare, prompts, run
 from tools.engines.protocol import Answers, Request, log_softmax, serve
 
 
@@ -67,6 +70,31 @@ def test_a_process_gets_the_request_and_returns_answers(tmp_path, monkeypatch):
     found = Answers.load(tmp_path)
     assert found.tokens == [[4], [5, 6, 7]]
     assert np.array_equal(found.logprobs, logprobs)
+
+
+@pytest.mark.parametrize("file", ["", "model.gguf"])
+def test_a_line_names_what_was_compared(tmp_path, monkeypatch, file):
+    """The directory's name, also where the engine loads a file of it; the engine and the level as given."""
+    ours = Answers([[0, 1]], rows((9, 0, 0), (0, 9, 0)))
+    engine = SimpleNamespace(store=SimpleNamespace(config={"eos_token_id": 2}))
+    for name, value in {
+        "load_tokenizer": lambda store: SimpleNamespace(eos_token_id=1),
+        "prompts": lambda tokenizer, count: [[3, 4]],
+        "opened": lambda *given: nullcontext(engine),
+        "answers": lambda *given: ours,
+        "ask": lambda engine, python, request: ours,
+    }.items():
+        monkeypatch.setattr(f"tools.engines.compare.{name}", value)
+    export = tmp_path / "demo-int4"
+    export.mkdir()
+    (export / "model.gguf").touch()
+    options = Namespace(
+        store=tmp_path, export=export / file, engine="llama", python="python", level=4,
+        prompts=1, new_tokens=2, threads=1,
+    )  # fmt: skip
+    found = run(options)
+    assert (found["export"], found["engine"], found["level"]) == ("demo-int4", "llama", 4)
+    assert found["same"] == 1
 
 
 def test_prompts_are_distinct_held_out_questions(checkpoint):
