@@ -20,8 +20,9 @@ AUTO, REQUIRED = "auto", "required"
 """Choices of a tool beside a name: text or calls; at least one call."""
 
 _NAMES = ("edgemoe_first", "edgemoe_second")
-
 _ARGUMENTS = ({"place": "here"}, {"place": "there"})
+_IDS = ("call_1a2b3c4d5e", "call_6f7a8b9c0d")
+"""Not random: ids with the same last digits would seem to be text that the template writes for every call."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def call_form(
     Raises:
         UserError: it writes their arguments otherwise than as JSON, or in another form than `form` reads.
     """
-    calls = [Call(name, arguments) for name, arguments in zip(_NAMES, _ARGUMENTS, strict=True)]
+    calls = [Call(*sample) for sample in zip(_NAMES, _ARGUMENTS, _IDS, strict=True)]
     tools = [_sample_tool(name) for name in _NAMES]
     more = {**variables, "tools": tools}
     answer = {"role": "assistant", "content": "", "tool_calls": [call.as_message() for call in calls]}

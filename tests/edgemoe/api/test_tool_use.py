@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import ClassVar
 
 import pytest
@@ -74,8 +75,10 @@ def test_the_form_of_calls_within_a_frame():
     ],
     ids=["as python", "without arguments", "with an id", "another key", "another end"],
 )
-def test_other_forms_are_not_enforced(template):
-    """The answer's reader must find the calls that the template writes, with arguments as JSON."""
+def test_other_forms_are_not_enforced(template, monkeypatch):
+    """The answer's reader must find the calls that the template writes, with arguments as JSON; by no luck of ids."""
+    numbers = count(10)
+    monkeypatch.setattr("secrets.token_hex", lambda nbytes: f"{next(numbers)}0")
     tokenizer, form = chatml_tokenizer(template), AnswerForm.of(chatml_tokenizer())
     with pytest.raises(UserError, match="as JSON"):
         call_form(tokenizer, form, {}, ENDS)
