@@ -152,8 +152,10 @@ class Expert:
 
         The codes lie in arrays that the thread's next call overwrites.
         """
-        if self.compared or level is None:
-            level = self.experts.geometry.max_level if self.compared else self.level
+        if self.compared:
+            level = self.experts.geometry.max_level
+        elif level is None:
+            level = self.level
         return self.experts.read(self.layer, self.number, level)
 
     def errors(self, stored: Affine, exported: torch.Tensor, kept: int = 0, groups: int = 0) -> Errors:

@@ -17,10 +17,11 @@ from storage.convert import destination_errors
 from storage.errors import UserError
 from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
 from storage.export.dense import DenseTensors
-from storage.export.directory import ExportDirectory, Sink
+from storage.export.directory import ExportDirectory
 from storage.export.levels import Levels
 from storage.export.matrices import StoreExperts
 from storage.export.plan import Errors, Made, Plan, PlannedFile
+from storage.export.sink import Sink
 from storage.manifest import DENSE_NAME, Manifest
 from storage.source_file import read_whole
 from storage.threads import cores, in_order, one_core_each

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -252,27 +254,24 @@ def calibrated(family_store):
     return store
 
 
+def layers_of_8_bits(out: Path) -> list[str]:
+    """The modules that an export has as 8-bit integers."""
+    groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
+    return {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8]
+
+
 def test_a_mean_of_bits_gives_levels_by_calibration(run, calibrated, tmp_path):
     """Half the bits above 4: layer 1 has 8-bit integers where a format mixes layers; heat.json changes the choice."""
-    count = len(Manifest.load(calibrated).layers)
-    mean = f"bits:{4 + 4 / count}"
-    assert run("export", calibrated, tmp_path / "out", "--level", mean)[0] == 0
-    groups = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"][
-        "config_groups"
-    ]
-    assert {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8] == [
-        r"re:.*layers\.(1)\..*experts.*"
-    ]
+    store = shutil.copytree(calibrated, tmp_path / "store")
+    manifest = Manifest.load(store)
+    mean = f"bits:{4 + 4 / len(manifest.layers)}"
+    assert run("export", store, tmp_path / "out", "--level", mean)[0] == 0
+    assert layers_of_8_bits(tmp_path / "out") == [r"re:.*layers\.(1)\..*experts.*"]
     # Layer 1's lossy expert is never in use; layer 0's share of its bits is then as large, and it comes first.
     cold = {ExpertKey(1, expert): 1.0 for expert in range(8) if expert != 5}
-    save_heat(calibrated, Manifest.load(calibrated), cold)
-    assert run("export", calibrated, tmp_path / "hot", "--level", mean)[0] == 0
-    groups = json.loads((tmp_path / "hot" / "config.json").read_text())["quantization_config"][
-        "config_groups"
-    ]
-    assert {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8] == [
-        r"re:.*layers\.(0)\..*experts.*"
-    ]
+    save_heat(store, manifest, cold)
+    assert run("export", store, tmp_path / "hot", "--level", mean)[0] == 0
+    assert layers_of_8_bits(tmp_path / "hot") == [r"re:.*layers\.(0)\..*experts.*"]
 
 
 @pytest.mark.parametrize("level", ["bits:3.5", "bits:9", "bits:nan", "bits:", "bits:x"])

@@ -5,22 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import small_checkpoint
-import xxhash
 from bpe_tokenizer import save_bpe
 from faulty_disk import FaultyDisk
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from resealed_store import reseal
 from small_conversion import FAMILY, contents, run
 from small_store import FailureError, flip
@@ -31,7 +26,7 @@ import storage.export.gguf_plan
 from edgemoe.commands import export as command
 from storage.atomic import PARTIAL
 from storage.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeError, ModelRefused, UserError
-from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, Sink, read_contents, verify_export
+from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, read_contents, verify_export
 from storage.export.levels import one_level, read_levels
 from storage.export.plan import Errors, Expert, shards
 from storage.export.run import FORMATS, export
@@ -181,42 +176,6 @@ def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatc
         run_export(store, out, format)
         assert contents(out) == straight[format], at
         shutil.rmtree(out)
-
-
-@given(st.lists(st.integers(0, 3 * 8192), max_size=6), st.integers(0, 1 << 20))
-@settings(max_examples=60, deadline=None)
-def test_regions_of_any_size_have_their_bytes(sizes, seed):
-    """Written in turn, in pieces of any length, every byte is at its place, whatever blocks regions share."""
-    draw = random.Random(seed)
-    whole = draw.randbytes(sum(sizes))
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        tempfile.TemporaryFile() as file,
-    ):
-        patch.setattr(storage.export.directory, "_WINDOW", 8192)
-        sink, done = Sink(file.fileno(), sizes), [0] * len(sizes)
-        while left := [i for i in range(len(sizes)) if done[i] < sizes[i]]:
-            region = draw.choice(left)
-            at, count = starts[region] + done[region], draw.randint(1, sizes[region] - done[region])
-            sink.write(region, memoryview(whole[at : at + count]))
-            done[region] += count
-        entries = sink.finish()
-        file.seek(0)
-        assert file.read() == whole
-    parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    assert entries == [[len(part), xxhash.xxh3_64_hexdigest(part)] for part in parts]
-
-
-def test_a_region_has_no_more_and_no_fewer_bytes(tmp_path):
-    """A byte too many is refused at once, a missing one at the end."""
-    with (tmp_path / "file").open("wb") as file:
-        sink = Sink(file.fileno(), [3, 2])
-        sink.write(0, memoryview(b"abc"))
-        with pytest.raises(ValueError, match="at most 3"):
-            sink.write(0, memoryview(b"d"))
-        with pytest.raises(ValueError, match="3, 0"):
-            sink.finish()
 
 
 def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight, tmp_path, monkeypatch):
