@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_equations import by_the_equations
+from native_paths import forced
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
@@ -14,13 +15,11 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 CONTEXT = 210
 
 
-@pytest.fixture(params=[True, False], ids=["avx512", "avx2"])
+@pytest.fixture(params=["avx512-vnni", "avx2"])
 def instructions(request):
     """Runs the test with AVX-512, then without."""
-    if native.use_vnni(request.param) != request.param:
-        pytest.skip("the processor has no AVX-512 VNNI")
-    yield
-    native.use_vnni(True)
+    with forced(request.param):
+        yield
 
 
 class Prompt:
@@ -84,11 +83,8 @@ def test_bits_do_not_depend_on_the_split(heads, kv_heads, dim, window):
     whole = prompt.attended(3, (200,), window)
     for cuts in ((5, 200), (64, 66, 200), (67, 131, 150, 200)):
         assert all(map(torch.equal, prompt.attended(3, cuts, window), whole))
-    native.use_vnni(False)
-    try:
+    with forced("avx2"):
         without = prompt.attended(3, (90, 200), window)
-    finally:
-        native.use_vnni(True)
     assert all(map(torch.equal, without, whole))
 
 
