@@ -85,6 +85,8 @@ class RunSettings:
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
         compensation: which experts of a token are computed with their low-rank compensators, where they run at the base
             level of these; None: no expert.
+        compensators_limit: most bytes of compensators in memory, the others are read when a step wants them; None: all
+            where they fit beside the planes, else a part.
         hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
@@ -112,6 +114,7 @@ class RunSettings:
     speculate: str = "off"
     remapping: Remapping | None = None
     compensation: Compensation | None = None
+    compensators_limit: int | None = None
     hotness: Hotness | None = None
     in_place: str = "on"
     cache: bool = True
