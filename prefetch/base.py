@@ -12,12 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 from cache.base import Lease, Observer
-from cache.plane_tier import PlaneTier
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
-from storage.base import ExpertKey, PlaneReader, ResidentForm
+from storage.base import ExpertKey
 from storage.device import Event
 
 MODES = ("off", "base", "full", "auto", "critical")
@@ -35,14 +34,6 @@ def is_scan(wanted: int, experts: int) -> bool:
     (True, False)
     """
     return wanted > SCAN_FRACTION * experts
-
-
-class CompensatorTier(NamedTuple):
-    """Where compensators are kept: a tier in RAM, their form in it, and what reads them. The owner closes all of it."""
-
-    tier: PlaneTier
-    form: ResidentForm
-    reader: PlaneReader
 
 
 class Request(Iterator[list[Lease]]):

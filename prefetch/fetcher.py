@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.base import Observer
 from cache.plane_tier import PlaneTier
-from prefetch.base import MODES, CompensatorTier, ExpertSource, PinnedExperts
-from prefetch.compensator_leases import CompensatorLeases
+from prefetch.base import MODES, ExpertSource, PinnedExperts
+from prefetch.compensators.leases import CompensatorLeases
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
 from prefetch.lookahead_gate import LookaheadGate

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from cache.base import Lease
 from prefetch.base import Request
-from prefetch.compensator_leases import CompensatorLeases
+from prefetch.compensators.leases import CompensatorLeases
 from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfers import Transfer, Transfers

@@ -28,7 +28,8 @@ import torch
 from cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
-from prefetch.base import CompensatorTier, ExpertSource, PinnedExperts, Request
+from prefetch.base import ExpertSource, PinnedExperts, Request
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 from storage.device import Event

@@ -14,7 +14,7 @@ from cache.fixed_places import FixedPlaces
 from cache.plane_tier import PlaneTier
 from cache.policies import make_policy
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
-from prefetch.base import CompensatorTier
+from prefetch.compensators.tier import CompensatorTier
 from storage.base import Blocks, ExpertKey
 from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
 from storage.compensators import KIND, LEVEL, CompensatorForm, CompensatorReader

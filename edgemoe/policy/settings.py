@@ -14,6 +14,7 @@ from edgemoe.policy.remapping import Remapping
 from prefetch.base import MODES
 from storage.base import LEVELS
 from storage.errors import UserError
+from storage.sizes import format_size
 
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""
@@ -217,7 +218,8 @@ class RunSettings:
     @property
     def name(self) -> str:
         """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
-        more = "".join(f", {each}" for each in (self.remapping, self.compensation) if each)
+        limit = format_size(self.compensators_limit) if self.compensators_limit is not None else None
+        more = "".join(f", {each}" for each in (self.remapping, self.compensation, limit) if each)
         if self.hotness:
             return f"{format_levels(self.levels)} {self.hotness}{more}"
         if len(self.levels) == 1:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from toys import SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.arena import in_ram
-from cache.lru import LRU
-from cache.lru_experts import PooledLRU
+from cache.lru import LRU, PooledLRU
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
 from storage.base import BLOCK, BlockKind, ExpertKey

@@ -16,7 +16,7 @@ from toys import SLICED, contents, disk_bytes, expected, write
 from cache.fixed_places import FixedPlaces
 from cache.lru import LRU
 from cache.plane_tier import PlaneTier
-from prefetch.base import CompensatorTier
+from prefetch.compensators.tier import CompensatorTier
 from storage.base import BLOCK, BlockKind, Blocks, ExpertKey, Plane, ResidentForm, Source
 from storage.compensators import KIND, LEVEL
 from storage.errors import ChecksumMismatch, DoesNotFit
