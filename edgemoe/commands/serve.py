@@ -78,6 +78,7 @@ def serve_command(
         str | None, typer.Option(help="Name of the model for clients. Default: the last part of --model.")
     ] = None,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     keep_source: options.KeepSourceOption = False,
 ) -> None:
     """Serve a model over HTTP, in the interfaces of OpenAI, Anthropic and ollama (docs/serving.md).
@@ -111,6 +112,7 @@ def serve_command(
         context=context,
         parallel=parallel,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         **vars(limits),
         **vars(kv),
