@@ -109,6 +109,7 @@ def load(
     chunk: int | None = None,
     every: int = 4,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     **settings: Any,
 ) -> Model:
@@ -129,6 +130,7 @@ def load(
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
+        kernel: of the CPU, as --kernel.
         keep_source: keep the downloaded checkpoint of a Hub model.
         settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
@@ -154,6 +156,7 @@ def load(
         context=context,
         parallel=parallel,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         shrink=True,
     )

@@ -314,6 +314,13 @@ def test_a_missing_directory_exits_2(run, tmp_path):
     assert (code, "no such directory" in err) == (2, True)
 
 
+def test_a_lora_adapter_is_refused_by_name(run, tmp_path):
+    """A folder that peft has written holds no model."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    code, _, err = run("bench", "--model", str(tmp_path))
+    assert (code, "a LoRA adapter: merge it" in err) == (2, True)
+
+
 def test_a_linked_store_is_not_removed(run, store, tmp_path):
     """rm refuses a link in the cache in one line, and touches neither it nor its target."""
     moved = store.rename(tmp_path / "elsewhere")
