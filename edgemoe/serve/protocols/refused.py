@@ -40,7 +40,8 @@ METHODS = ["GET", "POST", "PUT", "DELETE"]
 
 async def _refuse(request: Request) -> Response:
     path = request.url.path
-    raise ApiError(501, f"expected another endpoint, got {path}: {REFUSED[path]}", code="not_implemented")
+    message = f"expected another endpoint, got {path}: {REFUSED[path]}"
+    raise ApiError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
 
 
 def refused_endpoints() -> dict[str, Endpoint]:

@@ -99,8 +99,12 @@ def test_errors_have_the_clients_types(keyed, client):
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.InternalServerError, match="embeddings are not computed") as none:
         client.embeddings.create(model="tiny", input="x")
+    assert (none.value.status_code, none.value.response.request.headers["x-stainless-retry-count"]) == (
+        501,
+        "0",
+    )
     other = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         other.models.list()
