@@ -4,7 +4,8 @@
 
 Prints TMAC/s a core, the best of some rounds, of one matrix [1536, 2048] in groups of 64 columns, whose bytes stay in a
 cache. edgemoe's time includes the quantization of rows and the rounding of results to bf16, the plain loops' neither.
-These know no planes and no few rows, so they take 4-bit codes and multiples of 16 rows; they are compiled here, by gcc. All kernels take turns in each round, so that a slow moment of the machine meets all of them.
+These know no planes and no few rows, so they take 4-bit codes and multiples of 16 rows; gcc compiles them here. All
+kernels take turns in each round, so that a slow moment of the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048, 64), MatrixSpec.
 ROWS, COLS, GROUP = 1536, 2048, 64
 
 REPEATS = 1
-"""Products of a round."""
+"""Products of a round on each core."""
 
 
 class Grouped(ctypes.Structure):
