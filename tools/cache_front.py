@@ -3,12 +3,12 @@
     python -m tools.cache_front --model STORE --reference CHECKPOINT --text BOOK [--cache 0.25 --cache 0.4 --cache 0.6]
         [--dram 0.3]
 
-A cache is a fraction of the bytes that all experts take at 4 bits, and so is --dram, of a second tier beside it. New tokens run one by one through the engine, with
-planes in memory used above their schedule (conservative reuse) except in rows that are exact. Bytes are counted from
-the second window on; with --dram their seconds too, at the rates that the engine's rule goes by.
+A cache is a fraction of the bytes that all experts take at 4 bits, and --dram one of a second tier beside it. New
+tokens run one by one through the engine, with planes in memory used above their schedule (conservative reuse) except in
+rows that are exact. Bytes are counted from the second window on.
 
-Levels by damage have three rows: their price counts what a plane takes from where it lies, counts a plane in DRAM as
-one on disk, or counts every plane, whether it is in memory or not. Beside them stand other uses of a miss:
+Levels by damage have rows whose price counts what a missing plane takes from where it lies ("by place"), counts one in
+DRAM as one on disk ("by memory"), or counts every plane, in memory or not. Beside them stand other uses of a miss:
 
 - drop: an absent expert whose gate weight is below a fraction of the token's mean is skipped, the others are exact;
 - instead: an absent expert below that fraction is replaced by the likeliest resident expert that is not chosen.

@@ -111,7 +111,10 @@ def place(
     K: tl.constexpr,
     K_PADDED: tl.constexpr,
 ):
-    """One program: see place_experts. The literals 4, 5, 7, 8 and 71 are MOST_LEVELS, PLACE, _PRICES_AT, ITEM and _SLOTS_AT."""
+    """One program: see place_experts.
+
+    The literals 4, 5, 7, 8 and 71 are MOST_LEVELS, PLACE, _PRICES_AT, ITEM and _SLOTS_AT.
+    """
     slot = tl.arange(0, K_PADDED)
     inside = slot < K
     expert = tl.load(report + slot, mask=inside, other=0)
