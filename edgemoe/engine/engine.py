@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 
 import torch
 
@@ -18,6 +19,7 @@ from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
@@ -37,6 +39,7 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
+from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.memory.workspace import PREFILL_ROWS
@@ -48,6 +51,7 @@ from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
+from edgemoe.policy.tier_prices import TierPrices
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
@@ -62,6 +66,9 @@ __all__ = ["Engine", "StoreModel"]
 
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
+
+SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
+"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
 
 FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
@@ -139,6 +146,7 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
+            self._held = HeldExperts(fetcher, self.shape.layers, self.shape.experts_per_layer)
             # Damage may have to be measured, by steps of this engine.
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
@@ -306,7 +314,26 @@ class Engine:
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             self._require_gate("--lynx")
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+        shape, tiers = self.shape, None
+        if settings.priced and not settings.exact:
+            tiers = TierPrices(self._held.places, self._dram_price, settings.promotion == "whole")
+        return LevelPolicy(settings, shape.layers, shape.experts_per_layer, self.damage, tiers)
+
+    @cached_property
+    def _dram_price(self) -> float:
+        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
+
+        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
+        """
+        if self.dram is None:
+            return 1.0
+        plan, kinds = self.plan, self.store.form.kinds_at(self.plan.levels[0])
+        fastest = {} if self.device else plan.vram_blocks
+        if all(fastest.get(k.name, 0) + plan.dram_blocks.get(k.name, 0) >= self.shape.experts for k in kinds):
+            return 1.0
+        with closing(RecordReader.open(self.store.directory, self.store.manifest)) as reader:
+            read = read_speed(reader, self.store.manifest, plan.levels[0], SPEED_SECONDS)
+        return min(read / copy_speed(self.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
 
     def _require_gate(self, option: str) -> None:
         """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""

@@ -122,6 +122,7 @@ class ExpertLayer:
         activation: the name under which kernels fuse its activation, or CUSTOM.
         next_router: the next layer that has experts, and logits [T, E] of which the top k are its router's choice on
             a state [T, H]; None: this is the last one.
+        next_gates: those logits and experts int64 [T, k] -> their gate weights [T, k]; None: it cannot be said.
     """
 
     def __init__(
@@ -131,8 +132,9 @@ class ExpertLayer:
         module: Any,
         activation: str,
         next_router: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None,
+        next_gates: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.layer, self.runtime, self.next_router = layer, runtime, next_router
+        self.layer, self.runtime, self.next_router, self._next_gates = layer, runtime, next_router, next_gates
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
         self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
@@ -225,13 +227,19 @@ class ExpertLayer:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
         if not self.looks_ahead:
             return
-        if predicted is None:
-            logits, runtime = self._next_logits(hidden), self.runtime
-            predicted = (
-                predict(logits, slots, decode=runtime.step.decode, remapping=runtime.remapping),
-                None,
-            )
-        self.read_ahead(*predicted)
+        self.read_ahead(*(predicted or self._predict(hidden, slots)))
+
+    def _predict(self, hidden: torch.Tensor, slots: int) -> Predicted:
+        """The next layer's experts on this layer's state, and in decode their levels, where these go by damage."""
+        runtime, logits = self.runtime, self._next_logits(hidden)
+        decode = runtime.step.decode
+        experts = predict(logits, slots, decode=decode, remapping=runtime.remapping)
+        if not (decode and self._next_gates and runtime.policy.settings.priced):
+            return experts, None
+        assert self.next_router
+        chosen = torch.tensor(experts)
+        gates = self._next_gates(logits, chosen)
+        return experts, runtime.policy.levels(self.next_router[0], chosen, gates, None, decode=True).tolist()
 
     def read_ahead(
         self, experts: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.workspace import scored_rows, workspace_bytes
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
@@ -144,6 +146,7 @@ def make_plan(
     device: Device | None = None,
     parallel: int = 1,
     compensators: CompensatorBytes = NO_COMPENSATORS,
+    damage: Damage | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -158,6 +161,7 @@ def make_plan(
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
         compensators: that settings use.
+        damage: of the model's experts; None: it is not known yet.
 
     Raises:
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
@@ -183,7 +187,7 @@ def make_plan(
     free = vram_limit - taken
     resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
     planes = free - resident
-    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, device is None)
+    vram_blocks, dram_blocks = _blocks(shape, form, settings, damage, planes, dram_limit, device is None)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -243,21 +247,35 @@ def _overhead_bytes(shape: ModelShape, device: Device | None) -> int:
 
 
 def _blocks(
-    shape: ModelShape, form: ResidentForm, settings: RunSettings, planes: int, dram: int, exclusive: bool
+    shape: ModelShape,
+    form: ResidentForm,
+    settings: RunSettings,
+    damage: Damage | None,
+    planes: int,
+    dram: int,
+    exclusive: bool,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Block kind's name -> blocks, in the VRAM tier and in the DRAM tier.
 
     Args:
+        damage: of the model's experts; None: it is not known yet.
         planes: bytes of the VRAM tier.
         dram: bytes of the DRAM tier.
         exclusive: whether an expert is in one tier at most, as where both lie in RAM.
     """
-    sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
+    fraction = partial(
+        fraction_at,
+        settings,
+        layers=shape.layers,
+        experts=shape.experts_per_layer,
+        top_k=shape.top_k,
+        damage=damage,
+    )
     kinds = form.kinds_at(settings.levels[0])
     if settings.hotness:
         require_sizes(form, settings.levels)
     pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-    fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
+    fractions = {kind: 1.0 if pooled else fraction(kind.level) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram = None
     if settings.hotness:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan, make_plan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
+from storage.calibration import fitting_calibration
 from storage.checkpoint import Checkpoint, Config, bounded_config
 from storage.dense import DenseWeights
 from storage.device import Device
-from storage.errors import ModelRefused, UserError
+from storage.errors import DamagedData, ModelRefused, UserError
 from storage.expert_weights import ExpertWeights
 from storage.header import Spec, read_header, tensor_bytes
 from storage.layout import LAYOUTS
@@ -178,7 +181,19 @@ class StoreModel:
             device=self.device,
             parallel=parallel,
             compensators=self.compensator_bytes(settings).with_(compensators),
+            damage=self._damage(settings),
         )
+
+    def _damage(self, settings: RunSettings) -> Damage | None:
+        """What fewer bits of each expert cost, where settings go by it and a calibration lies beside the store."""
+        if not (settings.priced and self.manifest.layers):
+            return None
+        layers = self.manifest.layers
+        fits = sorted(layers), max(len(layer.records) for layer in layers.values())
+        with suppress(DamagedData):  # the engine names the file
+            found = fitting_calibration(self.directory, self.manifest.source, settings.levels[0], *fits)
+            return Damage.of(found) if found else None
+        return None
 
     def compensator_bytes(self, settings: RunSettings) -> CompensatorBytes:
         """Bytes of the compensators that settings use.
