@@ -251,13 +251,15 @@ class TimedSource(ExpertSource):
         self._timeline.add(COMPUTE, "dense", self._since)
 
     @contextmanager
-    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> Iterator[Request]:
+    def request(
+        self, wanted: Mapping[ExpertKey, int], *, scan: bool = False, ordered: bool = False
+    ) -> Iterator[Request]:
         """Brings experts between two dense spans (ExpertSource.request)."""
         self.end()
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._source.request(wanted, scan=scan) as request:
+            with self._source.request(wanted, scan=scan, ordered=ordered) as request:
                 yield TimedRequest(request, self._timeline, name)
         finally:
             self.begin()
@@ -273,6 +275,11 @@ class TimedSource(ExpertSource):
         return self._source.looks_ahead
 
     @property
+    def scans_ahead(self) -> bool:
+        """Whether the source reads a scan's experts ahead."""
+        return self._source.scans_ahead
+
+    @property
     def predicting(self) -> bool:
         """Whether the source has a prediction that waits."""
         return self._source.predicting
@@ -281,9 +288,9 @@ class TimedSource(ExpertSource):
         """Sets the source's look-ahead."""
         self._source.configure(look_ahead)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Passes predicted experts to the source."""
-        self._source.read_ahead(predicted)
+        self._source.read_ahead(predicted, scan=scan)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Fills the source's free blocks."""

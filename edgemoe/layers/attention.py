@@ -206,8 +206,9 @@ def attention(
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    kv.ranks = torch.empty(query.shape[2], device=query.device) if kv.signal else None
-    for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
+    if kv.places[0].row == kv.places[0].part.start == 0:
+        kv.ranks = torch.empty(kv.rows, device=query.device) if kv.signal else None
+    for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
             queries, read = _visible(module, sequence, query[0, :, span], key[0, :, span], value[0, :, span])
@@ -223,7 +224,11 @@ def attention(
                 keys = torch.cat(
                     [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
                 )
-                kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
+                of_step = kv.signal, place.part, place.rows
+                prompt.receive(layer, queries, keys, scaling, window, *of_step, s_aux)
+                if place.part.stop == place.rows:
+                    own = slice(place.row, place.row + place.rows)
+                    kv.ranks[own] = prompt.ranks(layer, place.rows, window, kv.signal)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

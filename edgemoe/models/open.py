@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -124,6 +124,7 @@ def open_store(
     kv_cache_v: str | None = None,
     context: int | None,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     threads: int | None = None,
     keep_source: bool = False,
     shrink: bool = False,
@@ -136,7 +137,7 @@ def open_store(
         model, device, threads, keep_source, check_files: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
         kv_cache, kv_cache_k, kv_cache_v: for KVFormat.of.
-        choose, context, parallel, shrink: for plan_levels.
+        choose, context, parallel, prefill_rows, shrink: for plan_levels.
         convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
 
     Raises:
@@ -151,7 +152,12 @@ def open_store(
         devices.open_device(device)
 
     def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
-        return plan_levels(store.with_kv(form), choose, vram, dram, context, parallel=parallel, shrink=shrink)
+        return plan_levels(
+            *(store.with_kv(form), choose, vram, dram, context),
+            parallel=parallel,
+            prefill_rows=prefill_rows,
+            shrink=shrink,
+        )
 
     if convert:
         store = open_model(
@@ -170,6 +176,7 @@ def plan_levels(
     context: int | None,
     *,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     shrink: bool = False,
 ) -> tuple[MemoryPlan, RunSettings]:
     """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
@@ -180,6 +187,7 @@ def plan_levels(
         vram, dram: limits in bytes, as StoreModel.plan takes them.
         context: tokens of KV of each sequence; None: the model's default.
         parallel: sequences that run at once.
+        prefill_rows: most rows of a prompt in one step; None: the plan's choice.
         shrink: to the machine's free memory, as within_memory.
 
     Raises:
@@ -188,19 +196,23 @@ def plan_levels(
     _warn_of_context(store.config.get("max_position_embeddings"), context)
     level = store.manifest.max_level
     highest, fewer = choose(level, fits=True), choose(level, fits=False)
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
+    divided = partial(store.plan, parallel=parallel, prefill_rows=prefill_rows)
+    plan = divided(vram_limit=vram, dram_limit=dram, settings=highest, context=context)
     if shrink:
-        plan = within_memory(store, plan, highest)
-    sizes = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-    sizes |= {"context": plan.context, "parallel": parallel}
+        plan = within_memory(store, plan, highest, prefill_rows)
+    sizes = {
+        "vram_limit": plan.vram_limit_bytes,
+        "dram_limit": plan.dram_limit_bytes,
+        "context": plan.context,
+    }
     settings = highest
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
-        plan, settings = store.plan(**sizes, settings=fewer), fewer
+        plan, settings = divided(**sizes, settings=fewer), fewer
     fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
     if parallel >= HOT_SEQUENCES and not fits and not store.device:
         with suppress(UserError):  # other options contradict hotness
             hotter = choose(level, fits=False, hot=True)
-            hot = store.plan(**sizes, settings=hotter)
+            hot = divided(**sizes, settings=hotter)
             if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
                 plan, settings = hot, hotter
     if plan.dram_blocks and not store.device:
@@ -229,8 +241,12 @@ def _warn_of_context(trained: int | None, context: int | None) -> None:
         )
 
 
-def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
+def within_memory(
+    store: StoreModel, plan: MemoryPlan, settings: RunSettings, prefill_rows: int | None = None
+) -> MemoryPlan:
     """Shrinks a plan that needs more memory than the machine has free, with a warning; otherwise returns it.
+
+    `prefill_rows` is what the plan was made with.
 
     Raises:
         DoesNotFit: the smallest limit that works exceeds the free memory too.
@@ -261,4 +277,5 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
         settings=settings,
         context=plan.context,
         parallel=plan.parallel,
+        prefill_rows=prefill_rows,
     )

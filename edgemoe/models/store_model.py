@@ -143,6 +143,7 @@ class StoreModel:
         context: int | None = None,
         parallel: int = 1,
         compensators_bytes: int = 0,
+        prefill_rows: int | None = None,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -153,6 +154,7 @@ class StoreModel:
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
             compensators_bytes: for others than the store's; at least as many as its own take are planned.
+            prefill_rows: most rows of a prompt in one step; None: as many as the context, where that costs little.
 
         Raises:
             UserError: settings that this store or device cannot run.
@@ -179,6 +181,7 @@ class StoreModel:
             device=self.device,
             parallel=parallel,
             compensators_bytes=compensators,
+            prefill_rows=prefill_rows,
         )
 
     def compensators_bytes(self, settings: RunSettings) -> int:

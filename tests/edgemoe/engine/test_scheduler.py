@@ -24,9 +24,8 @@ from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
+from edgemoe.kv.step import BLOCK_ROWS, Segment, Step
 from edgemoe.machine.process import resident_bytes
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt
 from storage.errors import (
@@ -144,8 +143,8 @@ def test_a_step_is_of_one_kind_and_has_each_sequence_once(open_engine, tiny_stor
         Step((Segment(one, (3,)), Segment(one, (4,))))
     with pytest.raises(ValueError, match="prompts or of new tokens"):
         Step((Segment(one, (3,)), Segment(two, (4,), PromptAttention())))
-    with pytest.raises(ValueError, match=f"at most {PREFILL_ROWS} rows"):
-        engine.step(Step((Segment(one, (3,) * (PREFILL_ROWS + 1)),)))
+    with pytest.raises(ValueError, match=f"at most {BLOCK_ROWS} rows"):
+        engine.step(Step((Segment(one, (3,) * (BLOCK_ROWS + 1)),)))
 
 
 def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
