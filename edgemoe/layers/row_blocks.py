@@ -46,9 +46,9 @@ class RowBlocks(nn.Module):
         single = False
         for start in range(0, rows, step.BLOCK_ROWS):
             block = range(start, min(start + step.BLOCK_ROWS, rows))
-            if kv:
+            if kv is not None:
                 kv.check_cancelled()
-            with kv.block(block) if kv else nullcontext():
+            with nullcontext() if kv is None else kv.block(block):
                 part = self.module(
                     *(_rows_of(arg, block, rows) for arg in args),
                     **{name: _rows_of(arg, block, rows) for name, arg in kwargs.items()},
