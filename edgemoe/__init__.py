@@ -104,6 +104,7 @@ def load(
     kv_cache_v: str | None = None,
     context: int | None = None,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     levels: str | None = "auto",
     exact: int | None = None,
     chunk: int | None = None,
@@ -125,6 +126,8 @@ def load(
             None: bf16.
         context: tokens of each sequence; None: the model's, at most 4096.
         parallel: sequences that run at once, at most 64.
+        prefill_rows: most tokens of a prompt that go through the layers together; None: as many as the context, where
+            that costs little memory.
         levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
             8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
@@ -155,6 +158,7 @@ def load(
         kv_cache_v=kv_cache_v,
         context=context,
         parallel=parallel,
+        prefill_rows=prefill_rows,
         threads=threads,
         kernel=kernel,
         keep_source=keep_source,

@@ -69,6 +69,7 @@ def serve_command(
     kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     parallel: options.ParallelOption = 1,
     queue: QueueOption = 8,
     request_timeout: Annotated[
@@ -110,6 +111,7 @@ def serve_command(
         serving,
         model,
         context=context,
+        prefill_rows=prefill_rows,
         parallel=parallel,
         threads=threads,
         kernel=kernel,

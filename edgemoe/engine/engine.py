@@ -42,7 +42,6 @@ from edgemoe.machine.process import (
 from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -481,7 +480,7 @@ class Engine:
         """Runs the rows of a step and appends them to their sequences.
 
         Args:
-            step: of at most PREFILL_ROWS rows.
+            step: of at most the plan's prefill_rows, or as many rows as sequences.
             all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
 
         Returns:
@@ -493,10 +492,11 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
             StepCancelled: as Step; no sequence has changed.
-            ValueError: more than PREFILL_ROWS rows, for which the plan has no workspace.
+            ValueError: more rows, for which the plan has no workspace.
         """
-        if step.rows > PREFILL_ROWS:
-            raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
+        most = self.plan.prefill_rows
+        if step.rows > max(most, len(step.segments)):
+            raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
         if hot:
             hot.before_step(prompt=prompt)
@@ -506,7 +506,7 @@ class Engine:
         return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
-        """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
+        """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
 
         With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
         expert is computed at the highest level that any of the tokens wants.
@@ -520,8 +520,8 @@ class Engine:
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
 
-        A long prompt takes several steps. Each one's experts are ranked for its own tokens; their attention is counted,
-        and ranked, over all of the prompt so far.
+        A prompt of more tokens than the plan's prefill_rows takes several steps. Each one's experts are ranked for its
+        own tokens; their attention is counted, and ranked, over all of the prompt so far.
 
         Raises:
             as require_prompt.
@@ -530,8 +530,9 @@ class Engine:
         self.require_prompt(tokens)
         sequence.require(len(tokens))
         prompt = PromptAttention()
-        for start in range(0, len(tokens), PREFILL_ROWS):
-            part = tuple(tokens[start : start + PREFILL_ROWS])
+        rows = self.plan.prefill_rows
+        for start in range(0, len(tokens), rows):
+            part = tuple(tokens[start : start + rows])
             logits = self.step(Step((Segment(sequence, part, prompt),)))
         return logits[0]
 

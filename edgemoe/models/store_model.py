@@ -146,6 +146,7 @@ class StoreModel:
         context: int | None = None,
         parallel: int = 1,
         compensators: CompensatorBytes = NO_COMPENSATORS,
+        prefill_rows: int | None = None,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -156,6 +157,7 @@ class StoreModel:
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
             compensators: others than the store's, for which there is room as well.
+            prefill_rows: most rows of a prompt in one step; None: as many as the context, where that costs little.
 
         Raises:
             UserError: settings that this store or device cannot run.
@@ -182,6 +184,7 @@ class StoreModel:
             parallel=parallel,
             compensators=self.compensator_bytes(settings).with_(compensators),
             damage=self._damage(settings),
+            prefill_rows=prefill_rows,
         )
 
     def _damage(self, settings: RunSettings) -> Damage | None:
