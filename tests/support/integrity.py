@@ -35,11 +35,13 @@ def _check_blocks(blocks: SharedBlocks | Pool, references: Counter[tuple[str, in
         for (kind, first), count in references.items():
             units.update(dict.fromkeys(range(first, first + blocks._units[kind]), count))
         assert list(blocks._references) == [units[unit] for unit in range(len(blocks._references))]
+        assert not any(blocks._references[blocks._in_use :])
         return
     for kind, counts in blocks._references.items():
         assert counts == [references[kind, index] for index in range(len(counts))]
-        free = blocks._arenas[kind]._free
-        assert sorted(free) == [index for index, count in enumerate(counts) if not count]
+        free, in_use = blocks._arenas[kind]._free, blocks._arenas[kind].capacity
+        assert sorted(free) == [index for index, count in enumerate(counts[:in_use]) if not count]
+        assert not any(counts[in_use:])
 
 
 def check_kept(scheduler: Scheduler) -> None:
