@@ -334,7 +334,9 @@ class PlaneTier:
             for kind in self._blocks.kinds[:1] if isinstance(self._blocks, Pool) else self._victims_kinds:
                 while self._blocks.exceeds(kind, capacity):
                     version = next(self._evictable(kind, None))
-                    self._leave(version, 0 if self._whole else self._level_without[version.level, kind], evicted)
+                    self._leave(
+                        version, 0 if self._whole else self._level_without[version.level, kind], evicted
+                    )
             self._blocks.set_capacity(capacity)
             for version in list(self._resident.values()):
                 if kinds := self._blocks.leaving(version.indices):

@@ -15,7 +15,8 @@ from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import MINIMUM_EXPERTS, make_plan
+from edgemoe.memory.plan import make_plan
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
 from edgemoe.policy.settings import RunSettings
