@@ -94,7 +94,8 @@ class SharedBlocks:
         Returns:
             kind's name -> index; None: there is no place.
         """
-        return self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
+        taken = self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
+        return {kind: taken[kind] for kind in indices}
 
     def fit_memory(self) -> None:
         """Returns the memory of blocks that are not in use, then takes that of blocks that are again."""
