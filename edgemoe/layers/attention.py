@@ -219,12 +219,13 @@ def attention(
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
             if kv.ranks is not None and kv.signal:
                 layer: Any = module.layer_idx
-                step = TILE if quantized else tokens
-                keys = torch.cat(
-                    [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
-                )
-                kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
+                keys = partial(_keys_of, read)
+                kv.ranks[span] = prompt.ranks(layer, queries, keys, tokens, scaling, window, kv.signal, s_aux)
     return out.transpose(0, 1).unsqueeze(0), None
+
+
+def _keys_of(read: Read, first: int, end: int) -> torch.Tensor:
+    return read(first, end)[0]
 
 
 def _reads_latents(sequence: SequenceKV) -> bool:
