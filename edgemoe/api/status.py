@@ -79,7 +79,7 @@ class Status:
     def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
         """Takes it from an engine that other threads use."""
         plan, kept = engine.plan, scheduler.kept_bytes
-        kv = max(engine.kv_bytes - kept, 0)
+        kv = max(engine.memory.kv_bytes - kept, 0)
         fixed = {"driver": plan.driver_bytes, "dense": plan.dense_bytes, "workspace": plan.workspace_bytes}
         tiers = {"vram": engine.vram, "dram": engine.dram}
         return cls(
@@ -88,7 +88,7 @@ class Status:
             memory={
                 **fixed,
                 "compensators": plan.compensators_bytes,
-                "experts": engine.expert_bytes,
+                "experts": engine.memory.expert_bytes,
                 "kv": kv,
                 "kept": kept,
             },
