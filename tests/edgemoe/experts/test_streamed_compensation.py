@@ -18,7 +18,8 @@ from integrity import check_integrity
 from small_store import flip
 
 import edgemoe
-from edgemoe.console.sizes import format_least
+from edgemoe.chat.answer_lines import stats_line
+from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.compensator_bytes import CompensatorBytes
@@ -320,12 +321,16 @@ def test_bytes_of_a_budget_by_use():
 def test_an_answer_stays_within_its_limit(own):
     """Through the API, where the smallest limit streams: the same text as with all in memory, and reads counted."""
     least = format_least(plan_of(own, exact=True, readers=2).minimum_vram_bytes)
-    texts = []
+    texts, reads = [], []
     for limit in (None, least):
         with edgemoe.load(own, exact=2, compensate=1, vram_limit=limit, context=64) as model:
             answer = model.generate("fox", max_new_tokens=6, temperature=0)
+            line = stats_line(answer)
+            reads.append(answer.compensated.pop("bytes_read"))
+            assert f"pairs compensated ({format_size(reads[-1])} read)" in line
             texts.append((answer.text, answer.bits, answer.compensated))
             assert answer.peak_vram_bytes <= answer.limit_bytes
             plan = model.engine.plan
     assert plan.compensators_resident_bytes < plan.compensators_total_bytes
     assert texts[0] == texts[1]
+    assert reads[0] == 0 < reads[1]
