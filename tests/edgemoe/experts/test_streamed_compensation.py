@@ -308,14 +308,15 @@ def test_a_limit_of_compensators_is_kept_or_refused(own):
 
 
 def test_bytes_of_a_budget_by_use():
-    """By hand: as often used as planes, a part by size; half as often, half the weight; what planes leave is theirs."""
-    each = {"total": 1000, "largest": 10, "fixed": 0}
-    assert CompensatorBytes(**each, used=1.0).budget(1100, 9000) == 110
-    assert CompensatorBytes(**each, used=0.5).budget(1900, 9000) == 100
-    assert CompensatorBytes(**each, used=0.5).budget(9500, 9000) == 500
-    assert CompensatorBytes(**each, used=0.5).budget(50_000, 9000) == 1000
-    assert CompensatorBytes(**each, used=0.01).budget(1000, 9000) == 20
-    assert CompensatorBytes(**each, used=0.01, limit=700).budget(1000, 9000) == 700
+    """By hand: what reading all costs beside planes, by use; what planes leave is theirs; a limit is kept."""
+    each = {"experts": 10, "total": 3_000_000, "largest": 300_000, "fixed": 0}
+    # Ten reads cost 2,000,000 bytes more on either side.
+    assert CompensatorBytes(**each, used=1.0).budget(16_000_000, 33_000_000) == 2_000_000
+    assert CompensatorBytes(**each, used=0.2).budget(36_000_000, 39_000_000) == 857_142
+    assert CompensatorBytes(**each, used=0.2).budget(41_000_000, 39_000_000) == 2_000_000
+    assert CompensatorBytes(**each, used=0.2).budget(50_000_000, 39_000_000) == 3_000_000
+    assert CompensatorBytes(**each, used=0.01).budget(10_000_000, 39_000_000) == 600_000
+    assert CompensatorBytes(**each, used=0.01, limit=2_000_000).budget(10_000_000, 39_000_000) == 2_000_000
 
 
 def test_an_answer_stays_within_its_limit(own):
