@@ -22,7 +22,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import hidden_keys
+from edgemoe.policy.importance import attention_received, first_counted, hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -223,7 +223,9 @@ def attention(
                 keys = torch.cat(
                     [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
                 )
-                kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
+                skipped = first_counted(kv.signal, rows)
+                received = attention_received(queries, keys, scaling, window, skipped, s_aux)
+                kv.ranks[span] = prompt.ranks(layer, received, rows, window, kv.signal)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

@@ -18,7 +18,8 @@ class PromptAttention:
     the prompt so far; tokens before the prompt (earlier turns) receive attention, and their own queries count nothing.
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
-    >>> prompt.ranks(0, zeros, zeros, 1.0, None, "heavy-hitters").tolist()  # every query looks at all that it sees
+    >>> received = attention_received(zeros, zeros, 1.0, None, 0)  # every query looks at all that it sees
+    >>> prompt.ranks(0, received, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
     """
 
@@ -28,37 +29,25 @@ class PromptAttention:
         self._step_sums: dict[int, torch.Tensor] = {}
 
     def ranks(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        signal: str,
-        sinks: torch.Tensor | None = None,
+        self, layer: int, received: torch.Tensor, rows: int, window: int | None, signal: str
     ) -> torch.Tensor:
         """Ranks a layer's rows of a step among all N tokens of the sequence so far. May run twice for one step.
 
         Args:
             layer: of the model.
-            query: [heads, R, D], of the last R of the N tokens.
-            keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
-            scaling: factor of the scores.
+            received: float32 [N], attention that each token receives from the step's rows, from first_counted(signal,
+                rows) on: the sum of the mean over heads. Overwritten.
+            rows: R of the step, the last of the N tokens.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
                 "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
                 this step.
-            sinks: [heads], a score in every query's softmax that belongs to no token.
 
         Returns:
-            float32 [R], for the same rows as `query`: the fraction of all N tokens that received more; of equals the
-            earlier token ranks first.
+            float32 [R]: the fraction of all N tokens that received more; of equals the earlier token ranks first.
         """
-        rows, tokens = query.shape[1], keys.shape[1]
-        last = signal == "heavy-hitters-last"
-        skipped = max(rows - LAST_QUERIES, 0) if last else 0
-        received = attention_received(query, keys, scaling, window, skipped, sinks)
-        if not last:
+        tokens = len(received)
+        if signal != "heavy-hitters-last":
             if layer in self._sums:
                 earlier = self._sums[layer]
                 received[: len(earlier)] += earlier
@@ -77,6 +66,11 @@ class PromptAttention:
         self._step_sums = {}
 
 
+def first_counted(signal: str, rows: int) -> int:
+    """The first of a step's rows whose attention counts for a signal of PromptAttention.ranks."""
+    return max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
+
+
 def attention_received(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -88,8 +82,12 @@ def attention_received(
     """Attention that every token receives, summed over queries, a mean over heads; without an [R, N] matrix.
 
     Args:
-        query, keys, scaling, window, sinks: as in PromptAttention.ranks.
+        query: [heads, R, D], of the last R of the N tokens.
+        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        scaling: factor of the scores.
+        window: latest tokens that a row sees, its own included; None: all.
         skipped: first rows of `query` that are left out.
+        sinks: [heads], a score in every query's softmax that belongs to no token.
 
     Returns:
         float32 [N].
@@ -118,7 +116,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in PromptAttention.ranks.
+        window: as in attention_received.
         device: of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
@@ -142,7 +140,7 @@ def attention_weights(
         query: [heads, R, D].
         transposed: float32 keys [kv_heads, D, N].
         hidden: bool [R, N], of hidden_keys.
-        scaling, sinks: as in PromptAttention.ranks.
+        scaling, sinks: as in attention_received.
 
     Returns:
         float32 [heads, R, N].
