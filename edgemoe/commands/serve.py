@@ -81,7 +81,7 @@ def serve_command(
     kernel: options.KernelOption = "auto",
     keep_source: options.KeepSourceOption = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/server.md).
+    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/serving.md).
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.

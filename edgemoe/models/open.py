@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -202,16 +202,16 @@ def plan_levels(
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
-    sizes = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-    sizes |= {"context": plan.context, "parallel": parallel}
+    vram, dram = plan.vram_limit_bytes, plan.dram_limit_bytes
+    plan_of = partial(store.plan, vram_limit=vram, dram_limit=dram, context=plan.context, parallel=parallel)
     settings = highest
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
-        plan, settings = store.plan(**sizes, settings=fewer), fewer
+        plan, settings = plan_of(settings=fewer), fewer
     fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
     if parallel >= HOT_SEQUENCES and not fits and not store.device:
         with suppress(UserError):  # other options contradict hotness
             hotter = choose(level, fits=False, hot=True)
-            hot = store.plan(**sizes, settings=hotter)
+            hot = plan_of(settings=hotter)
             if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
                 plan, settings = hot, hotter
     if plan.dram_blocks and not store.device:
