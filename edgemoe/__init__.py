@@ -110,6 +110,7 @@ def load(
     chunk: int | None = None,
     every: int = 4,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     **settings: Any,
 ) -> Model:
@@ -132,6 +133,7 @@ def load(
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
+        kernel: of the CPU, as --kernel.
         keep_source: keep the downloaded checkpoint of a Hub model.
         settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
@@ -158,6 +160,7 @@ def load(
         parallel=parallel,
         prefill_rows=prefill_rows,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         shrink=True,
     )

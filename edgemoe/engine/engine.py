@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 
 import torch
 
@@ -18,12 +19,13 @@ from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -37,6 +39,7 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
+from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
@@ -47,6 +50,7 @@ from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
+from edgemoe.policy.tier_prices import TierPrices
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
@@ -62,7 +66,10 @@ __all__ = ["Engine", "StoreModel"]
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
 
-FIXED = ("eviction", "promotion", "cache", "readers")
+SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
+"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
+
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
@@ -123,6 +130,9 @@ class Engine:
             self.vram, self.dram = tiers.vram, tiers.dram
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
+            compensators = self._compensators(settings)
+            if compensators:
+                opened.callback(compensators.close)  # behind the reads of the source
             fetcher = Fetcher(
                 self.vram,
                 self.dram,
@@ -135,14 +145,12 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
+            self._held = HeldExperts(fetcher, self.shape.layers, self.shape.experts_per_layer)
             # Damage may have to be measured, by steps of this engine.
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
-            if settings.compensation:
-                compensators = ResidentCompensators.of_store(store.directory, store.manifest)
-                opened.callback(compensators.close)
-                self._runtime.compensators = compensators
+            self._use_compensators(compensators)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -157,6 +165,17 @@ class Engine:
             if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()
+
+    def _compensators(self, settings: RunSettings) -> Compensators | None:
+        """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
+        if settings.compensation is None:
+            return None
+        store, budget = self.store, self.plan.compensators_resident_bytes
+        return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+
+    def _use_compensators(self, compensators: Compensators | None) -> None:
+        self._runtime.compensators = compensators
+        self._source.use_compensators(compensators.where if compensators else None)
 
     def _rehearse(self, source: ExpertSource) -> None:
         """Runs two tokens without experts, so that the pages of libraries which steps touch are resident from now on.
@@ -204,9 +223,9 @@ class Engine:
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine; or the family's routers cannot be remapped; or compensators are not in
-                memory.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or the
+                compensators' limit differ: those need another engine; or the family's routers cannot be remapped; or
+                the engine has no compensators.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -294,7 +313,26 @@ class Engine:
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             self._require_gate("--lynx")
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+        shape, tiers = self.shape, None
+        if settings.priced and not settings.exact:
+            tiers = TierPrices(self._held.places, self._dram_price, settings.promotion == "whole")
+        return LevelPolicy(settings, shape.layers, shape.experts_per_layer, self.damage, tiers)
+
+    @cached_property
+    def _dram_price(self) -> float:
+        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
+
+        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
+        """
+        if self.dram is None:
+            return 1.0
+        plan, kinds = self.plan, self.store.form.kinds_at(self.plan.levels[0])
+        fastest = {} if self.device else plan.vram_blocks
+        if all(fastest.get(k.name, 0) + plan.dram_blocks.get(k.name, 0) >= self.shape.experts for k in kinds):
+            return 1.0
+        with closing(RecordReader.open(self.store.directory, self.store.manifest)) as reader:
+            read = read_speed(reader, self.store.manifest, plan.levels[0], SPEED_SECONDS)
+        return min(read / copy_speed(self.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
 
     def _require_gate(self, option: str) -> None:
         """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
@@ -304,13 +342,14 @@ class Engine:
             raise UserError(wanted, f"model_type {family}", f"leave {option} out")
 
     @contextmanager
-    def compensated_by(self, compensators: ResidentCompensators) -> Iterator[None]:
+    def compensated_by(self, compensators: Compensators) -> Iterator[None]:
         """Has the steps inside the block use other compensators than the store's; configure the engine inside it."""
-        before, self._runtime.compensators = self._runtime.compensators, compensators
+        before = self._runtime.compensators
+        self._use_compensators(compensators)
         try:
             yield
         finally:
-            self._runtime.compensators = before
+            self._use_compensators(before)
             self.configure(self.settings.with_(compensation=None))
 
     @contextmanager

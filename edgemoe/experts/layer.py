@@ -18,7 +18,7 @@ from edgemoe.experts.row_sum import PromptSum, RowSum
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
-from edgemoe.kernels.compensators import ExpertCompensator, ResidentCompensators
+from edgemoe.kernels.compensators import Compensators, ExpertCompensator
 from edgemoe.kv.step import StepKV
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import LevelPolicy, without_skipped
@@ -84,7 +84,7 @@ class ExpertRuntime:
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
         choices: counts what routers choose; None: nothing is counted.
-        compensators: of the experts; None: none are in memory.
+        compensators: of the experts; None: none are used.
         reroute: chooses the experts of every step in the routers' place, for a study; None: they choose.
         step: the state of the step that runs; set by the model runner.
     """
@@ -97,7 +97,7 @@ class ExpertRuntime:
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
     choices: ChoiceCounts | None = None
-    compensators: ResidentCompensators | None = None
+    compensators: Compensators | None = None
     reroute: Reroute | None = None
     step: StepKV = field(init=False)
 
@@ -121,6 +121,7 @@ class ExpertLayer:
         activation: the name under which kernels fuse its activation, or CUSTOM.
         next_router: the next layer that has experts, and logits [T, E] of which the top k are its router's choice on
             a state [T, H]; None: this is the last one.
+        next_gates: those logits and experts int64 [T, k] -> their gate weights [T, k]; None: it cannot be said.
     """
 
     def __init__(
@@ -130,8 +131,9 @@ class ExpertLayer:
         module: Any,
         activation: str,
         next_router: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None,
+        next_gates: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.layer, self.runtime, self.next_router = layer, runtime, next_router
+        self.layer, self.runtime, self.next_router, self._next_gates = layer, runtime, next_router, next_gates
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
         self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
@@ -209,7 +211,8 @@ class ExpertLayer:
         several = not runtime.step.decode or len(hidden) > 1
         scans = several and runtime.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), runtime.policy.experts)
-        with runtime.source.request(wanted, scan=scan, ordered=ordered) as request:
+        compensated = self._compensated(assignments) if runtime.compensators else None
+        with runtime.source.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted, scan=scan)
             for leases in request:
                 self._compute(leases, hidden, assignments, rows)
@@ -228,13 +231,19 @@ class ExpertLayer:
         scan = scan and self.next_router is not None and self.runtime.source.scans_ahead
         if not (self.looks_ahead or scan):
             return
-        if predicted is None:
-            logits, runtime = self._next_logits(hidden), self.runtime
-            predicted = (
-                predict(logits, slots, decode=runtime.step.decode, remapping=runtime.remapping),
-                None,
-            )
-        self.read_ahead(*predicted, scan=scan)
+        self.read_ahead(*(predicted or self._predict(hidden, slots)), scan=scan)
+
+    def _predict(self, hidden: torch.Tensor, slots: int) -> Predicted:
+        """The next layer's experts on this layer's state, and in decode their levels, where these go by damage."""
+        runtime, logits = self.runtime, self._next_logits(hidden)
+        decode = runtime.step.decode
+        experts = predict(logits, slots, decode=decode, remapping=runtime.remapping)
+        if not (decode and self._next_gates and runtime.policy.settings.priced):
+            return experts, None
+        assert self.next_router
+        chosen = torch.tensor(experts)
+        gates = self._next_gates(logits, chosen)
+        return experts, runtime.policy.levels(self.next_router[0], chosen, gates, None, decode=True).tolist()
 
     def read_ahead(
         self,
@@ -299,6 +308,19 @@ class ExpertLayer:
             if self.runtime.probe:
                 self.runtime.probe.computed(self, x, parts, numbers, out)
             rows.add(own, out)
+
+    def _compensated(self, assignments: Assignments) -> dict[ExpertKey, int]:
+        """Experts that are to be compensated, as of ExpertSource.request: where they are computed at the base level."""
+        runtime, found = self.runtime, dict[ExpertKey, int]()
+        assert runtime.compensators
+        base, exact = runtime.compensators.level, runtime.policy.settings.exact
+        for expert, some in assignments.by_expert.items():
+            levels = [one.level for one in some if one.compensated]
+            key = ExpertKey(self.layer, expert)
+            # Unless exact an expert is computed at the level that it is leased at.
+            if (base in levels if exact else levels) and runtime.compensators.of(key):
+                found[key] = 0 if exact else base
+        return found
 
     def _compensator(self, key: ExpertKey, level: int) -> ExpertCompensator | None:
         """The compensator of an expert that is computed at a level; None where the level or the expert has none."""

@@ -126,6 +126,28 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         if self._cancelled and self._cancelled():
             raise StepCancelled
 
+    def receive(
+        self,
+        place: SpanPlace,
+        prompt: PromptAttention,
+        layer: int,
+        received: torch.Tensor,
+        window: int | None,
+    ) -> None:
+        """Adds the attention that tokens receive from a span; behind the last of its segment its rows have ranks.
+
+        Args:
+            place, prompt: of the span; `signal` is set.
+            layer, received, window: as PromptAttention.receive and ranks.
+        """
+        assert self.signal
+        if place.row == place.part.start == 0:
+            self.ranks = torch.empty(self.rows, device=received.device)
+        prompt.receive(layer, received, place.part, self.signal)
+        if place.part.stop == place.rows and self.ranks is not None:
+            own = slice(place.row, place.row + place.rows)
+            self.ranks[own] = prompt.ranks(layer, place.rows, window, self.signal)
+
     @contextmanager
     def block(self, rows: range) -> Iterator[None]:
         """Makes some of the step's rows the whole step, for one module of one layer that takes them block by block.

@@ -22,7 +22,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import hidden_keys
+from edgemoe.policy.importance import attention_received, first_counted, hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -206,8 +206,6 @@ def attention(
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    if kv.places[0].row == kv.places[0].part.start == 0:
-        kv.ranks = torch.empty(kv.rows, device=query.device) if kv.signal else None
     for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
@@ -218,17 +216,15 @@ def attention(
             else:
                 summed = attend_tiles(queries, read, tokens, scaling, window, s_aux)
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
-            if kv.ranks is not None and kv.signal:
+            if kv.signal:
                 layer: Any = module.layer_idx
                 step = TILE if quantized else tokens
                 keys = torch.cat(
                     [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
                 )
-                of_step = kv.signal, place.part, place.rows
-                prompt.receive(layer, queries, keys, scaling, window, *of_step, s_aux)
-                if place.part.stop == place.rows:
-                    own = slice(place.row, place.row + place.rows)
-                    kv.ranks[own] = prompt.ranks(layer, place.rows, window, kv.signal)
+                skipped = first_counted(kv.signal, place.part, place.rows)
+                received = attention_received(queries, keys, scaling, window, skipped, s_aux)
+                kv.receive(place, prompt, layer, received, window)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

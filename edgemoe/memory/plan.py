@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -11,8 +12,10 @@ from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
@@ -60,7 +63,11 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
-    """Low-rank compensators, all of them, and what products with them take."""
+    """Low-rank compensators in memory, what the process has for each, and what products with them take."""
+    compensators_resident_bytes: int = 0
+    """Of these, most bytes of compensators in memory; the others are read when a step wants them."""
+    compensators_total_bytes: int = 0
+    """Bytes of all compensators."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
     hot_experts: int | None = None
@@ -116,6 +123,11 @@ class MemoryPlan:
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
         kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
+        if self.compensators_resident_bytes < self.compensators_total_bytes:
+            resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
+            factors = (
+                f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
+            )
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens{kv_cache}, "
@@ -136,7 +148,8 @@ def make_plan(
     context: int,
     device: Device | None = None,
     parallel: int = 1,
-    compensators_bytes: int = 0,
+    compensators: CompensatorBytes = NO_COMPENSATORS,
+    damage: Damage | None = None,
     prefill_rows: int | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
@@ -151,7 +164,8 @@ def make_plan(
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
-        compensators_bytes: of the compensators that settings use; 0: none.
+        compensators: that settings use.
+        damage: of the model's experts; None: it is not known yet.
         prefill_rows: most rows of a prompt in one step; None: workspace.default_prefill_rows.
 
     Raises:
@@ -162,14 +176,14 @@ def make_plan(
     each = form.bytes_at(level)
     rows = _prefill_rows(shape, each * shape.experts, context, prefill_rows, device)
     fixed = _fixed_bytes(shape, geometry, context, parallel, device, rows)
-    fixed["compensators_bytes"] = compensators_bytes
-    taken = sum(fixed.values())
-    minimum = taken + MINIMUM_EXPERTS * each
+    whole, taken = shape.experts * each, sum(fixed.values()) + compensators.fixed
+    minimum = taken + compensators.least + MINIMUM_EXPERTS * each
     if vram_limit is None:
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
-        vram_limit = min(taken + shape.experts * each, free)
+        vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
-        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        least = fixed | {"compensators": compensators.fixed + compensators.least}
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
         if rows > BLOCK_ROWS:
@@ -179,8 +193,10 @@ def make_plan(
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
-    planes = vram_limit - taken
-    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, device is None)
+    free = vram_limit - taken
+    resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
+    planes = free - resident
+    vram_blocks, dram_blocks = _blocks(shape, form, settings, damage, planes, dram_limit, device is None)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -203,6 +219,9 @@ def make_plan(
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
+        compensators_bytes=compensators.fixed + resident,
+        compensators_resident_bytes=resident,
+        compensators_total_bytes=compensators.total,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
@@ -262,21 +281,35 @@ def _overhead_bytes(shape: ModelShape, device: Device | None) -> int:
 
 
 def _blocks(
-    shape: ModelShape, form: ResidentForm, settings: RunSettings, planes: int, dram: int, exclusive: bool
+    shape: ModelShape,
+    form: ResidentForm,
+    settings: RunSettings,
+    damage: Damage | None,
+    planes: int,
+    dram: int,
+    exclusive: bool,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Block kind's name -> blocks, in the VRAM tier and in the DRAM tier.
 
     Args:
+        damage: of the model's experts; None: it is not known yet.
         planes: bytes of the VRAM tier.
         dram: bytes of the DRAM tier.
         exclusive: whether an expert is in one tier at most, as where both lie in RAM.
     """
-    sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
+    fraction = partial(
+        fraction_at,
+        settings,
+        layers=shape.layers,
+        experts=shape.experts_per_layer,
+        top_k=shape.top_k,
+        damage=damage,
+    )
     kinds = form.kinds_at(settings.levels[0])
     if settings.hotness:
         require_sizes(form, settings.levels)
     pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-    fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
+    fractions = {kind: 1.0 if pooled else fraction(kind.level) for kind in kinds}
     most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
     vram = None
     if settings.hotness:

@@ -19,8 +19,9 @@ class PromptAttention:
     The rows of a step may come in several blocks.
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
-    >>> prompt.receive(0, zeros, zeros, 1.0, None, "heavy-hitters", range(3), 3)
-    >>> prompt.ranks(0, 3, None, "heavy-hitters").tolist()  # every query looks at all that it sees
+    >>> received = attention_received(zeros, zeros, 1.0, None, 0)  # every query looks at all that it sees
+    >>> prompt.receive(0, received, range(3), "heavy-hitters")
+    >>> prompt.ranks(0, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
     """
 
@@ -29,35 +30,18 @@ class PromptAttention:
         self._sums: dict[int, torch.Tensor] = {}
         self._step_sums: dict[int, torch.Tensor] = {}
 
-    def receive(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        signal: str,
-        block: range,
-        rows: int,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
+    def receive(self, layer: int, received: torch.Tensor, block: range, signal: str) -> None:
         """Adds the attention of a block of a step's rows. Blocks come in order; all of them may come twice in a step.
 
         Args:
             layer: of the model.
-            query: [heads, len(block), D], of the last rows of the N tokens so far.
-            keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
-            scaling: factor of the scores.
-            window: latest tokens that a row sees, its own included; None: all.
-            signal: as of `ranks`.
+            received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
+                first_counted on: the sum of the mean over heads. Overwritten.
             block: the rows among those of the step.
-            rows: of the step.
-            sinks: [heads], a score in every query's softmax that belongs to no token.
+            signal: as of `ranks`.
         """
-        last = signal == "heavy-hitters-last"
-        skipped = min(max(rows - LAST_QUERIES - block.start, 0), len(block)) if last else 0
-        received = attention_received(query, keys, scaling, window, skipped, sinks)
-        earlier = self._step_sums.get(layer) if block.start else None if last else self._sums.get(layer)
+        of_prompt = None if signal == "heavy-hitters-last" else self._sums.get(layer)
+        earlier = self._step_sums.get(layer) if block.start else of_prompt
         if earlier is not None:
             received[: len(earlier)] += earlier
         self._step_sums[layer] = received
@@ -68,7 +52,7 @@ class PromptAttention:
         Args:
             layer: of the model.
             rows: R, of the step.
-            window: as of `receive`.
+            window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
                 "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
                 this step.
@@ -92,6 +76,18 @@ class PromptAttention:
         self._step_sums = {}
 
 
+def first_counted(signal: str, block: range, rows: int) -> int:
+    """The first row of a block whose attention counts for a signal of PromptAttention.ranks, from the block's start.
+
+    Args:
+        signal: as there.
+        block: rows among those of a step.
+        rows: of the step.
+    """
+    last = signal == "heavy-hitters-last"
+    return min(max(rows - LAST_QUERIES - block.start, 0), len(block)) if last else 0
+
+
 def attention_received(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -103,8 +99,12 @@ def attention_received(
     """Attention that every token receives, summed over queries, a mean over heads; without an [R, N] matrix.
 
     Args:
-        query, keys, scaling, window, sinks: as in PromptAttention.receive.
+        query: [heads, R, D], of the last R of the N tokens.
+        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        scaling: factor of the scores.
+        window: latest tokens that a row sees, its own included; None: all.
         skipped: first rows of `query` that are left out.
+        sinks: [heads], a score in every query's softmax that belongs to no token.
 
     Returns:
         float32 [N].
@@ -133,7 +133,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in PromptAttention.receive.
+        window: as in attention_received.
         device: of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
@@ -157,7 +157,7 @@ def attention_weights(
         query: [heads, R, D].
         transposed: float32 keys [kv_heads, D, N].
         hidden: bool [R, N], of hidden_keys.
-        scaling, sinks: as in PromptAttention.receive.
+        scaling, sinks: as in attention_received.
 
     Returns:
         float32 [heads, R, N].

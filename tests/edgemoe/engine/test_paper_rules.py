@@ -32,7 +32,7 @@ class Recorded(TimedSource):
         self.wanted: list[dict[ExpertKey, int]] = []
         self.predicted: list[dict[ExpertKey, int]] = []
 
-    def request(self, wanted: Mapping[ExpertKey, int], **how: bool):
+    def request(self, wanted: Mapping[ExpertKey, int], **how):
         self.wanted.append(dict(wanted))
         return super().request(wanted, **how)
 

@@ -14,6 +14,7 @@ from edgemoe.policy.importance import (
     PromptAttention,
     attention_received,
     expert_importance,
+    first_counted,
 )
 
 
@@ -92,7 +93,8 @@ def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, blo
                 for start in range(0, rows, block):
                     of = range(start, min(start + block, rows))
                     own = part[0][:, of.start : of.stop], part[1][:, : past + done + of.stop]
-                    prompt.receive(layer, *own, 0.4, window, signal, of, rows)
+                    received = attention_received(*own, 0.4, window, first_counted(signal, of, rows))
+                    prompt.receive(layer, received, of, signal)
                 got = prompt.ranks(layer, rows, window, signal)
                 so_far = query[layer, :, :end], keys[layer, :, : past + end]
                 scores = scores_so_far(*so_far, 0.4, window, signal, past, rows)
