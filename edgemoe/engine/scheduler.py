@@ -25,6 +25,7 @@ from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels import threads
+from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
@@ -165,11 +166,14 @@ class Scheduler:
         engine: runs the steps; no other caller uses it while requests run.
         pace: how prompts and answers share the steps.
         keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
+        disk: has their blocks on disk, where `keep`; closed with the scheduler. None: memory alone.
     """
 
-    def __init__(self, engine: Engine, pace: Pace | None = None, *, keep: bool = False) -> None:
-        self.engine, self._pace = engine, pace or Pace()
-        self._kept = KeptSequences(engine) if keep else None
+    def __init__(
+        self, engine: Engine, pace: Pace | None = None, *, keep: bool = False, disk: PrefixCache | None = None
+    ) -> None:
+        self.engine, self._pace, self.disk = engine, pace or Pace(), disk
+        self._kept = KeptSequences(engine, disk) if keep else None
         self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
         self._arrived = Arrivals[Request]()
         self._prompt: Request | None = None
@@ -199,6 +203,20 @@ class Scheduler:
         with self.paused():
             if self._kept:
                 self._kept.clear()
+
+    def save(self, tokens: Sequence[int]) -> None:
+        """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
+
+        Not to be called by a callback.
+        """
+        if self._kept and self.disk:
+            with self.paused():
+                self._kept.save(tokens)
+                self.disk.flush()
+
+    def kv_root(self) -> bytes | None:
+        """Returns the hash of all that KV depends on beside tokens, with the settings of now; None: none is kept."""
+        return self._kept.root() if self._kept else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -302,6 +320,8 @@ class Scheduler:
                 self._end(request, error=_closed())
             if self._kept:
                 self._kept.clear()
+            if self.disk:
+                self.disk.close()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -393,7 +413,21 @@ class Scheduler:
         request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
         request.done = request.cached
 
+    def _read_blocks(self, request: Request) -> bool:
+        """Reads the next blocks of a prompt that are on disk; False: there are none."""
+        assert request.sequence
+        try:
+            read = self._kept.read_blocks(request.sequence) if self._kept else None
+        except Exception as error:
+            self._end(request, error=error)
+            return True
+        if read is not None:
+            request.done = request.cached = read
+        return read is not None
+
     def _prefill(self, request: Request) -> None:
+        if self._read_blocks(request):
+            return
         assert request.sequence
         chunk = min(self._chunk, self.engine.plan.scored_rows) if request.on_rows else self._chunk
         part = tuple(request.tokens[request.done : request.done + chunk])
@@ -412,6 +446,8 @@ class Scheduler:
             self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None
+            if self._kept:
+                self._kept.has_prompt(request.sequence, request.tokens)
 
     def _score(
         self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor
@@ -510,7 +546,7 @@ class Scheduler:
         if self._kept is None:
             self.engine.end_sequence(sequence)
         elif isinstance(error, NotFinite):
-            self._kept.discard(sequence)
+            self._kept.discard(sequence, tokens)
         else:
             self._kept.keep(sequence, tokens)
 
