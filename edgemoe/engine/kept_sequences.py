@@ -232,6 +232,11 @@ class KeptSequences:
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
+    def saved(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """Returns the root of hashes with the settings of now, in hex, and how many of the first tokens are on disk."""
+        hashes = chain(self.root(), np.asarray(tokens, np.int64))
+        return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
+
     def keep(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
         """Takes the sequence of an ended request; frees it, or those that it continues, where one has all of another.
 

@@ -214,9 +214,12 @@ class Scheduler:
                 self._kept.save(tokens)
                 self.disk.flush()
 
-    def kv_root(self) -> bytes | None:
-        """Returns the hash of all that KV depends on beside tokens, with the settings of now; None: none is kept."""
-        return self._kept.root() if self._kept else None
+    def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
+        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+
+        None: no KV is kept on disk.
+        """
+        return self._kept.saved(tokens) if self._kept and self.disk else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

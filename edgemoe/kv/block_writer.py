@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +123,14 @@ class BlockWriter:
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
+        loop.set_default_executor(
+            ThreadPoolExecutor(1)
+        )  # a file is closed behind its last write, hung or not
         loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
@@ -133,7 +140,7 @@ class BlockWriter:
             chain.cancelled = True
         if late and wait(late, PATIENCE).not_done:  # not even one block was written meanwhile
             self.stuck = True
-            self._failed(TimeoutError(f"a write takes more than {PATIENCE:g} s; no further block is written"))
+            self._failed(TimeoutError(f"a write takes more than {PATIENCE:g} s, so none follows"))
 
     async def _write(self, chain: Chain) -> None:
         """Writes the blocks of a chain that have no file; marks the others as used."""

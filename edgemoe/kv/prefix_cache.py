@@ -177,7 +177,7 @@ class PrefixCache:
                 path.unlink(missing_ok=True)
             return False
         except OSError as error:
-            self._failed(f"a block of the prefix cache is not read: {path}", error)
+            self._failed("is not read", error)
             return False
         block_files.touch(path, time.time_ns(), index)
         self._read += 1
@@ -218,12 +218,13 @@ class PrefixCache:
         return block_files.path_of(self.directory, digest)
 
     def _write_failed(self, error: Exception) -> None:
-        self._failed(f"{self.directory}, the prefix cache, is not written to", error)
+        self._failed("hangs" if isinstance(error, TimeoutError) else "is not written to", error)
 
     def _failed(self, what: str, error: Exception) -> None:
         """Counts a failure, and warns of the first of its kind."""
         self._failures += 1
-        kind = f"{type(error).__name__} {getattr(error, 'errno', '')}"
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning("%s; later failures of this kind are not reported: %s", what, error)
+        if what not in self._warned:
+            self._warned.add(what)
+            found = error.found if isinstance(error, EdgemoeError) else error
+            why = "answers go on without it, and later failures are not reported"
+            _log.warning("%s, the prefix cache, %s: %s; %s", self.directory, what, found, why)
