@@ -127,10 +127,10 @@ class BlockWriter:
             ThreadPoolExecutor(1)
         )  # a file is closed behind its last write, hung or not
         loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left))
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 

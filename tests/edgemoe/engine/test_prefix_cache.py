@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from family_models import SMALL, random_model, save
 from greedy import Greedy, assert_right, run
 from integrity import check_kept
 
+from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Pace, Scheduler
 from edgemoe.kv.blocks import BLOCK
 from edgemoe.kv.prefix_cache import PrefixCache
@@ -23,15 +27,23 @@ SYSTEM = [(7 * i) % 290 + 3 for i in range(2 * BLOCK + 60)]
 LIMIT = 1 << 30
 
 
-def started(engine, directory: Path, **options) -> Scheduler:
-    """A scheduler as a new process has it: nothing in memory, and what earlier ones left on disk."""
-    cache = PrefixCache.open(directory, LIMIT, engine.shape.kv)
-    return Scheduler(engine, keep=True, disk=cache, **options)
+@pytest.fixture
+def started() -> Iterator[Callable[..., Scheduler]]:
+    """Makes schedulers as a new process has them: nothing in memory, and what earlier ones left on disk."""
+    with ExitStack() as stack:
+
+        def start(engine: Engine, directory: Path, **options: Any) -> Scheduler:
+            cache = PrefixCache.open(directory, LIMIT, engine.shape.kv)
+            scheduler = Scheduler(engine, keep=True, disk=cache, **options)
+            stack.callback(scheduler.close)
+            return scheduler
+
+        yield start
 
 
 @pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
 def test_a_restart_reads_whole_blocks_and_has_the_bits_of_computing_them(
-    open_engine, tiny_store, tmp_path, kv
+    open_engine, started, tiny_store, tmp_path, kv
 ):
     """In every format of keys and values; a conversation of another one is computed."""
     engine = open_engine(tiny_store, level=4, context=4 * BLOCK, kv=kv)
@@ -59,7 +71,7 @@ FAMILIES = ["deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"]
 @pytest.mark.e2e
 @pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_every_kind_of_attention_reads_what_it_wrote(open_engine, tmp_path, model_type, kv):
+def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_path, model_type, kv):
     """The logits behind a prompt from disk are those of the computed one, bit for bit.
 
     Chunks end with the block: with latents a prompt's first step has other roundings than those that continue it.
@@ -99,7 +111,7 @@ def test_states_of_linear_attention_are_refused_by_name(open_engine, tmp_path):
         ({"speculate": "full"}, 2 * BLOCK),
     ],
 )
-def test_blocks_of_other_settings_are_not_found(open_engine, tiny_store, tmp_path, changes, read):
+def test_blocks_of_other_settings_are_not_found(open_engine, started, tiny_store, tmp_path, changes, read):
     """A setting that changes levels has blocks of its own; one that does not shares them."""
     engine = open_engine(tiny_store, levels=(4, 2), exact=True, retention=0.5, context=4 * BLOCK)
     first = started(engine, tmp_path)
@@ -109,7 +121,7 @@ def test_blocks_of_other_settings_are_not_found(open_engine, tiny_store, tmp_pat
     assert run(started(engine, tmp_path), SYSTEM).cached == read
 
 
-def test_blocks_of_another_store_are_not_found(open_engine, tiny_store, checkpoint, tmp_path):
+def test_blocks_of_another_store_are_not_found(open_engine, started, tiny_store, checkpoint, tmp_path):
     """The same checkpoint at fewer levels is another store, whose fingerprint differs."""
     first = started(open_engine(tiny_store, level=4, context=4 * BLOCK), tmp_path / "kv")
     run(first, SYSTEM)
@@ -121,7 +133,7 @@ def test_blocks_of_another_store_are_not_found(open_engine, tiny_store, checkpoi
     assert len(list((tmp_path / "kv").iterdir())) == 4
 
 
-def test_a_prompt_is_on_disk_before_its_answer_ends(open_engine, tiny_store, tmp_path):
+def test_a_prompt_is_on_disk_before_its_answer_ends(open_engine, started, tiny_store, tmp_path):
     """A process that is killed while it decodes has left the prompt."""
     engine = open_engine(tiny_store, level=4, context=4 * BLOCK)
     scheduler = started(engine, tmp_path)
@@ -135,7 +147,7 @@ def test_a_prompt_is_on_disk_before_its_answer_ends(open_engine, tiny_store, tmp
     scheduler.close()
 
 
-def test_blocks_are_read_between_the_steps_of_others(open_engine, tiny_store, tmp_path, monkeypatch):
+def test_blocks_are_read_between_the_steps_of_others(open_engine, started, tiny_store, tmp_path, monkeypatch):
     """A prompt whose KV is on disk is read as it would be computed: some blocks, then tokens of running answers."""
     engine = open_engine(tiny_store, level=4, context=4 * BLOCK, parallel=2)
     first = started(engine, tmp_path)
@@ -158,7 +170,9 @@ def test_blocks_are_read_between_the_steps_of_others(open_engine, tiny_store, tm
     assert_right(engine, late)
 
 
-def test_a_cancel_while_blocks_are_read_keeps_what_was_read(open_engine, tiny_store, tmp_path, monkeypatch):
+def test_a_cancel_while_blocks_are_read_keeps_what_was_read(
+    open_engine, started, tiny_store, tmp_path, monkeypatch
+):
     """The sequence has whole blocks, and a client that comes back goes on from there."""
     engine = open_engine(tiny_store, level=4, context=4 * BLOCK)
     first = started(engine, tmp_path)
@@ -179,7 +193,7 @@ def test_a_cancel_while_blocks_are_read_keeps_what_was_read(open_engine, tiny_st
     assert_right(engine, again)
 
 
-def test_memory_and_disk_are_one_path(open_engine, tiny_store, tmp_path):
+def test_memory_and_disk_are_one_path(open_engine, started, tiny_store, tmp_path):
     """What memory has of a prompt is taken from there, also within a block; the disk has the blocks behind it."""
     engine = open_engine(tiny_store, level=4, context=8 * BLOCK)
     first = started(engine, tmp_path)
@@ -199,7 +213,7 @@ def test_memory_and_disk_are_one_path(open_engine, tiny_store, tmp_path):
 
 
 def test_a_damaged_block_behind_tokens_in_memory_costs_its_own_tokens(
-    open_engine, tiny_store, tmp_path, caplog
+    open_engine, started, tiny_store, tmp_path, caplog
 ):
     """Rows that a failed read has overwritten are computed again, though memory had a part of them."""
     engine = open_engine(tiny_store, level=4, context=8 * BLOCK)
@@ -219,7 +233,7 @@ def test_a_damaged_block_behind_tokens_in_memory_costs_its_own_tokens(
     assert_right(engine, request)
 
 
-def test_a_value_that_is_not_finite_leaves_the_disk_too(open_engine, tiny_store, tmp_path):
+def test_a_value_that_is_not_finite_leaves_the_disk_too(open_engine, started, tiny_store, tmp_path):
     """Otherwise each restart would read it again."""
     engine = open_engine(tiny_store, level=4, context=4 * BLOCK)
     scheduler = started(engine, tmp_path)
@@ -233,7 +247,7 @@ def test_a_value_that_is_not_finite_leaves_the_disk_too(open_engine, tiny_store,
     scheduler.close()
 
 
-def test_rows_are_written_before_they_change(open_engine, tiny_store, tmp_path, monkeypatch):
+def test_rows_are_written_before_they_change(open_engine, started, tiny_store, tmp_path, monkeypatch):
     """Memory for one KV: the next prompt takes the first one's place, and finds the first one's blocks complete."""
     engine = open_engine(tiny_store, level=4, context=3 * BLOCK)
     scheduler = started(engine, tmp_path)
