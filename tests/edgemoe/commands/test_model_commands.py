@@ -268,7 +268,7 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
     assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
     for word in (
