@@ -161,7 +161,7 @@ def test_no_modules_import_each_other() -> None:
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
-        found &= names.keys()
+        found.intersection_update(names)
     assert circles(graph) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
