@@ -313,6 +313,33 @@ def test_metrics_count_answers(server):
     assert grown('edgemoe:expert_requests_total{level="8",model_name="tiny"}') > 0
 
 
+def test_a_restarted_server_reads_the_kv_of_its_prompts(tiny_store, tmp_path):
+    """cached_tokens of the same chat after a restart, and the figures of the disk: tokens, files and bytes."""
+    messages, found = [{"role": "user", "content": "the quick brown fox jumps " * 30}], []
+    for _ in range(2):
+        with server_of(a_model(tiny_store, context=512, kv=tmp_path)) as server:
+            usage = post(server, CHAT, messages=messages, max_tokens=3).json()["usage"]
+            server.idle()
+            lines = server.client.get("/metrics").text.splitlines()
+        figures = {
+            line.split("{")[0]: float(line.split()[-1]) for line in lines if "prefix_cache_disk" in line
+        }
+        kinds = {
+            line.split()[0]: float(line.split()[-1])
+            for line in lines
+            if "prefix_cache_" in line and "kind=" in line
+        }
+        found.append((usage["prompt_tokens_details"]["cached_tokens"], figures, kinds))
+    (cold, _, wrote), (warm, after, read) = found
+    (size,) = (path.stat().st_size for path in tmp_path.iterdir())
+    assert (cold, warm) == (0, 256)
+    assert wrote['edgemoe:prefix_cache_blocks_total{kind="written",model_name="tiny"}'] in (0, 1)
+    assert read['edgemoe:prefix_cache_blocks_total{kind="read",model_name="tiny"}'] == 1
+    assert read['edgemoe:prefix_cache_moved_bytes_total{kind="read",model_name="tiny"}'] == size
+    assert after["edgemoe:prefix_cache_disk_hits_total"] == 256
+    assert size <= after["edgemoe:prefix_cache_disk_bytes"] < size + 4096
+
+
 def test_metrics_count_moves(tiny_store):
     """Of --policy hotness: experts by kind of move, and the bytes of the promotions among them."""
     hot = Hotness(interval=2, warmup=0)
