@@ -16,6 +16,7 @@ from itertools import chain
 from cache.arena import in_ram
 from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
 from cache.block_refs import Indices, SharedBlocks
+from cache.fixed_places import FixedPlaces
 from cache.free_list import Arenas
 from cache.pool import Pool
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
@@ -49,7 +50,8 @@ class PlaneTier:
     Eviction is by kind of block, and every kind has a policy of its own, which sees the experts that have such a block.
     Where a reservation needs a block and none is free, the first candidate whose block has no other reference loses it
     and every plane above it; under a policy of whole experts it loses everything. Under a pooled policy all kinds share
-    the bytes of `capacity`, and candidates lose everything until neighbouring bytes are free for each needed block.
+    the bytes of `capacity`, and candidates lose everything until neighbouring bytes are free for each needed block. So
+    they do among fixed places, until the bytes of one are free.
 
     Args:
         form: of experts in this tier, and in any tier that they move to.
@@ -58,6 +60,7 @@ class PlaneTier:
         device: the memory that the blocks lie in, for leases.
         name: of the tier, for messages.
         arenas: allocates the memory.
+        places: of each expert's block, in place of blocks of `capacity` and `arenas`.
 
     Raises:
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
@@ -72,13 +75,14 @@ class PlaneTier:
         device: str,
         name: str,
         arenas: Arenas = in_ram,
+        places: FixedPlaces | None = None,
     ) -> None:
         self.device = device
         self.name = name
         self._form = form
         policies = {kind.name: policy() for kind in form.kinds}
         pooled = any(each.pooled for each in policies.values())
-        self._blocks = (Pool if pooled else SharedBlocks)(form.kinds, capacity, arenas)
+        self._blocks = places or (Pool if pooled else SharedBlocks)(form.kinds, capacity, arenas)
         self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
         # The highest level below `level` that needs neither `kind` nor a kind above it.
         self._level_without = {
@@ -313,6 +317,39 @@ class PlaneTier:
             if version and level < version.level:
                 self._demote(version, self._form.demoted(version.level, level))
 
+    def resize(
+        self, capacity: Mapping[str, int], evicted: Callable[[Victim], None] = lambda victim: None
+    ) -> None:
+        """Changes the number of blocks, and takes or returns their memory.
+
+        Experts without a block leave in the order of eviction, whole or in part; others keep their planes, some of them
+        in other blocks, and observers see these.
+
+        Args:
+            capacity: kind's name -> blocks, at most as many as the tier began with.
+            evicted: called with every expert that leaves whole, while its blocks are as they were; it must not call
+                this tier.
+
+        Raises:
+            ValueError: experts are leased or reserved, or have places of their own; nothing has changed.
+        """
+        blocks = self._blocks
+        if isinstance(blocks, FixedPlaces):
+            raise ValueError(f"{self.name}: expected blocks for any expert, got a place for each")
+        with self._lock:
+            self._require_unpinned()
+            for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else self._victims_kinds:
+                while blocks.exceeds(kind, capacity):
+                    version = next(self._evictable(kind, None))
+                    self._leave(
+                        version, 0 if self._whole else self._level_without[version.level, kind], evicted
+                    )
+            blocks.set_capacity(capacity)
+            for version in list(self._resident.values()):
+                if kinds := blocks.leaving(version.indices):
+                    self._move(blocks, version, kinds, evicted)
+            blocks.fit_memory()
+
     def close(self) -> None:
         """Evicts every expert and frees the memory. Idempotent.
 
@@ -321,14 +358,40 @@ class PlaneTier:
             BufferError: a buffer of a block is still exported.
         """
         with self._lock:
-            if self._leases or self._pending:
-                counts = f"{len(self._leases)} leases and {len(self._pending)} reservations"
-                raise ValueError(f"{self.name}: expected none leased or reserved, got {counts}")
+            self._require_unpinned()
             for key in list(self._resident):
                 self._replace(key, None)
             self._blocks.close()
 
     # The methods below are called with the lock held.
+
+    def _require_unpinned(self) -> None:
+        if self._leases or self._pending:
+            counts = f"{len(self._leases)} leases and {len(self._pending)} reservations"
+            raise ValueError(f"{self.name}: expected none leased or reserved, got {counts}")
+
+    def _leave(self, version: _Version, level: int, evicted: Callable[[Victim], None]) -> None:
+        """Demotes an expert whose blocks are wanted for other purposes."""
+        if level == 0:
+            evicted(Victim(version.key, version.level, version.blocks))
+        self._demote(version, level)
+
+    def _move(
+        self,
+        blocks: SharedBlocks | Pool,
+        version: _Version,
+        kinds: Sequence[str],
+        evicted: Callable[[Victim], None],
+    ) -> None:
+        """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
+        indices = blocks.relocate(version.indices, kinds)
+        if indices is None:
+            self._leave(version, 0, evicted)
+            return
+        views = blocks.views(indices)
+        for kind in kinds:
+            views[kind][:] = version.blocks[kind]
+        self._replace(version.key, _Version(version.key, version.level, indices, views, version.arriving))
 
     def _plan(self, key: ExpertKey, needed: Sequence[str]) -> tuple[dict[_Version, int], Indices] | None:
         """Chooses the victims that free one block of each needed kind. Changes nothing.
@@ -341,7 +404,7 @@ class PlaneTier:
             victim -> the level left of it, and the needed blocks that this frees; None: too many are leased or
             reserved.
         """
-        if isinstance(self._blocks, Pool):
+        if not isinstance(self._blocks, SharedBlocks):
             return self._plan_in_pool(self._blocks, key, needed)
         losers: dict[_Version, int] = {}
         yielded: Indices = {}
@@ -360,21 +423,21 @@ class PlaneTier:
         return losers, yielded
 
     def _plan_in_pool(
-        self, pool: Pool, key: ExpertKey, needed: Sequence[str]
+        self, pool: Pool | FixedPlaces, key: ExpertKey, needed: Sequence[str]
     ) -> tuple[dict[_Version, int], Indices] | None:
         """Chooses victims, which lose everything, until the pool has a place for each needed kind; as `_plan`."""
         losers: dict[_Version, int] = {}
         if not set(needed) <= set(pool.kinds):
             return None
         candidates = self._evictable(pool.kinds[0], key)
-        while (places := pool.place(needed, [version.indices for version in losers])) is None:
+        while (places := pool.place(key, needed, [version.indices for version in losers])) is None:
             version = next(candidates, None)
             if version is None:
                 return None
             losers[version] = 0
         return losers, places
 
-    def _evictable(self, kind: str, key: ExpertKey) -> Iterator[_Version]:
+    def _evictable(self, kind: str, key: ExpertKey | None) -> Iterator[_Version]:
         """Yields candidates, other than `key`, whose block of a kind has no other reference; a marked one twice."""
         for candidate in self._candidates(kind):
             version = self._resident[candidate]

@@ -24,7 +24,8 @@ class Progress:
         state: see State.
         prompt_tokens: of the whole prompt.
         cached_tokens: of these, tokens whose KV was there before.
-        done_tokens: of the prompt, tokens that have a KV, cached ones included.
+        done_tokens: of the prompt, tokens that have a KV, cached ones included; and of the step under way as many as
+            its layers amount to.
         new_tokens: of the answer, so far.
     """
 
@@ -38,7 +39,7 @@ class Progress:
     def of(cls, request: Request) -> Progress:
         """Takes it from a request, which another thread may run."""
         new = len(request.trace.token_times)
-        return cls(_state(request, new), request.prompt, request.cached, request.done, new)
+        return cls(_state(request, new), request.prompt, request.cached, request.done + request.partly, new)
 
 
 def _state(request: Request, new: int) -> State:
@@ -81,7 +82,7 @@ class Status:
     def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
         """Takes it from an engine that other threads use."""
         plan, kept = engine.plan, scheduler.kept_bytes
-        kv = max(engine.kv_bytes - kept, 0)
+        kv = max(engine.memory.kv_bytes - kept, 0)
         fixed = {"driver": plan.driver_bytes, "dense": plan.dense_bytes, "workspace": plan.workspace_bytes}
         tiers = {"vram": engine.vram, "dram": engine.dram}
         return cls(
@@ -90,7 +91,7 @@ class Status:
             memory={
                 **fixed,
                 "compensators": plan.compensators_bytes,
-                "experts": engine.expert_bytes,
+                "experts": engine.memory.expert_bytes,
                 "kv": kv,
                 "kept": kept,
             },

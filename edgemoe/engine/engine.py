@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 
 import torch
 
-from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
+from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -37,9 +39,10 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
-from edgemoe.memory.plan import MemoryPlan, require_sizes
+from edgemoe.machine.tier_speed import copy_speed, read_speed
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -48,11 +51,12 @@ from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
+from edgemoe.policy.tier_prices import TierPrices
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
-from storage.base import ExpertKey, ResidentForm
+from storage.base import ExpertKey
 from storage.calibration import CALIBRATION_NAME, Calibration
 from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
 from storage.manifest import DENSE_NAME
@@ -63,7 +67,10 @@ __all__ = ["Engine", "StoreModel"]
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
 
-FIXED = ("eviction", "promotion", "cache", "readers")
+SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
+"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
+
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
@@ -111,9 +118,11 @@ class Engine:
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
-        self.budget = Budget(plan.vram_limit_bytes)
         form = form_of(store.form, settings)
-        self._reserve(form)
+        self.memory = LimitedMemory(
+            plan, BlockSplit.of(store.shape, form, settings, store.known_damage(settings)), self._resize
+        )
+        self.budget = self.memory.budget
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
             if self.device:
@@ -124,6 +133,9 @@ class Engine:
             self.vram, self.dram = tiers.vram, tiers.dram
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
+            compensators = self._compensators(settings)
+            if compensators:
+                opened.callback(compensators.close)  # behind the reads of the source
             fetcher = Fetcher(
                 self.vram,
                 self.dram,
@@ -136,14 +148,12 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
+            self._held = HeldExperts(fetcher, self.shape.layers, self.shape.experts_per_layer)
             # Damage may have to be measured, by steps of this engine.
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
-            if settings.compensation:
-                compensators = ResidentCompensators.of_store(store.directory, store.manifest)
-                opened.callback(compensators.close)
-                self._runtime.compensators = compensators
+            self._use_compensators(compensators)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -158,6 +168,17 @@ class Engine:
             if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()
+
+    def _compensators(self, settings: RunSettings) -> Compensators | None:
+        """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
+        if settings.compensation is None:
+            return None
+        store, budget = self.store, self.plan.compensators_resident_bytes
+        return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+
+    def _use_compensators(self, compensators: Compensators | None) -> None:
+        self._runtime.compensators = compensators
+        self._source.use_compensators(compensators.where if compensators else None)
 
     def _rehearse(self, source: ExpertSource) -> None:
         """Runs two tokens without experts, so that the pages of libraries which steps touch are resident from now on.
@@ -178,21 +199,11 @@ class Engine:
         self.take_use()
         self.take_counts()
 
-    def _reserve(self, form: ResidentForm) -> None:
-        """Reserves everything that the plan has, except sequences."""
-        plan = self.plan
-        planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
-        self.budget.reserve("driver", plan.driver_bytes)
-        self.budget.reserve("dense", plan.dense_bytes)
-        self.budget.reserve("workspace", plan.workspace_bytes)
-        self.budget.reserve("compensators", plan.compensators_bytes)
-        self.budget.reserve("planes", planes)
-        self.expert_bytes, self._fixed_bytes = planes, self.budget.used
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the budget that sequences have reserved."""
-        return self.budget.used - self._fixed_bytes
+    def _resize(self, blocks: Mapping[str, int]) -> None:
+        """Changes the number of blocks of the fastest tier."""
+        self._source.resize(blocks)
+        if self.hot:
+            self.hot.resize(blocks)
 
     @property
     def settings(self) -> RunSettings:
@@ -205,9 +216,9 @@ class Engine:
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine; or the family's routers cannot be remapped; or compensators are not in
-                memory.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or the
+                compensators' limit differ: those need another engine; or the family's routers cannot be remapped; or
+                the engine has no compensators.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -246,7 +257,7 @@ class Engine:
         self.hot = self._runtime.choices = None
         if settings.hotness is None:
             return
-        self.hot = HotExperts.of_plan(settings, self.plan, self.store, self._source, self.vram)
+        self.hot = HotExperts.of_blocks(settings, self.memory.blocks, self.store, self._source, self.vram)
         self.hot.start_from(self._heat)
         self._runtime.choices = self.hot.choices
 
@@ -295,7 +306,26 @@ class Engine:
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             self._require_gate("--lynx")
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+        shape, tiers = self.shape, None
+        if settings.priced and not settings.exact:
+            tiers = TierPrices(self._held.places, self._dram_price, settings.promotion == "whole")
+        return LevelPolicy(settings, shape.layers, shape.experts_per_layer, self.damage, tiers)
+
+    @cached_property
+    def _dram_price(self) -> float:
+        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
+
+        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
+        """
+        if self.dram is None:
+            return 1.0
+        plan, kinds = self.plan, self.store.form.kinds_at(self.plan.levels[0])
+        fastest = {} if self.device else plan.vram_blocks
+        if all(fastest.get(k.name, 0) + plan.dram_blocks.get(k.name, 0) >= self.shape.experts for k in kinds):
+            return 1.0
+        with closing(RecordReader.open(self.store.directory, self.store.manifest)) as reader:
+            read = read_speed(reader, self.store.manifest, plan.levels[0], SPEED_SECONDS)
+        return min(read / copy_speed(self.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
 
     def _require_gate(self, option: str) -> None:
         """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
@@ -305,13 +335,14 @@ class Engine:
             raise UserError(wanted, f"model_type {family}", f"leave {option} out")
 
     @contextmanager
-    def compensated_by(self, compensators: ResidentCompensators) -> Iterator[None]:
+    def compensated_by(self, compensators: Compensators) -> Iterator[None]:
         """Has the steps inside the block use other compensators than the store's; configure the engine inside it."""
-        before, self._runtime.compensators = self._runtime.compensators, compensators
+        before = self._runtime.compensators
+        self._use_compensators(compensators)
         try:
             yield
         finally:
-            self._runtime.compensators = before
+            self._use_compensators(before)
             self.configure(self.settings.with_(compensation=None))
 
     @contextmanager
@@ -398,13 +429,13 @@ class Engine:
         context = context or self.plan.context
         assert context <= self.plan.context
         reserved = context if reserve is None else self._tokens_taken(reserve, context)
-        nbytes = self.shape.kv.bytes_for(reserved)
-        self.budget.reserve("kv", nbytes)
+        nbytes = self._kv_bytes_of(reserved, context)
+        self.memory.reserve_kv(nbytes)
         try:
             with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
                 return SequenceKV(self.shape.kv, context, self._place, reserved=reserved)
         except BaseException:
-            self.budget.release(nbytes)
+            self.memory.release_kv(nbytes)
             raise
 
     def _tokens_taken(self, tokens: int, context: int) -> int:
@@ -418,31 +449,51 @@ class Engine:
             tokens: at most the context.
             sequence: None: a new one with the plan's context.
         """
-        taken = self._tokens_taken(tokens, sequence.context if sequence else self.plan.context)
-        if sequence is None:
-            return self.shape.kv.bytes_for(taken)
-        bytes_for = self.shape.kv.bytes_for
-        return max(bytes_for(taken) - bytes_for(sequence.reserved), 0)
+        context = sequence.context if sequence else self.plan.context
+        nbytes = self._kv_bytes_of(self._tokens_taken(tokens, context), context)
+        return max(nbytes - self.bytes_of(sequence), 0) if sequence else nbytes
+
+    def bytes_of(self, sequence: SequenceKV) -> int:
+        """Bytes of the budget that a sequence has reserved."""
+        return self._kv_bytes_of(sequence.reserved, sequence.context)
+
+    def _kv_bytes_of(self, tokens: int, context: int) -> int:
+        kv = self.shape.kv
+        return kv.bytes_for(tokens) if self.device else kv.bytes_in_pages(tokens, context)
 
     def reserve_tokens(self, sequence: SequenceKV, tokens: int) -> None:
         """Reserves the bytes of a sequence's first `tokens` tokens, and of the rest of their last block.
 
+        Between two steps: experts may lose blocks (LimitedMemory).
+
         Raises:
             DoesNotFit: the budget has too little left; the sequence is as before.
         """
-        self.budget.reserve("kv", self.bytes_to_reserve(tokens, sequence))
+        self.memory.reserve_kv(self.bytes_to_reserve(tokens, sequence))
         sequence.reserved = max(sequence.reserved, self._tokens_taken(tokens, sequence.context))
 
+    def crop(self, sequence: SequenceKV, tokens: int) -> int:
+        """Drops a sequence's tokens behind the first `tokens`, and returns the memory of blocks that are empty then.
+
+        Returns:
+            the number of tokens that are left, as SequenceKV.crop.
+        """
+        left, before = sequence.crop(tokens), self.bytes_of(sequence)
+        if not self.device:
+            sequence.return_behind(min(self._tokens_taken(left, sequence.context), sequence.reserved))
+            self.memory.release_kv(before - self.bytes_of(sequence))
+        return left
+
     def end_sequence(self, sequence: SequenceKV) -> None:
-        """Frees a sequence's KV. The sequence must not be used any more."""
+        """Frees a sequence's KV; experts get blocks back. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
-        self.budget.release(self.shape.kv.bytes_for(sequence.reserved))
+        self.memory.release_kv(self.bytes_of(sequence))
 
     def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.
 
         Args:
-            step: of at most PREFILL_ROWS rows.
+            step: of at most the plan's prefill_rows, or as many rows as sequences.
             all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
 
         Returns:
@@ -454,10 +505,11 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
             StepCancelled: as Step; no sequence has changed.
-            ValueError: more than PREFILL_ROWS rows, for which the plan has no workspace.
+            ValueError: more rows, for which the plan has no workspace.
         """
-        if step.rows > PREFILL_ROWS:
-            raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
+        most = self.plan.prefill_rows
+        if step.rows > max(most, len(step.segments)):
+            raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
         if hot:
             hot.before_step(prompt=prompt)
@@ -467,7 +519,7 @@ class Engine:
         return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
-        """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
+        """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
 
         With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
         expert is computed at the highest level that any of the tokens wants.
@@ -481,8 +533,8 @@ class Engine:
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
 
-        A long prompt takes several steps. Each one's experts are ranked for its own tokens; their attention is counted,
-        and ranked, over all of the prompt so far.
+        A prompt of more tokens than the plan's prefill_rows takes several steps. Each one's experts are ranked for its
+        own tokens; their attention is counted, and ranked, over all of the prompt so far.
 
         Raises:
             as require_prompt.
@@ -491,8 +543,9 @@ class Engine:
         self.require_prompt(tokens)
         sequence.require(len(tokens))
         prompt = PromptAttention()
-        for start in range(0, len(tokens), PREFILL_ROWS):
-            part = tuple(tokens[start : start + PREFILL_ROWS])
+        rows = self.plan.prefill_rows
+        for start in range(0, len(tokens), rows):
+            part = tuple(tokens[start : start + rows])
             logits = self.step(Step((Segment(sequence, part, prompt),)))
         return logits[0]
 
@@ -583,6 +636,7 @@ class Engine:
 
     def close(self) -> None:
         """Stops the readers, closes the store and frees the tiers' memory. Idempotent."""
+        self.memory.close()
         self._opened.close()
 
     def __enter__(self) -> Engine:

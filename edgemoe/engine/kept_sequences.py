@@ -89,7 +89,7 @@ class KeptSequences:
         return self._bytes_of(kept.sequence for kept in self._kept)
 
     def _bytes_of(self, sequences: Iterable[SequenceKV]) -> int:
-        return sum(self._engine.shape.kv.bytes_for(sequence.reserved) for sequence in sequences)
+        return sum(map(self._engine.bytes_of, sequences))
 
     def sequence_for(
         self, tokens: Sequence[int], running: Iterable[tuple[Sequence[int], SequenceKV]] = ()
@@ -150,11 +150,9 @@ class KeptSequences:
 
     def _require_context(self) -> None:
         """Raises DoesNotFit where one more whole context does not fit beside those promised, with nothing kept."""
-        each, budget = self._engine.shape.kv.bytes_for(self._engine.plan.context), self._engine.budget
+        each = self._engine.shape.kv.bytes_for(self._engine.plan.context)
         more = (len(self._running) + 1) * each - self._bytes_of(self._running) - self.nbytes
-        if more > 0:
-            budget.reserve("kv", more)
-            budget.release(more)
+        self._engine.memory.require_kv(max(more, 0))
 
     def _longest(self, wanted: Tokens, hashes: list[bytes]) -> tuple[Kept | None, int]:
         """The kept sequence with most of the wanted first tokens, and their number: by hashes, then token by token."""
@@ -180,7 +178,7 @@ class KeptSequences:
                 raise
             self._take(best)  # it would have to leave: its prefix need not
             self._written(best.sequence)
-            return best.sequence, best.sequence.crop(shared)
+            return best.sequence, self._engine.crop(best.sequence, shared)
         if mine:
             self._kept.remove(best)
             self._kept.append(best)
@@ -196,9 +194,9 @@ class KeptSequences:
 
         Where all of them are too few it frees none.
         """
-        budget, others = self._engine.budget, [kept for kept in self._kept if kept is not but]
-        if budget.limit - budget.used + self._bytes_of(kept.sequence for kept in others) >= nbytes:
-            while budget.limit - budget.used < nbytes:
+        memory, others = self._engine.memory, [kept for kept in self._kept if kept is not but]
+        if memory.free_kv_bytes + self._bytes_of(kept.sequence for kept in others) >= nbytes:
+            while memory.free_kv_bytes < nbytes:
                 self._drop(others.pop(0))
 
     def reserve(self, sequence: SequenceKV, rows: int) -> None:

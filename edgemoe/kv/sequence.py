@@ -9,7 +9,7 @@ import torch
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
-from edgemoe.machine.pages import sparse_tensor
+from edgemoe.machine.pages import return_pages, sparse_tensor
 from storage.errors import ContextExceeded
 
 
@@ -88,6 +88,19 @@ class SequenceKV:
         assert 0 <= length <= self.length
         self.length = 0 if self.states and length < self.length else length
         return self.length
+
+    def return_behind(self, tokens: int) -> None:
+        """Returns the memory of tokens behind the first `tokens` to the system, and reserves only these. In RAM alone.
+
+        Args:
+            tokens: at least the valid ones, at most the reserved ones.
+        """
+        assert self.length <= tokens <= self.reserved
+        self.reserved = tokens
+        for stored in (self.keys,) if self.shape.latent else (self.keys, self.values):
+            row = stored.shape[-1] * stored.itemsize
+            for slot in stored.flatten(0, 1):
+                return_pages(slot, tokens * row)
 
     def copy_prefix(self, other: SequenceKV, length: int) -> int:
         """Makes the first tokens of another sequence of the same shape the only ones of this one.

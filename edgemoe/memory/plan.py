@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
-from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
+from edgemoe.kv.blocks import whole_blocks
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
-from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.memory.block_counts import count_blocks
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.workspace import scored_rows, workspace_bytes
-from edgemoe.policy.hotness import Hotness
+from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
+from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.device import Device
 from storage.errors import DoesNotFit, UserError
 from storage.forms import P4
 from storage.record import RecordGeometry
-
-MINIMUM_EXPERTS = 2
-"""Fewest experts that the fastest tier must have blocks for: one is computed while another arrives."""
 
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
@@ -36,7 +36,11 @@ PROCESS_BYTES = 500_000_000
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit."""
+    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit.
+
+    In RAM the KV grows with the sequences: experts begin with what it does not take yet (`first_blocks`), and have
+    `plane_bytes` once it is whole.
+    """
 
     vram_limit_bytes: int
     dram_limit_bytes: int
@@ -59,7 +63,11 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
-    """Low-rank compensators, all of them, and what products with them take."""
+    """Low-rank compensators in memory, what the process has for each, and what products with them take."""
+    compensators_resident_bytes: int = 0
+    """Of these, most bytes of compensators in memory; the others are read when a step wants them."""
+    compensators_total_bytes: int = 0
+    """Bytes of all compensators."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
     hot_experts: int | None = None
@@ -68,11 +76,27 @@ class MemoryPlan:
     """Rows of one step whose logits the workspace holds, all of them."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
+    prefill_rows: int = BLOCK_ROWS
+    """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
+    first_kv_bytes: int = 0
+    """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
+    first_blocks: dict[str, int] = field(default_factory=dict)
+    """Block kind's name -> blocks in the VRAM tier beside so much KV; `vram_blocks`: beside all of it."""
 
     @property
     def vram_experts(self) -> int:
-        """Most experts in the VRAM tier, at any level."""
+        """Most experts in the VRAM tier, at any level, beside the whole KV."""
         return max(self.vram_blocks.values())
+
+    @property
+    def first_experts(self) -> int:
+        """Most experts in the VRAM tier, at any level, as long as sequences are short."""
+        return max(self.first_blocks.values())
+
+    @property
+    def grows(self) -> bool:
+        """Whether experts have bytes that the KV has not come to yet."""
+        return self.first_kv_bytes < self.kv_bytes
 
     @property
     def dram_experts(self) -> int:
@@ -85,15 +109,23 @@ class MemoryPlan:
 
     def used_bytes(self, form: ResidentForm) -> int:
         """RAM that the plan takes where there is no device, bytes; at most the sum of both limits."""
-        tiers = self.vram_blocks, self.dram_blocks
-        blocks = sum(kind.size * tier.get(kind.name, 0) for tier in tiers for kind in form.kinds)
-        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + self.compensators_bytes + blocks
+
+        def size(blocks: dict[str, int]) -> int:
+            return sum(kind.size * blocks.get(kind.name, 0) for kind in form.kinds)
+
+        at_first, at_last = (
+            self.first_kv_bytes + size(self.first_blocks),
+            self.kv_bytes + size(self.vram_blocks),
+        )
+        others = self.dense_bytes + self.workspace_bytes + self.compensators_bytes + size(self.dram_blocks)
+        return others + max(at_first, at_last)
 
     def _resident(self) -> str:
         """How many experts at which levels, for `lines`."""
-        high, low, most = self.levels[0], self.levels[-1], self.vram_experts
+        high, low, most = self.levels[0], self.levels[-1], self.first_experts
         if self.hot_experts is None:
-            return f"{most} experts resident at {format_levels(self.levels)} bits"
+            fewer = f", {self.vram_experts} once the KV is whole" if self.vram_experts < most else ""
+            return f"{most} experts resident at {format_levels(self.levels)} bits{fewer}"
         every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
         rest = "" if most == self.experts else "; the others are read when a token wants them"
         return f"{every} experts resident at {low} bits, {self.hot_experts} hot ones at {high}{rest}"
@@ -113,10 +145,18 @@ class MemoryPlan:
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
         kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
+        if self.compensators_resident_bytes < self.compensators_total_bytes:
+            resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
+            factors = (
+                f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
+            )
+        experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
+        whole = format_size(self.kv_bytes)
+        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {whole}" if self.grows else f"KV {whole}"
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
-            f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens{kv_cache}, "
-            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(self.plane_bytes)}",
+            f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
+            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(experts)}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )
@@ -133,7 +173,9 @@ def make_plan(
     context: int,
     device: Device | None = None,
     parallel: int = 1,
-    compensators_bytes: int = 0,
+    compensators: CompensatorBytes = NO_COMPENSATORS,
+    damage: Damage | None = None,
+    prefill_rows: int | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -147,31 +189,44 @@ def make_plan(
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
-        compensators_bytes: of the compensators that settings use; 0: none.
+        compensators: that settings use.
+        damage: of the model's experts; None: it is not known yet.
+        prefill_rows: most rows of a prompt in one step; None: workspace.default_prefill_rows.
 
     Raises:
+        UserError: prefill_rows for a device, or below 2.
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    fixed = _fixed_bytes(shape, geometry, context, parallel, device)
-    fixed["compensators_bytes"] = compensators_bytes
-    taken = sum(fixed.values())
-    minimum = taken + MINIMUM_EXPERTS * each
+    rows = _prefill_rows(shape, each * shape.experts, context, prefill_rows, device)
+    fixed = _fixed_bytes(shape, geometry, context, parallel, device, rows)
+    whole, taken = shape.experts * each, sum(fixed.values()) + compensators.fixed
+    minimum = taken + compensators.least + MINIMUM_EXPERTS * each
     if vram_limit is None:
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
-        vram_limit = min(taken + shape.experts * each, free)
+        vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
-        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        least = fixed | {"compensators": compensators.fixed + compensators.least}
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
+        if rows > BLOCK_ROWS:
+            less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
         if parallel > 1:
             purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
-    planes = vram_limit - taken
-    vram_blocks, dram_blocks = _blocks(shape, form, settings, planes, dram_limit, device is None)
+    free = vram_limit - taken
+    resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
+    planes = free - resident
+    split = BlockSplit.of(shape, form, settings, damage)
+    first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
+    first_blocks = split.blocks(planes + fixed["kv_bytes"] - first_kv)
+    # Tiers in RAM are exclusive.
+    left = shape.experts - (0 if device else max(vram_blocks.values()))
+    dram_blocks = count_blocks(dram_limit, split.fractions, left, 1) if dram_limit and left else {}
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -190,14 +245,39 @@ def make_plan(
         dram_blocks=dram_blocks,
         experts=shape.experts,
         hot_experts=(
-            min(*vram_blocks.values(), _most_hot(settings.hotness, shape)) if settings.hotness else None
+            min(*first_blocks.values(), most_hot(settings.hotness, shape)) if settings.hotness else None
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
+        compensators_bytes=compensators.fixed + resident,
+        compensators_resident_bytes=resident,
+        compensators_total_bytes=compensators.total,
+        first_kv_bytes=first_kv,
+        first_blocks=first_blocks,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
+        prefill_rows=rows,
     )
+
+
+def _prefill_rows(
+    shape: ModelShape, experts_bytes: int, context: int, given: int | None, device: Device | None
+) -> int:
+    """Most rows of a prompt in one step.
+
+    Raises:
+        UserError: as make_plan.
+    """
+    if given is None:
+        place = device.place if device else torch.device("cpu")
+        return default_prefill_rows(shape, experts_bytes, context, place)
+    if device:
+        found = f"--device {device.name}, where a step has {BLOCK_ROWS}"
+        raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")
+    if given < 2:
+        raise UserError("2 or more rows for --prefill-rows", f"{given}", f"choose a multiple of {BLOCK_ROWS}")
+    return given
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
@@ -209,11 +289,16 @@ def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: 
 
 
 def _fixed_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, parallel: int, device: Device | None
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    parallel: int,
+    device: Device | None,
+    prefill_rows: int,
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
     place = device.place if device else torch.device("cpu")
-    workspace = workspace_bytes(shape, geometry, context, place, parallel)
+    workspace = workspace_bytes(shape, geometry, context, place, parallel, prefill_rows)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,
@@ -222,52 +307,16 @@ def _fixed_bytes(
     }
 
 
+def _first_kv_bytes(shape: ModelShape, context: int, parallel: int, device: Device | None) -> int:
+    """KV that no block of experts ever takes."""
+    if device:
+        return parallel * shape.kv.bytes_for(context)
+    return parallel * shape.kv.bytes_in_pages(whole_blocks(1, context), context)
+
+
 def _overhead_bytes(shape: ModelShape, device: Device | None) -> int:
     """What allocators and the interpreter take beside the tensors of a step."""
     return ROUNDING_BYTES if device else EXPERT_BYTES * shape.experts
-
-
-def _blocks(
-    shape: ModelShape, form: ResidentForm, settings: RunSettings, planes: int, dram: int, exclusive: bool
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Block kind's name -> blocks, in the VRAM tier and in the DRAM tier.
-
-    Args:
-        planes: bytes of the VRAM tier.
-        dram: bytes of the DRAM tier.
-        exclusive: whether an expert is in one tier at most, as where both lie in RAM.
-    """
-    sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
-    kinds = form.kinds_at(settings.levels[0])
-    if settings.hotness:
-        require_sizes(form, settings.levels)
-    pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-    fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
-    most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
-    vram = None
-    if settings.hotness:
-        hottest = _most_hot(settings.hotness, shape)
-        vram = count_hot_blocks(planes, kinds, settings.levels[-1], shape.experts, hottest)
-    vram = vram or count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
-    left = shape.experts - (max(vram.values()) if exclusive else 0)
-    return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
-
-
-def _most_hot(hotness: Hotness, shape: ModelShape) -> int:
-    """Experts of a model that a setting lets be hot at once."""
-    each = shape.experts_per_layer if hotness.experts is None else hotness.experts
-    return min(each * (shape.experts // shape.experts_per_layer), shape.experts)
-
-
-def require_sizes(form: ResidentForm, levels: tuple[int, ...]) -> None:
-    """Refuses levels of precision by hotness between which a kernel's experts have the same size.
-
-    Raises:
-        UserError: the highest level of `levels` takes the blocks of the lowest.
-    """
-    if all(kind.level <= levels[-1] for kind in form.kinds_at(levels[0])):
-        found = f"levels {format_levels(levels)}, which take the same blocks with this kernel"
-        raise UserError("levels of different size, for --policy hotness", found, "give --levels 8/4")
 
 
 def staging_buffers(settings: RunSettings) -> int:

@@ -4,48 +4,84 @@ from __future__ import annotations
 
 import torch
 
+from edgemoe.experts.assignments import MOST_ROWS
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.formats import TILE, TILE_QUERIES
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.policy.importance import QUERY_BLOCK
+from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 from storage.record import RecordGeometry
 
-PREFILL_ROWS = 512
-"""Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
+PREFILL_FRACTION = 0.05
+"""Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit
+decides nothing here, so that an answer does not depend on it."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 """A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
+
+SUMS = 8
+"""Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
 
 CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
 
+def default_prefill_rows(shape: ModelShape, experts_bytes: int, context: int, place: torch.device) -> int:
+    """Rows of a prompt's step: as many as the context has, in whole blocks, where that costs little memory.
+
+    Args:
+        shape: of the model.
+        experts_bytes: of all experts at the highest level of the settings.
+        context: tokens.
+        place: on a device it is one block.
+    """
+    if place.type != "cpu":
+        return BLOCK_ROWS
+    affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(shape))
+    return max(min(-(-context // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
+
+
 def workspace_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device, parallel: int = 1
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    place: torch.device,
+    parallel: int = 1,
+    prefill_rows: int = BLOCK_ROWS,
 ) -> int:
     """Upper estimate of the bytes that one step allocates, without weights and KV.
 
-    Hidden states, which live through a whole layer, and the largest of the layer's three parts: attention, a dense
-    product, its experts. Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of
-    them takes some more.
+    What lives through a whole layer, for all rows of a prompt's step; and the largest of the layer's three parts, for a
+    block of rows: attention, a dense product, its experts. Activations are bf16 with float32 copies. Each sequence has
+    a row of logits; sampling one of them takes some more.
     """
-    rows = max(min(context, PREFILL_ROWS), parallel)
+    rows = max(min(context, BLOCK_ROWS), parallel)
     attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
     largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
+    more = max(min(context, prefill_rows) - rows, 0) * _bytes_a_row(shape)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    return _hidden_bytes(shape, rows) + largest + logits + kept
+    return _hidden_bytes(shape, rows) + largest + more + logits + kept
 
 
 def scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:
     """Rows whose logits fit the bytes of a workspace once the layers are done, beside hidden states and the head."""
-    rows = max(min(context, PREFILL_ROWS), parallel)
+    rows = max(min(context, BLOCK_ROWS), parallel)
     left = workspace - _hidden_bytes(shape, rows) - SLICE_BYTES - shape.vocab * SAMPLING_BYTES
     of_slice = SLICE_BYTES // (4 * shape.hidden)
-    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), PREFILL_ROWS), 1)
+    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
+
+
+def _bytes_a_row(shape: ModelShape) -> int:
+    """What each row of a long step takes through a whole layer.
+
+    Hidden states before the layer, behind attention, their norm and one more, bf16; the experts' float32 sums; the
+    router's logits and choice, and where each expert's rows lie.
+    """
+    return shape.hidden * (4 * 2 + 4) + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
 
 
 def _hidden_bytes(shape: ModelShape, rows: int) -> int:
@@ -56,16 +92,12 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     kv = shape.kv
     width = kv.heads * kv.key_dim
     attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
-    if kv.format.quantized:
-        attention += _tile_bytes(shape, rows)
-    else:
-        attention += 2 * width * context * (2 + 4) + rows * context * (1 + 4)
-    # Scores of a block of queries; and each layer's sums of attention, before and after a step.
-    scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK) + 2 * len(kv.layers))
-    if kv.format.quantized:
-        # Its keys come in tiles before they are one tensor.
-        scored += _tile_bytes(shape, rows) + context * 4 * width
-    attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
+    # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
+    tile = _tile_bytes(shape, rows)
+    plain = 0 if kv.format.quantized else 2 * width * context * (2 + 4) + rows * context * (1 + 4)
+    # Each layer's sums of attention, before and after a step; and what ranks those of one.
+    scored = tile + context * 4 * (2 * len(kv.layers) + SUMS)
+    attention += max(plain, scored) + (SLICE_BYTES if kv.latent else 0)
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
         state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
@@ -77,8 +109,13 @@ def _tile_bytes(shape: ModelShape, rows: int) -> int:
     """A tile of quantized keys and values, its scores, and sums before and behind it, all float32."""
     kv = shape.kv
     value_dim = kv.latent or kv.value_dim
-    tile = TILE * kv.heads * (kv.key_dim + value_dim) * 4  # codes, scales, their product and a copy of it
-    scores, sums = min(rows, TILE_QUERIES) * TILE * 3, rows * (2 * kv.key_dim + 3 * value_dim)
+    tile = (
+        max(TILE, KEY_BLOCK) * kv.heads * (kv.key_dim + value_dim) * 4
+    )  # codes, scales, their product and a copy of it
+    scores, sums = (
+        min(rows, max(TILE_QUERIES, QUERY_BLOCK)) * max(TILE, KEY_BLOCK) * 3,
+        rows * (2 * kv.key_dim + 3 * value_dim),
+    )
     return 4 * (tile + shape.heads * (scores + sums))
 
 
@@ -93,7 +130,7 @@ def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place
     """A layer's experts; the kernel computes in one call all of them, on a CPU one or several of BATCH_ROWS in all."""
     assigned = called = rows * shape.top_k
     if place.type == "cpu":
-        called = max(rows, min(BATCH_ROWS, called))
+        called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     scratch = compute(place).kernel.scratch_bytes(geometry)
     return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + one_call + scratch

@@ -52,6 +52,11 @@ def heat_directory() -> Path:
     return _cache_directory() / "heat"
 
 
+def kernels_directory() -> Path:
+    """The directory of the times of this machine's kernels (kernels.probe)."""
+    return _cache_directory() / "kernels"
+
+
 def kv_directory() -> Path:
     """The directory of saved conversations' KV (kv.prefix_cache)."""
     return _cache_directory() / "kv"

@@ -139,18 +139,19 @@ class Damage:
         return first * math.exp(math.log2(tokens / low) * math.log(second / first))
 
 
-def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
+def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float | torch.Tensor) -> torch.Tensor:
     """The level of least cost.
 
     Args:
         damage: float32 [..., levels], of each level.
         levels: high to low; of a tie the higher one is taken.
-        price: of a bit; 0 gives the least damage.
+        price: of a bit; 0 gives the least damage. Or of each level, float32 [..., levels].
 
     Returns:
         int64 [...], levels.
     """
-    return torch.tensor(levels)[(damage + prices(levels, price)).argmin(dim=-1)]
+    of_level = prices(levels, price) if isinstance(price, float | int) else price
+    return torch.tensor(levels)[(damage + of_level).argmin(dim=-1)]
 
 
 def prices(levels: tuple[int, ...], price: float) -> torch.Tensor:

@@ -170,6 +170,9 @@ class _Live(Collector):
         yield self._family(
             counter, "edgemoe:compensated", "Experts computed with --compensate.", "count", factors
         )
+        family = counter("edgemoe:compensator_bytes", "Bytes read for these.", labels=["model_name"])
+        family.add_metric([self._name], moved.compensator_bytes)
+        yield family
         moves = moved.transitions
         size = moves.pop("moved_bytes")
         yield self._family(counter, "edgemoe:expert_transitions", "Of --policy hotness.", "kind", moves)

@@ -50,7 +50,7 @@ class Factors(ctypes.Structure):
 class Compensator(ctypes.Structure):
     """`compensator` of csrc/experts/factors.h: an expert's factors, of gate, up and down."""
 
-    _fields_ = [("of", Factors * 3)]
+    _fields_ = [("of", Factors * 3), ("absent", _INT)]
 
 
 class Router(ctypes.Structure):
@@ -106,8 +106,7 @@ class LevelRule(ctypes.Structure):
         *_fields(_INT, "rule count"),
         ("level", _INT * MOST_LEVELS),
         *_fields(_INT, "critical experts"),
-        ("damage", _POINTER),
-        ("price", _FLOAT * MOST_LEVELS),
+        *_fields(_POINTER, "damage price held"),
     ]
 
 
