@@ -11,7 +11,7 @@ import pytest
 import edgemoe
 from edgemoe.kv.blocks import BLOCK
 
-LONG = "the quick brown fox jumps over the lazy dog " * 12
+LONG = "the quick brown fox jumps over the lazy dog " * 16
 """Of more tokens than a block."""
 
 
