@@ -148,8 +148,8 @@ def load(
     """
     from edgemoe.commands.options import DEMO, demo_by_name, require_several
     from edgemoe.commands.options import run_settings as chosen
+    from edgemoe.commands.options.prefix_cache import open_prefix_cache, require_directory
     from edgemoe.models.open import open_store
-    from edgemoe.models.prefix_directory import open_prefix_cache, require_directory
 
     directory = Path(prefix_cache_dir) if prefix_cache_dir is not None else None
     most = require_directory(directory, None if prefix_cache_limit is None else str(prefix_cache_limit))

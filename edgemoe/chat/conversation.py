@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from edgemoe.api.model import Model
 from edgemoe.api.status import Progress
 from edgemoe.api.template import Message, encode_chat, render_chat
-from edgemoe.chat.transcript import SavedKV
+from edgemoe.chat.saved_kv import SavedKV
 from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer, Generation

@@ -5,34 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import platformdirs
 
 from edgemoe.api.template import Message
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.saved_kv import SavedKV
 from storage.atomic import replacing, write_all
 from storage.errors import EdgemoeError, UserError
 
-if TYPE_CHECKING:
-    from edgemoe.chat.conversation import Conversation
-
 FORMAT = "edgemoe conversation"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class SavedKV:
-    """What the KV of a saved conversation is of, so that it can be found on disk.
-
-    Args:
-        format: of keys and values, in words.
-        root: hash of all that KV depends on beside tokens, in hex.
-    """
-
-    format: str
-    root: str
 
 
 MOST_BYTES = 64 << 20

@@ -195,8 +195,8 @@ def _prefix_cache(store: StoreModel, given: options.PrefixCacheOptions, *, kept:
     Without --prefix-cache-dir that of saved conversations: from the first answer on where the conversation is `kept`
     for --continue, else from /save or /load on. None where this model or machine has none.
     """
+    from edgemoe.commands.options.prefix_cache import open_prefix_cache, require_directory
     from edgemoe.models.cache import kv_directory
-    from edgemoe.models.prefix_directory import open_prefix_cache, require_directory
 
     directory, limit = given.prefix_cache_dir, given.prefix_cache_limit
     most = require_directory(directory or kv_directory(), limit)

@@ -58,6 +58,7 @@ class Findings:
         directory: whose disk was measured.
         disk: its speed.
         disk_free: on that disk.
+        kv_directory, kv_bytes: where the KV of saved conversations lies, and what it takes.
         ram_free: available to this process, its memory cgroup considered.
         vram_free: on the first CUDA device; None without one.
         gpu: name of that device; None without one.
@@ -76,6 +77,8 @@ class Findings:
     directory: str
     disk: DiskSpeed
     disk_free: int
+    kv_directory: str
+    kv_bytes: int
     ram_free: int
     vram_free: int | None
     gpu: str | None
@@ -108,6 +111,7 @@ class Findings:
             f"  read          {format_size(disk.read)}/s in pieces of {format_size(PIECE)}",
             f"  write         {format_size(disk.write)}/s",
             f"  O_DIRECT      {direct}",
+            f"  saved KV      {format_size(self.kv_bytes)} in {self.kv_directory}",
             f"memory          {format_size(self.ram_free)} free for this process",
             f"  to be pinned  {lockable}",
             f"GPU             {gpu}",
@@ -165,6 +169,7 @@ def examine(directory: Path) -> Findings:
     from edgemoe.machine.devices import open_device
     from edgemoe.machine.disk_speed import measure_disk
     from edgemoe.machine.process import available_memory
+    from edgemoe.models.cache import disk_bytes, kv_directory
     from storage.errors import UserError
     from storage.threads import cores
 
@@ -187,6 +192,8 @@ def examine(directory: Path) -> Findings:
         directory=str(existing),
         disk=disk,
         disk_free=shutil.disk_usage(existing).free,
+        kv_directory=str(kv_directory()),
+        kv_bytes=disk_bytes(kv_directory()),
         ram_free=ram,
         vram_free=vram,
         gpu=gpu,

@@ -15,10 +15,10 @@ import typer
 
 from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, option
+from edgemoe.commands.options.prefix_cache import require_directory
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from edgemoe.kv.formats import KVFormat
-from edgemoe.models.prefix_directory import require_directory
 from storage.errors import UserError
 
 if TYPE_CHECKING:

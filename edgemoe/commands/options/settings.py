@@ -105,7 +105,7 @@ class KVOptions:
 
 @dataclass(frozen=True)
 class PrefixCacheOptions:
-    """Options of KV on disk (models.prefix_directory)."""
+    """Options of KV on disk (commands.options.prefix_cache)."""
 
     prefix_cache_dir: Path | None = option(
         "Directory in which keys and values stay for later starts, in blocks of 256 tokens: a prompt that begins as an "

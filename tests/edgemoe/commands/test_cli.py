@@ -267,6 +267,7 @@ def test_streamed_json(run, tiny_store):
 def test_continue(run, tiny_store, monkeypatch, tmp_path):
     """The last conversation of --continue goes on; without one the command is refused."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.with_name("cache")))
     ask = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 3, "-c", 128, "--json")
     code, out, err = run(*ask, "--continue")
     assert (code, out, "a conversation to continue, got none" in err) == (2, "", True)

@@ -267,7 +267,7 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert all(one["seconds"] > 0 and one["rate"] > 1e6 for one in times)
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
-    assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
+    assert {"lockable", "vram_free", "disk_free", "kv_bytes", "cores", "layout"} <= set(found)
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     code, out, _ = run("doctor", tmp_path)
     assert code == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -271,15 +274,15 @@ def killed_child(at: int, directory: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_kill_at_any_step_of_a_write_loses_nothing_that_was_complete(fast):
-    """After each: files of before are whole, new ones are whole or absent, and the next writer clears what is left."""
+def kill_at_every_step(work: Path) -> tuple[int, set[tuple[int, int]]]:
+    """Kills a write at each of its calls, and checks what it leaves: returns kills, and (files, incomplete ones)."""
     at, kills, states = 0, 0, set()
     before = TOKENS[: 2 * BLOCK] + 1
     while True:
-        at, directory = at + 1, fast / str(at)
+        at, directory = at + 1, work / str(at)
         written(directory, before)
         if not killed_child(at, directory):
-            break
+            return kills, states
         kills += 1
         left = files(directory)
         states.add((len(left), sum(path.name.endswith(".partial") for path in left)))
@@ -288,6 +291,27 @@ def test_a_kill_at_any_step_of_a_write_loses_nothing_that_was_complete(fast):
         written(directory)
         assert blocks_read(directory) == 3
         assert len(files(directory)) == 5
+
+
+def test_a_kill_at_any_step_of_a_write_loses_nothing_that_was_complete(fast):
+    """After each: files of before are whole, new ones are whole or absent, and the next writer clears what is left.
+
+    In a process without other threads, as each kill is of a fork.
+    """
+    code = (
+        "import sys, pathlib, test_prefix_cache as t; print(t.kill_at_every_step(pathlib.Path(sys.argv[1])))"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(fast)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kills, states = ast.literal_eval(done.stdout)
     assert kills > 20
     assert states >= {(2, 0), (3, 1), (3, 0), (4, 1), (4, 0), (5, 1), (5, 0)}
 

@@ -313,6 +313,26 @@ def test_metrics_count_answers(server):
     assert grown('edgemoe:expert_requests_total{level="8",model_name="tiny"}') > 0
 
 
+def test_a_restarted_server_reads_the_kv_of_its_prompts(tiny_store, tmp_path):
+    """cached_tokens of the same chat after a restart, and the figures of the disk: tokens, files and bytes."""
+    messages, found = [{"role": "user", "content": "the quick brown fox jumps " * 30}], []
+    for _ in range(2):
+        with server_of(a_model(tiny_store, context=512, kv=tmp_path)) as server:
+            usage = post(server, CHAT, messages=messages, max_tokens=3).json()["usage"]
+            server.idle()
+            lines = server.client.get("/metrics").text.splitlines()
+        lines = [line.rsplit(" ", 1) for line in lines if line.startswith("edgemoe:prefix_cache_")]
+        figures = {name: float(value) for name, value in lines}
+        found.append((usage["prompt_tokens_details"]["cached_tokens"], figures))
+    (cold, _), (warm, after) = found
+    (size,) = (path.stat().st_size for path in tmp_path.iterdir())
+    assert (cold, warm) == (0, 256)
+    assert after['edgemoe:prefix_cache_blocks_total{kind="read",model_name="tiny"}'] == 1
+    assert after['edgemoe:prefix_cache_moved_bytes_total{kind="read",model_name="tiny"}'] == size
+    assert after['edgemoe:prefix_cache_disk_hits_total{model_name="tiny"}'] == 256
+    assert size <= after['edgemoe:prefix_cache_disk_bytes{model_name="tiny"}'] < size + 4096
+
+
 def test_metrics_count_moves(tiny_store):
     """Of --policy hotness: experts by kind of move, and the bytes of the promotions among them."""
     hot = Hotness(interval=2, warmup=0)

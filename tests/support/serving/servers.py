@@ -14,6 +14,7 @@ import httpx
 from edgemoe.api.model import Model
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
+from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from edgemoe.serve.guard import Access
@@ -24,13 +25,26 @@ GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset({2}))
 
 
 def a_model(
-    store: Path, *, context: int = 128, parallel: int = 4, level: int = 8, keep: bool = False, **changes: Any
+    store: Path,
+    *,
+    context: int = 128,
+    parallel: int = 4,
+    level: int = 8,
+    keep: bool = False,
+    kv: Path | None = None,
+    **changes: Any,
 ) -> Model:
-    """A model in memory, greedy by default; `changes` are settings, by default every expert is at one level."""
+    """A model in memory, greedy by default; `changes` are settings, by default every expert is at one level.
+
+    `kv` is the directory of a prefix cache.
+    """
     settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
     opened = StoreModel.open(store)
     plan = opened.plan(vram_limit=None, settings=settings, context=context, parallel=parallel)
-    return Model(Engine(opened, plan, settings), load_tokenizer(store), GREEDY, keep=keep)
+    disk = PrefixCache.open(kv, 1 << 30, opened.shape.kv) if kv else None
+    return Model(
+        Engine(opened, plan, settings), load_tokenizer(store), GREEDY, keep=keep or kv is not None, disk=disk
+    )
 
 
 class TestServer:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tools.timing import prefix_cache
+from tools.kv import prefix_cache
 
 pytestmark = pytest.mark.e2e
 

@@ -1,6 +1,6 @@
 """Times a prompt whose KV an earlier process has left on disk, beside the same prompt computed.
 
-    python -m tools.timing.prefix_cache --text FILE [--model demo] [--tokens 11000] [--context 12288] [--runs 1]
+    python -m tools.kv.prefix_cache --text FILE [--model demo] [--tokens 11000] [--context 12288] [--runs 1]
         [--exact 4] [--vram-limit SIZE] [--kv-cache bf16] [--warm] [--work DIR] [--json]
 
 Every answer is given by a process of its own. Of each run the first one finds an empty directory, the second one what
@@ -80,7 +80,7 @@ def one_run(given: dict[str, Any]) -> dict[str, Any]:
         for name in ("cold", "restarted"):
             child = json.dumps(given | {"directory": directory})
             done = subprocess.run(
-                [sys.executable, "-m", "tools.timing.prefix_cache", "--child", child],
+                [sys.executable, "-m", "tools.kv.prefix_cache", "--child", child],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=False,
@@ -99,7 +99,7 @@ def one_run(given: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = make_parser("tools.timing.prefix_cache", __doc__)
+    parser = make_parser("tools.kv.prefix_cache", __doc__)
     parser.add_argument("--text", type=Path, help="UTF-8 text of the prompt")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--tokens", type=positive, default=11_000)
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         runs = [one_run(options) for _ in range(given.runs)]
     except EdgemoeError as error:
-        return failed("tools.timing.prefix_cache", error)
+        return failed("tools.kv.prefix_cache", error)
     for run in runs:
         cold, restarted = run["cold"], run["restarted"]
         line = (
