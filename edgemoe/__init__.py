@@ -104,11 +104,13 @@ def load(
     kv_cache_v: str | None = None,
     context: int | None = None,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     levels: str | None = "auto",
     exact: int | None = None,
     chunk: int | None = None,
     every: int = 4,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     **settings: Any,
 ) -> Model:
@@ -124,11 +126,14 @@ def load(
             None: bf16.
         context: tokens of each sequence; None: the model's, at most 4096.
         parallel: sequences that run at once, at most 64.
+        prefill_rows: most tokens of a prompt that go through the layers together; None: as many as the context, where
+            that costs little memory.
         levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
             8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
+        kernel: of the CPU, as --kernel.
         keep_source: keep the downloaded checkpoint of a Hub model.
         settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
@@ -153,7 +158,9 @@ def load(
         kv_cache_v=kv_cache_v,
         context=context,
         parallel=parallel,
+        prefill_rows=prefill_rows,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         shrink=True,
     )

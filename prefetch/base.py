@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from cache.base import Lease, Observer
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from storage.base import ExpertKey
 from storage.device import Event
@@ -38,7 +39,8 @@ def is_scan(wanted: int, experts: int) -> bool:
 class Request(Iterator[list[Lease]]):
     """The experts of one request, each in exactly one list, in the order in which they become ready.
 
-    Leases of a list are valid until the next list is taken or the request ends; the request releases them.
+    Leases of a list, and of its experts' compensators, are valid until the next list is taken or the request ends; the
+    request releases them.
     """
 
 
@@ -62,7 +64,13 @@ class PinnedExperts(ABC):
         """Events behind a device's copies that still fill the blocks of resident experts."""
 
     @abstractmethod
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
         """Counts experts that were computed without a request, as a request of each layer would have.
 
         Called behind the launch of a device's kernels, and before the next call of the source.
@@ -70,6 +78,7 @@ class PinnedExperts(ABC):
         Args:
             layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.
             scan: as of ExpertSource.request.
+            compensated: experts whose compensators were used, in this order.
         """
 
     @abstractmethod
@@ -112,13 +121,23 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def use_compensators(self, where: CompensatorTier | None) -> None:
+        """Sets the tier of the compensators of the requests that follow, at first none. Called between two requests."""
+
+    @abstractmethod
     def request(
-        self, wanted: Mapping[ExpertKey, int], *, scan: bool = False
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        ordered: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
     ) -> AbstractContextManager[Request]:
         """Brings the experts of `wanted` (key -> level, above 0).
 
-        Hits come first. A tier of any size works as long as one expert fits: an expert without free blocks waits until
-        leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves the tiers whole.
+        Hits come first, unless ordered. A tier of any size works as long as one expert fits: an expert without free
+        blocks waits until leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves
+        the tiers whole.
 
         What was read ahead and is wanted is used, complete or not; what is not wanted and has not begun is cancelled.
 
@@ -126,10 +145,14 @@ class ExpertSource(ABC):
             wanted: see above.
             scan: the request is one of many that say nothing about later use: the experts that it brings are evicted
                 first, from its end until a request that is no scan.
+            ordered: experts come in the order of their keys, whatever is resident. Where blocks are few, an expert that
+                waits for its turn may leave them to one whose turn it is, and come again.
+            compensated: expert -> level at which its lease comes with its compensator, read where it is not in memory;
+                0: at any. A lease at another level comes without.
 
         Raises:
             DamagedData: a read failed; every other transfer of the request has ended then.
-            DoesNotFit: the tier cannot hold one expert at its level.
+            DoesNotFit: the tier cannot hold one expert at its level, or that of compensators one of these.
         """
 
     @property
@@ -144,11 +167,16 @@ class ExpertSource(ABC):
 
     @property
     @abstractmethod
+    def scans_ahead(self) -> bool:
+        """Whether `read_ahead` has an effect in a scan now."""
+
+    @property
+    @abstractmethod
     def predicting(self) -> bool:
         """Whether a prediction waits for the next layer's request or hits."""
 
     @abstractmethod
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Starts reading what the next layer will probably request, behind every demanded read.
 
         Called within a request, at most once for a layer; calls add up. A read that fails is no error, unless its
@@ -156,6 +184,8 @@ class ExpertSource(ABC):
 
         Args:
             predicted: key -> level, above 0, the likeliest first. A resident expert costs nothing.
+            scan: they are most of the next layer's experts, and are read in the order of their keys, the order on disk,
+                many at a time; whether predictions have paid so far does not matter.
 
         Raises:
             ValueError: there is no open request.

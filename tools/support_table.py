@@ -67,8 +67,8 @@ FORMAT_REMARKS = {
     "MXFP4": ("gpt-oss's blocks and scales", f"{_FLOATS}: its values are not evenly spaced"),
     "GGUF": (
         "one file, or all parts of a split one, of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
-        "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe and llama with experts "
-        "(Mixtral)",
+        "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe, olmoe, granitemoe, and llama "
+        "with experts (Mixtral)",
         "the 4-bit codes of Q4_0, Q4_1 and Q4_K exactly, at level 4, if all experts have them; otherwise level 8",
     ),
 }
@@ -102,9 +102,7 @@ def rows_of(section: str) -> list[Row]:
 
 def _remark(family: Family) -> str:
     """The forms in which a family's experts are read."""
-    return (
-        "experts fused by layer" if family.expert_names is None else "experts one by one, or fused by layer"
-    )
+    return "experts fused by layer" if family.fused_checkpoints else "experts one by one, or fused by layer"
 
 
 @dataclass(eq=False)  # a plugin of pytest, which some versions of it want to hash

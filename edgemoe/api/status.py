@@ -23,7 +23,8 @@ class Progress:
         state: see State.
         prompt_tokens: of the whole prompt.
         cached_tokens: of these, tokens whose KV was there before.
-        done_tokens: of the prompt, tokens that have a KV, cached ones included.
+        done_tokens: of the prompt, tokens that have a KV, cached ones included; and of the step under way as many as
+            its layers amount to.
         new_tokens: of the answer, so far.
     """
 
@@ -37,7 +38,7 @@ class Progress:
     def of(cls, request: Request) -> Progress:
         """Takes it from a request, which another thread may run."""
         new = len(request.trace.token_times)
-        return cls(_state(request, new), request.prompt, request.cached, request.done, new)
+        return cls(_state(request, new), request.prompt, request.cached, request.done + request.partly, new)
 
 
 def _state(request: Request, new: int) -> State:

@@ -97,7 +97,9 @@ def bench_command(
     kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     prompts: PromptOptions,
     batches: BatchOptions,
     wanted: ReportOptions,
@@ -140,16 +142,24 @@ def bench_command(
 
     def request_for(store: StoreModel) -> BenchRequest:
         rows, notes = (
-            (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+            (single_row(plan_levels(store, choose, *sizes, tokens, prefill_rows=prefill_rows)[1]), ())
             if wanted.ablation is None
             else _ablation(wanted.ablation, store.manifest.max_level, chosen)
         )
-        return BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
+        return BenchRequest(
+            *(rows, *sizes),
+            seed=wanted.seed,
+            context=context,
+            prefill_rows=prefill_rows,
+            notes=notes,
+            **vars(prompts),
+        )
 
     def check(planned: StoreModel) -> None:
         make_plans(planned.with_kv(stored), request_for(planned.with_kv(stored)))
 
-    store = open_model(model, limits.device, threads=threads, check=check).with_kv(stored)
+    opened = open_model(model, limits.device, threads=threads, kernel=kernel, check=check)
+    store = opened.with_kv(stored)
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     request = request_for(store)
     request = replace(request, notes=request.notes + left_out)

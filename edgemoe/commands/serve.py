@@ -69,6 +69,7 @@ def serve_command(
     kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     parallel: options.ParallelOption = 1,
     queue: QueueOption = 8,
     request_timeout: Annotated[
@@ -78,9 +79,10 @@ def serve_command(
         str | None, typer.Option(help="Name of the model for clients. Default: the last part of --model.")
     ] = None,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     keep_source: options.KeepSourceOption = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/server.md).
+    """Serve a model over HTTP, in the interfaces of OpenAI, Anthropic and ollama (docs/serving.md).
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.
@@ -109,8 +111,10 @@ def serve_command(
         serving,
         model,
         context=context,
+        prefill_rows=prefill_rows,
         parallel=parallel,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         **vars(limits),
         **vars(kv),

@@ -25,7 +25,7 @@ from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -42,7 +42,6 @@ from edgemoe.machine.process import (
 from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -70,7 +69,7 @@ RANDOM_TOKENS = 512
 SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
 """Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
 
-FIXED = ("eviction", "promotion", "cache", "readers")
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
@@ -131,6 +130,9 @@ class Engine:
             self.vram, self.dram = tiers.vram, tiers.dram
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
+            compensators = self._compensators(settings)
+            if compensators:
+                opened.callback(compensators.close)  # behind the reads of the source
             fetcher = Fetcher(
                 self.vram,
                 self.dram,
@@ -148,10 +150,7 @@ class Engine:
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
-            if settings.compensation:
-                compensators = ResidentCompensators.of_store(store.directory, store.manifest)
-                opened.callback(compensators.close)
-                self._runtime.compensators = compensators
+            self._use_compensators(compensators)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -166,6 +165,17 @@ class Engine:
             if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()
+
+    def _compensators(self, settings: RunSettings) -> Compensators | None:
+        """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
+        if settings.compensation is None:
+            return None
+        store, budget = self.store, self.plan.compensators_resident_bytes
+        return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+
+    def _use_compensators(self, compensators: Compensators | None) -> None:
+        self._runtime.compensators = compensators
+        self._source.use_compensators(compensators.where if compensators else None)
 
     def _rehearse(self, source: ExpertSource) -> None:
         """Runs two tokens without experts, so that the pages of libraries which steps touch are resident from now on.
@@ -213,9 +223,9 @@ class Engine:
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine; or the family's routers cannot be remapped; or compensators are not in
-                memory.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or the
+                compensators' limit differ: those need another engine; or the family's routers cannot be remapped; or
+                the engine has no compensators.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -332,13 +342,14 @@ class Engine:
             raise UserError(wanted, f"model_type {family}", f"leave {option} out")
 
     @contextmanager
-    def compensated_by(self, compensators: ResidentCompensators) -> Iterator[None]:
+    def compensated_by(self, compensators: Compensators) -> Iterator[None]:
         """Has the steps inside the block use other compensators than the store's; configure the engine inside it."""
-        before, self._runtime.compensators = self._runtime.compensators, compensators
+        before = self._runtime.compensators
+        self._use_compensators(compensators)
         try:
             yield
         finally:
-            self._runtime.compensators = before
+            self._use_compensators(before)
             self.configure(self.settings.with_(compensation=None))
 
     @contextmanager
@@ -469,7 +480,7 @@ class Engine:
         """Runs the rows of a step and appends them to their sequences.
 
         Args:
-            step: of at most PREFILL_ROWS rows.
+            step: of at most the plan's prefill_rows, or as many rows as sequences.
             all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
 
         Returns:
@@ -481,10 +492,11 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
             StepCancelled: as Step; no sequence has changed.
-            ValueError: more than PREFILL_ROWS rows, for which the plan has no workspace.
+            ValueError: more rows, for which the plan has no workspace.
         """
-        if step.rows > PREFILL_ROWS:
-            raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
+        most = self.plan.prefill_rows
+        if step.rows > max(most, len(step.segments)):
+            raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
         if hot:
             hot.before_step(prompt=prompt)
@@ -494,7 +506,7 @@ class Engine:
         return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
-        """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
+        """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
 
         With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
         expert is computed at the highest level that any of the tokens wants.
@@ -508,8 +520,8 @@ class Engine:
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
 
-        A long prompt takes several steps. Each one's experts are ranked for its own tokens; their attention is counted,
-        and ranked, over all of the prompt so far.
+        A prompt of more tokens than the plan's prefill_rows takes several steps. Each one's experts are ranked for its
+        own tokens; their attention is counted, and ranked, over all of the prompt so far.
 
         Raises:
             as require_prompt.
@@ -518,8 +530,9 @@ class Engine:
         self.require_prompt(tokens)
         sequence.require(len(tokens))
         prompt = PromptAttention()
-        for start in range(0, len(tokens), PREFILL_ROWS):
-            part = tuple(tokens[start : start + PREFILL_ROWS])
+        rows = self.plan.prefill_rows
+        for start in range(0, len(tokens), rows):
+            part = tuple(tokens[start : start + rows])
             logits = self.step(Step((Segment(sequence, part, prompt),)))
         return logits[0]
 

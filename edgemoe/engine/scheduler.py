@@ -1,8 +1,8 @@
 """Requests of one engine: which of them wait, which one's prompt runs, and which decode together.
 
 Steps are homogeneous: a chunk of one prompt, or one token of every running sequence. While sequences decode, a chunk
-comes after every `Pace.every` of their steps, so running answers go on while a prompt comes in. Sequences join and
-leave between steps.
+comes after every `Pace.every` of their steps, and as many of their steps run between two layers of the chunk for each
+WORK_BETWEEN of its work, so running answers go on while a prompt comes in. Sequences join and leave between steps.
 
     submit ──► arrivals ──► KV fits the budget ──► chunks of its prompt ──► decodes with the others ──► end
 """
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -28,14 +29,18 @@ from edgemoe.kernels import threads
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.counts import TransferCounts
 from prefetch.sigint import DeferredInterrupt
 from storage.errors import DoesNotFit, NotFinite, UserError
 
-CHUNK_BESIDE_OTHERS = 128
-"""Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
+CHUNK_BESIDE_OTHERS = 2048
+"""Most tokens of a prompt's chunk where several sequences may run: one layer of it bounds the gap between two of their
+tokens."""
+
+WORK_BETWEEN = 128
+"""Tokens of a prompt that the model computes while other sequences wait for their next tokens. A layer of a larger
+chunk is not divided: no other step may run while its experts are computed."""
 
 REQUESTS_A_TRIM = 64
 """Ended requests after which free memory goes back to the system: that takes a millisecond."""
@@ -106,6 +111,7 @@ class Request:
     Attributes:
         cached: tokens of the prompt that are not computed again.
         done: tokens of the prompt that the sequence has.
+        partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: that ended it.
     """
@@ -128,6 +134,7 @@ class Request:
         self.cancelled, self.kept = False, self.sequence is not None
         self.attention = PromptAttention()
         self.cached = self.done = self.sequence.length if self.sequence else 0
+        self.partly = 0
 
     @property
     def ended(self) -> bool:
@@ -140,8 +147,8 @@ class Pace:
     """How prompts and answers share the steps.
 
     Args:
-        chunk: tokens of a prompt in one step, 1 to PREFILL_ROWS; None: PREFILL_ROWS where one sequence may run,
-            CHUNK_BESIDE_OTHERS where several may. It never depends on what runs, so neither do answers.
+        chunk: tokens of a prompt in one step, 1 to the plan's prefill_rows; None: as many, but at most
+            CHUNK_BESIDE_OTHERS where several sequences may run. It never depends on what runs, so neither do answers.
         every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
     """
 
@@ -149,10 +156,28 @@ class Pace:
     every: int = 4
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and not 1 <= self.chunk <= PREFILL_ROWS:
-            raise UserError(f"a chunk of 1 to {PREFILL_ROWS} tokens", f"{self.chunk}", "choose another one")
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError("a chunk of 1 token or more", f"{self.chunk}", "choose another one")
         if self.every < 0:
             raise UserError("0 or more decode steps between two chunks", f"{self.every}", "choose 4")
+
+    def rows(self, engine: Engine) -> int:
+        """Tokens of a prompt in one step of an engine.
+
+        Raises:
+            UserError: a chunk of more rows than the plan has memory for.
+        """
+        most = engine.plan.prefill_rows
+        if self.chunk is not None:
+            if self.chunk > most:
+                raise UserError(
+                    f"a chunk of 1 to {most} tokens", f"{self.chunk}", f"give --prefill-rows {self.chunk} too"
+                )
+            return self.chunk
+        if engine.plan.parallel == 1:
+            return most
+        # On a device no other step runs between two layers.
+        return WORK_BETWEEN if engine.device else min(most, CHUNK_BESIDE_OTHERS)
 
 
 class Scheduler:
@@ -170,7 +195,8 @@ class Scheduler:
     def __init__(self, engine: Engine, pace: Pace | None = None, *, keep: bool = False) -> None:
         self.engine, self._pace = engine, pace or Pace()
         self._kept = KeptSequences(engine) if keep else None
-        self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
+        self._chunk = self._pace.rows(engine)
+        self._work, self._work_between = 0, WORK_BETWEEN * len(engine.store.manifest.layers)
         self._arrived = Arrivals[Request]()
         self._prompt: Request | None = None
         self._running: list[Request] = []
@@ -362,9 +388,10 @@ class Scheduler:
             self._decode(self._running)
         self._hand_out()
 
-    def _end_cancelled(self) -> None:
+    def _end_cancelled(self, within: Request | None = None) -> None:
+        """Ends requests that were cancelled, except one whose step is under way."""
         for request in [*self._arrived, *self._running, *([self._prompt] if self._prompt else [])]:
-            if request.cancelled:
+            if request.cancelled and request is not within:
                 self._end(request, CANCELLED)
 
     def _admit(self) -> None:
@@ -397,21 +424,50 @@ class Scheduler:
         assert request.sequence
         chunk = min(self._chunk, self.engine.plan.scored_rows) if request.on_rows else self._chunk
         part = tuple(request.tokens[request.done : request.done + chunk])
-        step = Step((Segment(request.sequence, part, request.attention),), lambda: self._unwanted(request))
+        step = Step(
+            (Segment(request.sequence, part, request.attention),),
+            lambda: self._unwanted(request),
+            partial(self._between, request, len(part)),
+        )
         logits = self._run(step, [request], all_rows=request.on_rows is not None)
+        request.partly = 0
         if logits is None:
             return
         if request.on_rows:
             self._score(request, request.on_rows, logits)
         request.done += len(part)
-        counts, use = self.engine.take_counts(), self.engine.take_use()
-        self.prefill, self.prefill_use = self.prefill + counts, self.prefill_use + use
-        request.trace.prefill += counts
-        request.trace.prefill_use += use
+        self._count_prefill(request)
         if request.done == request.prompt and not request.ended:
             self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None
+
+    def _count_prefill(self, request: Request) -> None:
+        counts, use = self.engine.take_counts(), self.engine.take_use()
+        self.prefill, self.prefill_use = self.prefill + counts, self.prefill_use + use
+        request.trace.prefill += counts
+        request.trace.prefill_use += use
+
+    def _between(self, request: Request, rows: int, layer: int) -> None:
+        """Notes how far a prompt's step is, before a layer's experts; runs decode steps of the others where it is time.
+
+        Args:
+            request: of the prompt.
+            rows: of the step.
+            layer: of the model.
+        """
+        request.partly = rows * layer // self.engine.shape.layers
+        self._work += rows
+        if not self._running or self._work < self._work_between or self.engine.device:
+            return
+        self._work = 0
+        self._count_prefill(request)
+        for _ in range(self._pace.every):
+            self._end_cancelled(within=request)
+            if not self._running or self._unwanted(request):
+                return
+            self._decode(self._running)
+            self._hand_out()
 
     def _score(
         self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor

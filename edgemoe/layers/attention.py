@@ -22,7 +22,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import hidden_keys
+from edgemoe.policy.importance import attention_received, first_counted, hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -206,8 +206,7 @@ def attention(
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    kv.ranks = torch.empty(query.shape[2], device=query.device) if kv.signal else None
-    for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
+    for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
             queries, read = _visible(module, sequence, query[0, :, span], key[0, :, span], value[0, :, span])
@@ -217,13 +216,15 @@ def attention(
             else:
                 summed = attend_tiles(queries, read, tokens, scaling, window, s_aux)
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
-            if kv.ranks is not None and kv.signal:
+            if kv.signal:
                 layer: Any = module.layer_idx
                 step = TILE if quantized else tokens
                 keys = torch.cat(
                     [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
                 )
-                kv.ranks[span] = prompt.ranks(layer, queries, keys, scaling, window, kv.signal, s_aux)
+                skipped = first_counted(kv.signal, place.part, place.rows)
+                received = attention_received(queries, keys, scaling, window, skipped, s_aux)
+                kv.receive(place, prompt, layer, received, window)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

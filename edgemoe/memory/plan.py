@@ -9,10 +9,12 @@ import torch
 
 from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.workspace import scored_rows, workspace_bytes
+from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
@@ -61,7 +63,11 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
-    """Low-rank compensators, all of them, and what products with them take."""
+    """Low-rank compensators in memory, what the process has for each, and what products with them take."""
+    compensators_resident_bytes: int = 0
+    """Of these, most bytes of compensators in memory; the others are read when a step wants them."""
+    compensators_total_bytes: int = 0
+    """Bytes of all compensators."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
     hot_experts: int | None = None
@@ -70,6 +76,8 @@ class MemoryPlan:
     """Rows of one step whose logits the workspace holds, all of them."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
+    prefill_rows: int = BLOCK_ROWS
+    """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
 
     @property
     def vram_experts(self) -> int:
@@ -115,6 +123,11 @@ class MemoryPlan:
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
         kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
+        if self.compensators_resident_bytes < self.compensators_total_bytes:
+            resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
+            factors = (
+                f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
+            )
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens{kv_cache}, "
@@ -135,8 +148,9 @@ def make_plan(
     context: int,
     device: Device | None = None,
     parallel: int = 1,
-    compensators_bytes: int = 0,
+    compensators: CompensatorBytes = NO_COMPENSATORS,
     damage: Damage | None = None,
+    prefill_rows: int | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -150,31 +164,38 @@ def make_plan(
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
-        compensators_bytes: of the compensators that settings use; 0: none.
+        compensators: that settings use.
         damage: of the model's experts; None: it is not known yet.
+        prefill_rows: most rows of a prompt in one step; None: workspace.default_prefill_rows.
 
     Raises:
+        UserError: prefill_rows for a device, or below 2.
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    fixed = _fixed_bytes(shape, geometry, context, parallel, device)
-    fixed["compensators_bytes"] = compensators_bytes
-    taken = sum(fixed.values())
-    minimum = taken + MINIMUM_EXPERTS * each
+    rows = _prefill_rows(shape, each * shape.experts, context, prefill_rows, device)
+    fixed = _fixed_bytes(shape, geometry, context, parallel, device, rows)
+    whole, taken = shape.experts * each, sum(fixed.values()) + compensators.fixed
+    minimum = taken + compensators.least + MINIMUM_EXPERTS * each
     if vram_limit is None:
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
-        vram_limit = min(taken + shape.experts * each, free)
+        vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
-        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        least = fixed | {"compensators": compensators.fixed + compensators.least}
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
+        if rows > BLOCK_ROWS:
+            less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
         if parallel > 1:
             purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
-    planes = vram_limit - taken
+    free = vram_limit - taken
+    resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
+    planes = free - resident
     vram_blocks, dram_blocks = _blocks(shape, form, settings, damage, planes, dram_limit, device is None)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
@@ -198,10 +219,33 @@ def make_plan(
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
+        compensators_bytes=compensators.fixed + resident,
+        compensators_resident_bytes=resident,
+        compensators_total_bytes=compensators.total,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
+        prefill_rows=rows,
     )
+
+
+def _prefill_rows(
+    shape: ModelShape, experts_bytes: int, context: int, given: int | None, device: Device | None
+) -> int:
+    """Most rows of a prompt in one step.
+
+    Raises:
+        UserError: as make_plan.
+    """
+    if given is None:
+        place = device.place if device else torch.device("cpu")
+        return default_prefill_rows(shape, experts_bytes, context, place)
+    if device:
+        found = f"--device {device.name}, where a step has {BLOCK_ROWS}"
+        raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")
+    if given < 2:
+        raise UserError("2 or more rows for --prefill-rows", f"{given}", f"choose a multiple of {BLOCK_ROWS}")
+    return given
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
@@ -213,11 +257,16 @@ def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: 
 
 
 def _fixed_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, parallel: int, device: Device | None
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    parallel: int,
+    device: Device | None,
+    prefill_rows: int,
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
     place = device.place if device else torch.device("cpu")
-    workspace = workspace_bytes(shape, geometry, context, place, parallel)
+    workspace = workspace_bytes(shape, geometry, context, place, parallel, prefill_rows)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,

@@ -16,9 +16,12 @@ class PromptAttention:
 
     Each layer's sums are kept from step to step. So after any step they are those of DyMoE eq. 1 over all queries of
     the prompt so far; tokens before the prompt (earlier turns) receive attention, and their own queries count nothing.
+    The rows of a step may come in several blocks.
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
-    >>> prompt.ranks(0, zeros, zeros, 1.0, None, "heavy-hitters").tolist()  # every query looks at all that it sees
+    >>> received = attention_received(zeros, zeros, 1.0, None, 0)  # every query looks at all that it sees
+    >>> prompt.receive(0, received, range(3), "heavy-hitters")
+    >>> prompt.ranks(0, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
     """
 
@@ -27,42 +30,38 @@ class PromptAttention:
         self._sums: dict[int, torch.Tensor] = {}
         self._step_sums: dict[int, torch.Tensor] = {}
 
-    def ranks(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        signal: str,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Ranks a layer's rows of a step among all N tokens of the sequence so far. May run twice for one step.
+    def receive(self, layer: int, received: torch.Tensor, block: range, signal: str) -> None:
+        """Adds the attention of a block of a step's rows. Blocks come in order; all of them may come twice in a step.
 
         Args:
             layer: of the model.
-            query: [heads, R, D], of the last R of the N tokens.
-            keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
-            scaling: factor of the scores.
+            received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
+                first_counted on: the sum of the mean over heads. Overwritten.
+            block: the rows among those of the step.
+            signal: as of `ranks`.
+        """
+        of_prompt = None if signal == "heavy-hitters-last" else self._sums.get(layer)
+        earlier = self._step_sums.get(layer) if block.start else of_prompt
+        if earlier is not None:
+            received[: len(earlier)] += earlier
+        self._step_sums[layer] = received
+
+    def ranks(self, layer: int, rows: int, window: int | None, signal: str) -> torch.Tensor:
+        """Ranks a layer's rows of a step among all N tokens of the sequence, once all blocks have come.
+
+        Args:
+            layer: of the model.
+            rows: R, of the step.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
                 "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
                 this step.
-            sinks: [heads], a score in every query's softmax that belongs to no token.
 
         Returns:
-            float32 [R], for the same rows as `query`: the fraction of all N tokens that received more; of equals the
-            earlier token ranks first.
+            float32 [R]: the fraction of all N tokens that received more; of equals the earlier token ranks first.
         """
-        rows, tokens = query.shape[1], keys.shape[1]
-        last = signal == "heavy-hitters-last"
-        skipped = max(rows - LAST_QUERIES, 0) if last else 0
-        received = attention_received(query, keys, scaling, window, skipped, sinks)
-        if not last:
-            if layer in self._sums:
-                earlier = self._sums[layer]
-                received[: len(earlier)] += earlier
-            self._step_sums[layer] = received
+        received = self._step_sums[layer]
+        tokens = len(received)
         if signal == "heavy-hitters-mean":
             received = received / queries_seeing(range(tokens - rows - self._rows, tokens), window, received)
         order = received.argsort(descending=True, stable=True)
@@ -77,6 +76,18 @@ class PromptAttention:
         self._step_sums = {}
 
 
+def first_counted(signal: str, block: range, rows: int) -> int:
+    """The first row of a block whose attention counts for a signal of PromptAttention.ranks, from the block's start.
+
+    Args:
+        signal: as there.
+        block: rows among those of a step.
+        rows: of the step.
+    """
+    last = signal == "heavy-hitters-last"
+    return min(max(rows - LAST_QUERIES - block.start, 0), len(block)) if last else 0
+
+
 def attention_received(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -88,8 +99,12 @@ def attention_received(
     """Attention that every token receives, summed over queries, a mean over heads; without an [R, N] matrix.
 
     Args:
-        query, keys, scaling, window, sinks: as in PromptAttention.ranks.
+        query: [heads, R, D], of the last R of the N tokens.
+        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        scaling: factor of the scores.
+        window: latest tokens that a row sees, its own included; None: all.
         skipped: first rows of `query` that are left out.
+        sinks: [heads], a score in every query's softmax that belongs to no token.
 
     Returns:
         float32 [N].
@@ -118,7 +133,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in PromptAttention.ranks.
+        window: as in attention_received.
         device: of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
@@ -142,7 +157,7 @@ def attention_weights(
         query: [heads, R, D].
         transposed: float32 keys [kv_heads, D, N].
         hidden: bool [R, N], of hidden_keys.
-        scaling, sinks: as in PromptAttention.ranks.
+        scaling, sinks: as in attention_received.
 
     Returns:
         float32 [heads, R, N].

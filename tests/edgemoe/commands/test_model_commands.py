@@ -262,13 +262,23 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert found["disk"]["read"] > 1e6
     assert found["disk"]["write"] > 1e6
     assert found["kernel"] in ("native", "torch")
+    times = found["kernel_times"]
+    assert {"torch", "avx2"} <= {one["path"] for one in times} or found["kernel"] == "torch"
+    assert all(one["seconds"] > 0 and one["rate"] > 1e6 for one in times)
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
     assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
-    for word in ("O_DIRECT", "to be pinned", "GPU", "layout", "--vram-limit"):
+    for word in (
+        "O_DIRECT",
+        "to be pinned",
+        "GPU",
+        "layout",
+        "--vram-limit",
+        *(["experts, 1 rows: "] if times else []),
+    ):
         assert word in out
 
 
@@ -302,6 +312,13 @@ def test_a_missing_directory_exits_2(run, tmp_path):
     """A path that is no name of the Hub is refused without a request to the network."""
     code, _, err = run("plan", "--model", tmp_path / "none")
     assert (code, "no such directory" in err) == (2, True)
+
+
+def test_a_lora_adapter_is_refused_by_name(run, tmp_path):
+    """A folder that peft has written holds no model."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    code, _, err = run("bench", "--model", str(tmp_path))
+    assert (code, "a LoRA adapter: merge it" in err) == (2, True)
 
 
 def test_a_linked_store_is_not_removed(run, store, tmp_path):

@@ -32,13 +32,13 @@ class Recorded(TimedSource):
         self.wanted: list[dict[ExpertKey, int]] = []
         self.predicted: list[dict[ExpertKey, int]] = []
 
-    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False):
+    def request(self, wanted: Mapping[ExpertKey, int], **how):
         self.wanted.append(dict(wanted))
-        return super().request(wanted, scan=scan)
+        return super().request(wanted, **how)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], **how: bool) -> None:
         self.predicted.append(dict(predicted))
-        super().read_ahead(predicted)
+        super().read_ahead(predicted, **how)
 
 
 def run(store: StoreModel, monkeypatch: pytest.MonkeyPatch, experts: int, **changes: object):

@@ -296,8 +296,8 @@ def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, m
     source, last = engine._runtime.source, engine.shape.layers - 1
     request = source.request
 
-    def fails(wanted, *, scan=False):
-        return request(wanted, scan=scan) if min(wanted).layer < last else 1 / 0
+    def fails(wanted, **how):
+        return request(wanted, **how) if min(wanted).layer < last else 1 / 0
 
     for piece in (tokens[2:7], tokens[7:]):
         with monkeypatch.context() as broken:

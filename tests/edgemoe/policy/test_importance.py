@@ -14,6 +14,7 @@ from edgemoe.policy.importance import (
     PromptAttention,
     attention_received,
     expert_importance,
+    first_counted,
 )
 
 
@@ -71,8 +72,11 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
 @pytest.mark.parametrize("steps", [(21,), (20, 1), (3, 40, 17)])
 @pytest.mark.parametrize("past", [0, 6])
-def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
+@pytest.mark.parametrize("block", [16, 64])
+def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, block):
     """After every step its rows' ranks among all tokens are those of all the prompt's queries so far, however cut.
+
+    A step's rows come in blocks, which may divide the last queries.
 
     Tokens before the prompt are ranked too, and their queries count nothing. Layers do not mix, and a step that runs
     twice before it succeeds counts once.
@@ -86,7 +90,12 @@ def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
         for attempt in range(2):
             for layer in (0, 1):
                 part = query[layer, :, done:end], keys[layer, :, : past + end]
-                got = prompt.ranks(layer, *part, 0.4, window, signal)
+                for start in range(0, rows, block):
+                    of = range(start, min(start + block, rows))
+                    own = part[0][:, of.start : of.stop], part[1][:, : past + done + of.stop]
+                    received = attention_received(*own, 0.4, window, first_counted(signal, of, rows))
+                    prompt.receive(layer, received, of, signal)
+                got = prompt.ranks(layer, rows, window, signal)
                 so_far = query[layer, :, :end], keys[layer, :, : past + end]
                 scores = scores_so_far(*so_far, 0.4, window, signal, past, rows)
                 want = [sum(other > scores[t] for other in scores) for t in range(past + done, past + end)]
