@@ -316,7 +316,8 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
             for token in range(12)
         ]
         assert (engine._runner._fused is None) == (native_parts is False)
-        return torch.stack(rows), type(engine._model.model.layers[0].self_attn)
+        attention = engine._model.model.layers[0].self_attn
+        return torch.stack(rows), type(attention.module)
 
     native_parts = True
     fast, kind = together()
