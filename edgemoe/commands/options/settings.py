@@ -134,8 +134,9 @@ class LevelOptions:
         "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
     )
     bits: float | None = option(
-        "Mean bits a weight of experts, such as 3.5, instead of --retention. Each expert of a token gets the level "
-        "that costs least, by what `edgemoe calibrate` has measured. Without --levels: out of 8, 4, 2 and 0."
+        "Mean bits a weight of experts that come from disk, such as 3.5, instead of --retention. Each expert of a "
+        "token gets the level that costs least, by what `edgemoe calibrate` has measured and by where its planes are: "
+        "what is in memory is used beyond that. Without --levels: out of 8, 4, 2 and 0."
     )
     tpot_target: str | None = option(
         "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
