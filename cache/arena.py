@@ -31,19 +31,43 @@ class Arena(FreeList):
     """
 
     def __init__(self, capacity: int, block_size: int, *, locked: bool = True) -> None:
-        self.block_size = block_size
+        self.block_size, self._locked, self._backed = block_size, locked, capacity * block_size
         # Private: a shared anonymous mapping counts as a file in shared memory and gets no huge pages.
         self._memory = mmap.mmap(-1, capacity * block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages refuses the advice
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        with suppress(OSError):  # Linux before 5.14 and other systems
-            self._memory.madvise(_MADV_POPULATE_WRITE)
-        if locked:
-            lock_pages(self._memory)
+        self._populate(0, len(self._memory))
         whole = memoryview(self._memory)
         super().__init__([whole[i * block_size : (i + 1) * block_size] for i in range(capacity)])
         whole.release()
+
+    def back(self, nbytes: int) -> None:
+        """Faults in the first `nbytes` bytes, and returns the memory of all behind them to the system.
+
+        Args:
+            nbytes: at most the mapping; no block that is taken lies behind them.
+        """
+        before, self._backed = self._backed, nbytes
+        if nbytes > before:
+            self._populate(before // mmap.PAGESIZE * mmap.PAGESIZE, nbytes)
+            return
+        start, end = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, len(self._memory)
+        if nbytes < before and start < end:
+            lock_pages(self._memory, start, end, lock=False)
+            # Else the system may make one huge page again of one whose end has gone.
+            self._advise("MADV_NOHUGEPAGE", start, end)
+            self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def _populate(self, start: int, end: int) -> None:
+        """Faults in all pages of some bytes, from the start of a page on, as huge ones where possible."""
+        self._advise("MADV_HUGEPAGE", start, end)
+        with suppress(OSError):  # Linux before 5.14 and other systems
+            self._memory.madvise(_MADV_POPULATE_WRITE, start, end - start)
+        if self._locked:
+            lock_pages(self._memory, start, end)
+
+    def _advise(self, advice: str, start: int, end: int) -> None:
+        if hasattr(mmap, advice):
+            with suppress(OSError):  # a kernel without huge pages refuses the advice
+                self._memory.madvise(getattr(mmap, advice), start, end - start)
 
     def close(self) -> None:
         """Unmaps the memory. Idempotent.

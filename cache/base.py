@@ -4,7 +4,7 @@ A tier is the same in any memory: a preallocated arena for each kind of block, a
 policies. It knows experts by key and level (8, 4, 2), not by model.
 
 Invariants of a tier:
-  - every block is either free or referenced, and an arena never changes its size;
+  - every block is either free or referenced, and only `resize` changes their number, while none is leased;
   - a lease sees complete planes only, and its blocks are neither written nor reused until its release;
   - the level of a resident expert is a prefix of planes (there is no 8 without 4).
 

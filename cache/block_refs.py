@@ -28,6 +28,7 @@ class SharedBlocks:
         self._arenas = {name: arena for name, arena in made.items() if arena.capacity}
         self._references = {name: [0] * arena.capacity for name, arena in self._arenas.items()}
         self._views = {name: arena.views for name, arena in self._arenas.items()}
+        self._backed = {name: arena.capacity * len(arena.views[0]) for name, arena in self._arenas.items()}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -68,6 +69,42 @@ class SharedBlocks:
             counts[index] -= 1
             if not counts[index]:
                 self._arenas[kind].free(index)
+
+    def exceeds(self, kind: str, capacity: Mapping[str, int]) -> bool:
+        """Whether more blocks of a kind have references than `capacity` has."""
+        arena = self._arenas[kind]
+        return arena.capacity - arena.available > capacity.get(kind, 0)
+
+    def set_capacity(self, capacity: Mapping[str, int]) -> None:
+        """Leaves so many blocks of each kind in use; those with references behind them are to be `relocate`d.
+
+        Args:
+            capacity: kind's name -> blocks, at most as many as were allocated; no kind `exceeds` it.
+        """
+        for kind, arena in self._arenas.items():
+            arena.set_capacity(capacity.get(kind, 0))
+
+    def leaving(self, indices: Indices) -> list[str]:
+        """Kinds of blocks that are not in use any more."""
+        return [kind for kind, index in indices.items() if index >= self._arenas[kind].capacity]
+
+    def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
+        """Takes other blocks in place of those that leave, and adds a reference to each of the others.
+
+        Returns:
+            kind's name -> index; None: there is no place.
+        """
+        taken = self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
+        return {kind: taken[kind] for kind in indices}
+
+    def fit_memory(self) -> None:
+        """Returns the memory of blocks that are not in use, then takes that of blocks that are again."""
+        for grows in (False, True):
+            for kind, arena in self._arenas.items():
+                nbytes = arena.capacity * len(arena.views[0])
+                if (nbytes > self._backed[kind]) == grows:
+                    arena.back(nbytes)
+                    self._backed[kind] = nbytes
 
     def views(self, indices: Indices) -> Blocks:
         """The blocks' writable bytes."""

@@ -16,17 +16,14 @@ class FreeList:
 
     Attributes:
         views: block's index -> its bytes, always the same object, valid until `close`.
+        capacity: blocks in use, free or taken: the first ones of `views`.
     """
 
     def __init__(self, views: Sequence[Any]) -> None:
         self.views = list(views)
+        self.capacity = len(self.views)
         # Last in, first out: the block freed last is the likeliest to be in a CPU cache and a TLB.
         self._free = list(range(len(views) - 1, -1, -1))
-
-    @property
-    def capacity(self) -> int:
-        """Blocks, free or taken."""
-        return len(self.views)
 
     @property
     def available(self) -> int:
@@ -38,8 +35,21 @@ class FreeList:
         return self._free.pop()
 
     def free(self, index: int) -> None:
-        """Frees a taken block."""
-        self._free.append(index)
+        """Frees a taken block. One behind the capacity is not to be had again."""
+        if index < self.capacity:
+            self._free.append(index)
+
+    def set_capacity(self, blocks: int) -> None:
+        """Leaves the first `blocks` blocks in use, at most all; taken ones behind them stay taken until they are freed.
+
+        A block that is in use again must not be taken. Its memory is another matter (`back`).
+        """
+        more = range(blocks - 1, self.capacity - 1, -1)
+        self._free = [*more, *(index for index in self._free if index < blocks)]
+        self.capacity = blocks
+
+    def back(self, nbytes: int) -> None:
+        """Gives the first `nbytes` bytes memory, and takes it from the others; a device's blocks always have theirs."""
 
     def close(self) -> None:
         """Drops the references to the blocks; their memory is freed with the last reference. Idempotent."""

@@ -6,23 +6,26 @@ import ctypes
 import mmap
 
 
-def lock_pages(memory: mmap.mmap) -> bool:
-    """Locks a mapping in RAM until it is unmapped.
+def lock_pages(memory: mmap.mmap, start: int = 0, end: int | None = None, *, lock: bool = True) -> bool:
+    """Locks the pages of a mapping in RAM until it is unmapped.
 
     Args:
-        memory: writable, without exported buffers while this runs.
+        memory: writable, not closed while this runs.
+        start, end: bytes, from the start of a page on; None: to the end.
+        lock: False unlocks them: only then does the operating system take them back.
 
     Returns:
-        whether the operating system has locked it. It refuses, without other effect, where RLIMIT_MEMLOCK is
+        whether the operating system has done so. It refuses to lock, without other effect, where RLIMIT_MEMLOCK is
         smaller than the mapping.
     """
     try:
-        mlock = ctypes.CDLL(None, use_errno=True).mlock
+        system = ctypes.CDLL(None, use_errno=True)
+        call = system.mlock if lock else system.munlock
     except (OSError, AttributeError):  # Windows
         return False
-    mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    at = (ctypes.c_char * len(memory)).from_buffer(memory)
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    at = (ctypes.c_char * ((len(memory) if end is None else end) - start)).from_buffer(memory, start)
     try:
-        return bool(mlock(ctypes.addressof(at), len(memory)) == 0)
+        return bool(call(ctypes.addressof(at), len(at)) == 0)
     finally:
         del at  # a mapping with an exported buffer cannot be unmapped

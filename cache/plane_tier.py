@@ -317,6 +317,39 @@ class PlaneTier:
             if version and level < version.level:
                 self._demote(version, self._form.demoted(version.level, level))
 
+    def resize(
+        self, capacity: Mapping[str, int], evicted: Callable[[Victim], None] = lambda victim: None
+    ) -> None:
+        """Changes the number of blocks, and takes or returns their memory.
+
+        Experts without a block leave in the order of eviction, whole or in part; others keep their planes, some of them
+        in other blocks, and observers see these.
+
+        Args:
+            capacity: kind's name -> blocks, at most as many as the tier began with.
+            evicted: called with every expert that leaves whole, while its blocks are as they were; it must not call
+                this tier.
+
+        Raises:
+            ValueError: experts are leased or reserved, or have places of their own; nothing has changed.
+        """
+        blocks = self._blocks
+        if isinstance(blocks, FixedPlaces):
+            raise ValueError(f"{self.name}: expected blocks for any expert, got a place for each")
+        with self._lock:
+            self._require_unpinned()
+            for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else self._victims_kinds:
+                while blocks.exceeds(kind, capacity):
+                    version = next(self._evictable(kind, None))
+                    self._leave(
+                        version, 0 if self._whole else self._level_without[version.level, kind], evicted
+                    )
+            blocks.set_capacity(capacity)
+            for version in list(self._resident.values()):
+                if kinds := blocks.leaving(version.indices):
+                    self._move(blocks, version, kinds, evicted)
+            blocks.fit_memory()
+
     def close(self) -> None:
         """Evicts every expert and frees the memory. Idempotent.
 
@@ -325,14 +358,40 @@ class PlaneTier:
             BufferError: a buffer of a block is still exported.
         """
         with self._lock:
-            if self._leases or self._pending:
-                counts = f"{len(self._leases)} leases and {len(self._pending)} reservations"
-                raise ValueError(f"{self.name}: expected none leased or reserved, got {counts}")
+            self._require_unpinned()
             for key in list(self._resident):
                 self._replace(key, None)
             self._blocks.close()
 
     # The methods below are called with the lock held.
+
+    def _require_unpinned(self) -> None:
+        if self._leases or self._pending:
+            counts = f"{len(self._leases)} leases and {len(self._pending)} reservations"
+            raise ValueError(f"{self.name}: expected none leased or reserved, got {counts}")
+
+    def _leave(self, version: _Version, level: int, evicted: Callable[[Victim], None]) -> None:
+        """Demotes an expert whose blocks are wanted for other purposes."""
+        if level == 0:
+            evicted(Victim(version.key, version.level, version.blocks))
+        self._demote(version, level)
+
+    def _move(
+        self,
+        blocks: SharedBlocks | Pool,
+        version: _Version,
+        kinds: Sequence[str],
+        evicted: Callable[[Victim], None],
+    ) -> None:
+        """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
+        indices = blocks.relocate(version.indices, kinds)
+        if indices is None:
+            self._leave(version, 0, evicted)
+            return
+        views = blocks.views(indices)
+        for kind in kinds:
+            views[kind][:] = version.blocks[kind]
+        self._replace(version.key, _Version(version.key, version.level, indices, views, version.arriving))
 
     def _plan(self, key: ExpertKey, needed: Sequence[str]) -> tuple[dict[_Version, int], Indices] | None:
         """Chooses the victims that free one block of each needed kind. Changes nothing.
@@ -378,7 +437,7 @@ class PlaneTier:
             losers[version] = 0
         return losers, places
 
-    def _evictable(self, kind: str, key: ExpertKey) -> Iterator[_Version]:
+    def _evictable(self, kind: str, key: ExpertKey | None) -> Iterator[_Version]:
         """Yields candidates, other than `key`, whose block of a kind has no other reference; a marked one twice."""
         for candidate in self._candidates(kind):
             version = self._resident[candidate]

@@ -41,6 +41,7 @@ class Pool:
         self._units = {name: each // self._unit for name, each in sizes.items()} if allocated else {}
         self._references = bytearray(size // self._unit if allocated else 0)
         self._counts = np.frombuffer(self._references, np.uint8)
+        self._in_use = len(self._references)
         self._views: dict[tuple[str, int], Any] = {}
 
     @property
@@ -87,6 +88,39 @@ class Pool:
         for kind, index in indices.items():
             self._run(kind, index)[:] -= 1
 
+    def exceeds(self, kind: str, capacity: Mapping[str, int]) -> bool:
+        """Whether more units have references than the blocks of `capacity` have in all."""
+        return int(np.count_nonzero(self._counts)) > self._units_of(capacity)
+
+    def set_capacity(self, capacity: Mapping[str, int]) -> None:
+        """Leaves the units of so many blocks in use; blocks behind them are to be `relocate`d.
+
+        Args:
+            capacity: kind's name -> blocks, at most as many as were allocated.
+        """
+        self._in_use = self._units_of(capacity)
+
+    def leaving(self, indices: Indices) -> list[str]:
+        """Kinds of blocks with units that are not in use any more."""
+        return [kind for kind, index in indices.items() if index + self._units[kind] > self._in_use]
+
+    def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
+        """Takes other places for the blocks that leave, and adds a reference to each of the others.
+
+        Returns:
+            kind's name -> index; None: too few neighbouring units are free.
+        """
+        places = self._place(leaving, self._free(()))
+        return None if places is None else self.take(leaving, indices | places)
+
+    def fit_memory(self) -> None:
+        """Returns the memory of units that are not in use, or takes that of units that are again."""
+        for arena in self._arenas.values():
+            arena.back(self._in_use * self._unit)
+
+    def _units_of(self, capacity: Mapping[str, int]) -> int:
+        return sum(capacity.get(kind, 0) * units for kind, units in self._units.items())
+
     def views(self, indices: Indices) -> Blocks:
         """The blocks' writable bytes; a block at the same place is always the same object."""
         return {kind: self._view(kind, index) for kind, index in indices.items()}
@@ -110,12 +144,14 @@ class Pool:
         return self._views[kind, index]
 
     def _free(self, without: Iterable[Indices]) -> bytearray:
-        """The units' references, 0 where the blocks of `without` have the only one."""
+        """The units' references, 0 where the blocks of `without` have the only one, 1 where they are not in use."""
         free = bytearray(self._references)
         for indices in without:
             for kind, index in indices.items():
                 if self.sole(kind, index):
                     free[index : index + self._units[kind]] = bytes(self._units[kind])
+        if self._in_use < len(free):
+            free[self._in_use :] = b"\1" * (len(free) - self._in_use)
         return free
 
     def _place(self, kinds: Sequence[str], free: bytearray) -> Indices | None:

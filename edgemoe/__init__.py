@@ -102,6 +102,8 @@ def load(
     kv_cache: str | None = None,
     kv_cache_k: str | None = None,
     kv_cache_v: str | None = None,
+    prefix_cache_dir: str | Path | None = None,
+    prefix_cache_limit: str | int | None = None,
     context: int | None = None,
     parallel: int = 1,
     prefill_rows: int | None = None,
@@ -124,6 +126,8 @@ def load(
         device: cpu, cuda or auto.
         kv_cache, kv_cache_k, kv_cache_v: the format of keys and values, and of either alone: "bf16", "q8_0" or "q4_0";
             None: bf16.
+        prefix_cache_dir: directory in which KV stays for later starts; None: it ends with the model.
+        prefix_cache_limit: "20GB" or bytes of that directory's files; None: 4 GB.
         context: tokens of each sequence; None: the model's, at most 4096.
         parallel: sequences that run at once, at most 64.
         prefill_rows: most tokens of a prompt that go through the layers together; None: as many as the context, where
@@ -145,7 +149,10 @@ def load(
     from edgemoe.commands.options import DEMO, demo_by_name, require_several
     from edgemoe.commands.options import run_settings as chosen
     from edgemoe.models.open import open_store
+    from edgemoe.models.prefix_directory import open_prefix_cache, require_directory
 
+    directory = Path(prefix_cache_dir) if prefix_cache_dir is not None else None
+    most = require_directory(directory, None if prefix_cache_limit is None else str(prefix_cache_limit))
     given = settings | {"levels": None if exact is not None and levels == "auto" else levels, "exact": exact}
     store, plan, run = open_store(
         demo_by_name(Path(model)) if model is not None else DEMO,
@@ -184,4 +191,5 @@ def load(
         seed=0,
         max_new_tokens=512,
     )
-    return Model(Engine(store, plan, run), tokenizer, sampling, pace, keep=True)
+    disk = open_prefix_cache(store, directory, most) if directory else None
+    return Model(Engine(store, plan, run), tokenizer, sampling, pace, keep=True, disk=disk)

@@ -256,6 +256,19 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def resize(self, capacity: Mapping[str, int]) -> None:
+        """Changes the number of blocks of the fastest tier, between two requests (cache.plane_tier.PlaneTier.resize).
+
+        Releases pins before. Experts that leave go to the slower tier, where that has blocks for them.
+
+        Args:
+            capacity: block kind's name -> blocks, at most as many as the tier began with.
+
+        Raises:
+            ValueError: a request is open.
+        """
+
+    @abstractmethod
     def take_counts(self) -> TransferCounts:
         """Returns the counters since the last call, and resets them."""
 

@@ -286,6 +286,12 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._speculation.end()
             self._transitions.end()
 
+    def resize(self, capacity: Mapping[str, int]) -> None:
+        """Changes the number of blocks of `vram`, and takes or returns their memory."""
+        self.release_pins()
+        with DeferredInterrupt():
+            self._vram.resize(capacity, self._transfers.path.spill)
+
     def take_counts(self) -> TransferCounts:
         """Returns the counters since the last call, and resets them."""
         self._add_compensators()

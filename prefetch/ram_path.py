@@ -49,6 +49,13 @@ class RamPath(TransferPath):
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
         return _Move(self, reservation, in_dram, self._spills(reservation))
 
+    def spill(self, victim: Victim) -> None:
+        """Copies an expert that leaves the fast tier to DRAM, which may evict others for it."""
+        into = self._dram_blocks(self.dram, victim) if self.dram else None
+        if self.dram and into:
+            _copy(victim.blocks, into.into)
+            self.dram.release(self.dram.publish(into))
+
     def _spills(self, reservation: Reservation) -> list[Spill]:
         """DRAM's blocks for victims of which VRAM keeps nothing; victims without free blocks are forgotten."""
         spills: list[Spill] = []

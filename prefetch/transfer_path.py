@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from cache.base import Lease, Reservation
+from cache.base import Lease, Reservation, Victim
 from storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
@@ -74,6 +74,9 @@ class TransferPath(ABC):
         Returns:
             the load; None, with nothing changed, where the fastest tier has no blocks for it.
         """
+
+    def spill(self, victim: Victim) -> None:  # noqa: B027 - beside a device DRAM has its own copy
+        """Keeps an expert that leaves the fastest tier as that has fewer blocks, where DRAM has blocks for it."""
 
     def hand_out(self, leases: Iterable[Lease]) -> None:  # noqa: B027 - in RAM there is nothing to wait for
         """Makes leased experts safe to compute from: kernels launched from now on wait for their copies."""

@@ -29,7 +29,7 @@ from edgemoe.cli import main
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.formats import KVFormat
 from edgemoe.machine.process import disk_read_bytes
-from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 

@@ -9,6 +9,7 @@ from typing import Literal
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.prefix_cache import PrefixCacheCounts
 from prefetch.counts import TransferCounts
 
 State = Literal["waiting", "prompt", "decoding", "ended"]
@@ -61,6 +62,7 @@ class Status:
         peak_bytes: the most that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
         experts: of the whole model.
+        disk: what the prefix cache has and has done; None: there is none.
         moved, use: transfers, and experts by level, of all steps.
     """
 
@@ -72,6 +74,7 @@ class Status:
     peak_bytes: int
     resident: dict[str, dict[int, int]]
     experts: int
+    disk: PrefixCacheCounts | None
     moved: TransferCounts
     use: ExpertUse
 
@@ -79,7 +82,7 @@ class Status:
     def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
         """Takes it from an engine that other threads use."""
         plan, kept = engine.plan, scheduler.kept_bytes
-        kv = max(engine.kv_bytes - kept, 0)
+        kv = max(engine.memory.kv_bytes - kept, 0)
         fixed = {"driver": plan.driver_bytes, "dense": plan.dense_bytes, "workspace": plan.workspace_bytes}
         tiers = {"vram": engine.vram, "dram": engine.dram}
         return cls(
@@ -88,7 +91,7 @@ class Status:
             memory={
                 **fixed,
                 "compensators": plan.compensators_bytes,
-                "experts": engine.expert_bytes,
+                "experts": engine.memory.expert_bytes,
                 "kv": kv,
                 "kept": kept,
             },
@@ -97,6 +100,7 @@ class Status:
             peak_bytes=engine.peak_bytes(),
             resident={name: dict(Counter(tier.resident().values())) for name, tier in tiers.items() if tier},
             experts=engine.shape.experts,
+            disk=scheduler.disk.counts() if scheduler.disk else None,
             moved=scheduler.prefill + scheduler.decode,
             use=scheduler.prefill_use + scheduler.decode_use,
         )

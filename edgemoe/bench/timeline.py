@@ -330,6 +330,10 @@ class TimedSource(ExpertSource):
         """Releases the source's pins."""
         self._source.release_pins()
 
+    def resize(self, capacity: Mapping[str, int]) -> None:
+        """Changes the number of blocks of the source's fastest tier."""
+        self._source.resize(capacity)
+
     def take_counts(self) -> TransferCounts:
         """Returns and resets the source's counters."""
         return self._source.take_counts()

@@ -18,6 +18,7 @@ from edgemoe.commands.options.groups import grouped, option
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from edgemoe.kv.formats import KVFormat
+from edgemoe.models.prefix_directory import require_directory
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from edgemoe.serve.serving import Serving
 
 EXAMPLES = (
-    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve --host 0.0.0.0 "
-    "--api-key-file KEY | curl http://127.0.0.1:8080/v1/models"
+    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve "
+    "--prefix-cache-dir ~/kv --prefix-cache-limit 20GB | edgemoe serve --host 0.0.0.0 --api-key-file KEY "
+    "| curl http://127.0.0.1:8080/v1/models"
 )
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
@@ -67,6 +69,7 @@ def serve_command(
     address: AddressOptions,
     limits: options.LimitOptions,
     kv: options.KVOptions,
+    disk: options.PrefixCacheOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     prefill_rows: options.PrefillRowsOption = None,
@@ -93,6 +96,7 @@ def serve_command(
     run = options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
     options.require_several(run, parallel, "--parallel 8")
     KVFormat.of(**vars(kv))
+    require_directory(disk.prefix_cache_dir, disk.prefix_cache_limit)
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):
@@ -118,6 +122,7 @@ def serve_command(
         keep_source=keep_source,
         **vars(limits),
         **vars(kv),
+        **vars(disk),
         **vars(chosen),
     )
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # a line a request

@@ -15,9 +15,9 @@ from functools import cached_property
 
 import torch
 
-from cache.budget import Budget
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
+from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
@@ -40,7 +40,8 @@ from edgemoe.machine.process import (
     return_free_memory,
 )
 from edgemoe.machine.tier_speed import copy_speed, read_speed
-from edgemoe.memory.plan import MemoryPlan, require_sizes
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
@@ -55,7 +56,7 @@ from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
 from prefetch.workers import SCAN_WORKERS
-from storage.base import ExpertKey, ResidentForm
+from storage.base import ExpertKey
 from storage.calibration import CALIBRATION_NAME, Calibration
 from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
 from storage.manifest import DENSE_NAME
@@ -117,9 +118,11 @@ class Engine:
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
-        self.budget = Budget(plan.vram_limit_bytes)
         form = form_of(store.form, settings)
-        self._reserve(form)
+        self.memory = LimitedMemory(
+            plan, BlockSplit.of(store.shape, form, settings, store.known_damage(settings)), self._resize
+        )
+        self.budget = self.memory.budget
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
             if self.device:
@@ -196,21 +199,11 @@ class Engine:
         self.take_use()
         self.take_counts()
 
-    def _reserve(self, form: ResidentForm) -> None:
-        """Reserves everything that the plan has, except sequences."""
-        plan = self.plan
-        planes = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in form.kinds)
-        self.budget.reserve("driver", plan.driver_bytes)
-        self.budget.reserve("dense", plan.dense_bytes)
-        self.budget.reserve("workspace", plan.workspace_bytes)
-        self.budget.reserve("compensators", plan.compensators_bytes)
-        self.budget.reserve("planes", planes)
-        self.expert_bytes, self._fixed_bytes = planes, self.budget.used
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the budget that sequences have reserved."""
-        return self.budget.used - self._fixed_bytes
+    def _resize(self, blocks: Mapping[str, int]) -> None:
+        """Changes the number of blocks of the fastest tier."""
+        self._source.resize(blocks)
+        if self.hot:
+            self.hot.resize(blocks)
 
     @property
     def settings(self) -> RunSettings:
@@ -264,7 +257,7 @@ class Engine:
         self.hot = self._runtime.choices = None
         if settings.hotness is None:
             return
-        self.hot = HotExperts.of_plan(settings, self.plan, self.store, self._source, self.vram)
+        self.hot = HotExperts.of_blocks(settings, self.memory.blocks, self.store, self._source, self.vram)
         self.hot.start_from(self._heat)
         self._runtime.choices = self.hot.choices
 
@@ -436,13 +429,13 @@ class Engine:
         context = context or self.plan.context
         assert context <= self.plan.context
         reserved = context if reserve is None else self._tokens_taken(reserve, context)
-        nbytes = self.shape.kv.bytes_for(reserved)
-        self.budget.reserve("kv", nbytes)
+        nbytes = self._kv_bytes_of(reserved, context)
+        self.memory.reserve_kv(nbytes)
         try:
             with taking(self.device, "keys and values", self.plan.minimum_vram_bytes):
                 return SequenceKV(self.shape.kv, context, self._place, reserved=reserved)
         except BaseException:
-            self.budget.release(nbytes)
+            self.memory.release_kv(nbytes)
             raise
 
     def _tokens_taken(self, tokens: int, context: int) -> int:
@@ -456,25 +449,45 @@ class Engine:
             tokens: at most the context.
             sequence: None: a new one with the plan's context.
         """
-        taken = self._tokens_taken(tokens, sequence.context if sequence else self.plan.context)
-        if sequence is None:
-            return self.shape.kv.bytes_for(taken)
-        bytes_for = self.shape.kv.bytes_for
-        return max(bytes_for(taken) - bytes_for(sequence.reserved), 0)
+        context = sequence.context if sequence else self.plan.context
+        nbytes = self._kv_bytes_of(self._tokens_taken(tokens, context), context)
+        return max(nbytes - self.bytes_of(sequence), 0) if sequence else nbytes
+
+    def bytes_of(self, sequence: SequenceKV) -> int:
+        """Bytes of the budget that a sequence has reserved."""
+        return self._kv_bytes_of(sequence.reserved, sequence.context)
+
+    def _kv_bytes_of(self, tokens: int, context: int) -> int:
+        kv = self.shape.kv
+        return kv.bytes_for(tokens) if self.device else kv.bytes_in_pages(tokens, context)
 
     def reserve_tokens(self, sequence: SequenceKV, tokens: int) -> None:
         """Reserves the bytes of a sequence's first `tokens` tokens, and of the rest of their last block.
 
+        Between two steps: experts may lose blocks (LimitedMemory).
+
         Raises:
             DoesNotFit: the budget has too little left; the sequence is as before.
         """
-        self.budget.reserve("kv", self.bytes_to_reserve(tokens, sequence))
+        self.memory.reserve_kv(self.bytes_to_reserve(tokens, sequence))
         sequence.reserved = max(sequence.reserved, self._tokens_taken(tokens, sequence.context))
 
+    def crop(self, sequence: SequenceKV, tokens: int) -> int:
+        """Drops a sequence's tokens behind the first `tokens`, and returns the memory of blocks that are empty then.
+
+        Returns:
+            the number of tokens that are left, as SequenceKV.crop.
+        """
+        left, before = sequence.crop(tokens), self.bytes_of(sequence)
+        if not self.device:
+            sequence.return_behind(min(self._tokens_taken(left, sequence.context), sequence.reserved))
+            self.memory.release_kv(before - self.bytes_of(sequence))
+        return left
+
     def end_sequence(self, sequence: SequenceKV) -> None:
-        """Frees a sequence's KV. The sequence must not be used any more."""
+        """Frees a sequence's KV; experts get blocks back. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.slices, sequence.states
-        self.budget.release(self.shape.kv.bytes_for(sequence.reserved))
+        self.memory.release_kv(self.bytes_of(sequence))
 
     def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs the rows of a step and appends them to their sequences.
@@ -623,6 +636,7 @@ class Engine:
 
     def close(self) -> None:
         """Stops the readers, closes the store and frees the tiers' memory. Idempotent."""
+        self.memory.close()
         self._opened.close()
 
     def __enter__(self) -> Engine:

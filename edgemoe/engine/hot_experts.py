@@ -14,13 +14,12 @@ import numpy as np
 
 from cache.plane_tier import PlaneTier
 from edgemoe.experts.use import ChoiceCounts
-from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves
 from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
-from storage.base import ExpertKey
+from storage.base import BlockKind, ExpertKey
 
 
 class HotExperts:
@@ -31,8 +30,8 @@ class HotExperts:
         levels: the higher one of hot experts, and the lower one of all others.
         source: brings experts.
         tier: that they are resident in.
-        blocks: of the upper planes of hot experts, in the whole tier.
-        every: whether the lower planes of all experts fit.
+        kinds: of the higher level's blocks.
+        blocks: of each kind, in the whole tier, as `resize` gets them.
         layers: those of the model that have experts.
         choices: what routers chose since the last step; emptied here.
         slots: experts of a token.
@@ -46,49 +45,72 @@ class HotExperts:
         source: ExpertSource,
         tier: PlaneTier,
         *,
-        blocks: int,
-        every: bool,
+        kinds: Sequence[BlockKind],
+        blocks: Mapping[str, int],
         layers: Sequence[int],
         choices: ChoiceCounts,
         slots: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.choices = settings, choices
-        self._source, self._tier, self._every, self._slots, self._clock = source, tier, every, slots, clock
+        self._source, self._tier, self._slots, self._clock = source, tier, slots, clock
         self._high, self._low = levels
-        self._layers = list(layers)
-        most = capacity(blocks, len(layers))
-        if settings.experts is not None:
-            most = [min(each, settings.experts) for each in most]
-        self.capacity = dict(zip(layers, most, strict=True))
+        self._layers, self._kinds = list(layers), list(kinds)
+        self.capacity: dict[int, int] = {}
         """Layer -> most hot experts."""
         self._seed: np.ndarray | None = None
         self.forget()
+        self.resize(blocks)
+
+    def resize(self, blocks: Mapping[str, int]) -> None:
+        """Gives layers the hot sets that so many blocks of the tier have room for, from the next step of new tokens on.
+
+        Changes of level that waited have ended (ExpertSource.resize).
+        """
+        lower, upper = (
+            min(blocks.get(kind.name, 0) for kind in self._kinds if (kind.level > self._low) == above)
+            for above in (False, True)
+        )
+        self._every = lower >= len(self._layers) * self.choices.counts.shape[1]
+        most = capacity(upper, len(self._layers))
+        if self.settings.experts is not None:
+            most = [min(each, self.settings.experts) for each in most]
+        self.capacity = dict(zip(self._layers, most, strict=True))
+        self._due |= self._warm
+
+    @property
+    def _warm(self) -> bool:
+        """Whether there are scores to go by."""
+        return self._seed is not None or self._seen >= max(self.settings.warmup, 1)
 
     @classmethod
-    def of_plan(
-        cls, settings: RunSettings, plan: MemoryPlan, store: StoreModel, source: ExpertSource, tier: PlaneTier
+    def of_blocks(
+        cls,
+        settings: RunSettings,
+        blocks: Mapping[str, int],
+        store: StoreModel,
+        source: ExpertSource,
+        tier: PlaneTier,
     ) -> HotExperts:
-        """Makes the hot sets that the plan's blocks have room for.
+        """Makes the hot sets that a tier's blocks have room for.
 
         Args:
             settings: with hotness, and two levels.
-            plan: of the engine.
+            blocks: block kind's name -> blocks of the tier.
             store: what runs.
             source: brings experts.
             tier: that they are resident in.
         """
         assert settings.hotness
         high, low = settings.levels
-        blocks = {kind: plan.vram_blocks.get(kind.name, 0) for kind in store.form.kinds_at(high)}
         shape = store.shape
         return cls(
             settings.hotness,
             (high, low),
             source,
             tier,
-            blocks=min(count for kind, count in blocks.items() if kind.level > low),
-            every=min(count for kind, count in blocks.items() if kind.level <= low) >= shape.experts,
+            kinds=store.form.kinds_at(high),
+            blocks=blocks,
             layers=sorted(store.manifest.layers),
             choices=ChoiceCounts(shape.layers, shape.experts_per_layer),
             slots=shape.top_k,

@@ -26,6 +26,7 @@ from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels import threads
+from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
@@ -190,11 +191,14 @@ class Scheduler:
         engine: runs the steps; no other caller uses it while requests run.
         pace: how prompts and answers share the steps.
         keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
+        disk: has their blocks on disk, where `keep`; closed with the scheduler. None: memory alone.
     """
 
-    def __init__(self, engine: Engine, pace: Pace | None = None, *, keep: bool = False) -> None:
-        self.engine, self._pace = engine, pace or Pace()
-        self._kept = KeptSequences(engine) if keep else None
+    def __init__(
+        self, engine: Engine, pace: Pace | None = None, *, keep: bool = False, disk: PrefixCache | None = None
+    ) -> None:
+        self.engine, self._pace, self.disk = engine, pace or Pace(), disk
+        self._kept = KeptSequences(engine, disk) if keep else None
         self._chunk = self._pace.rows(engine)
         self._work, self._work_between = 0, WORK_BETWEEN * len(engine.store.manifest.layers)
         self._arrived = Arrivals[Request]()
@@ -225,6 +229,23 @@ class Scheduler:
         with self.paused():
             if self._kept:
                 self._kept.clear()
+
+    def save(self, tokens: Sequence[int]) -> None:
+        """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
+
+        Not to be called by a callback.
+        """
+        if self._kept and self.disk:
+            with self.paused():
+                self._kept.save(tokens)
+                self.disk.flush()
+
+    def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
+        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+
+        None: no KV is kept on disk.
+        """
+        return self._kept.saved(tokens) if self._kept and self.disk else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -328,6 +349,8 @@ class Scheduler:
                 self._end(request, error=_closed())
             if self._kept:
                 self._kept.clear()
+            if self.disk:
+                self.disk.close()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -420,7 +443,21 @@ class Scheduler:
         request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
         request.done = request.cached
 
+    def _read_blocks(self, request: Request) -> bool:
+        """Reads the next blocks of a prompt that are on disk; False: there are none."""
+        assert request.sequence
+        try:
+            read = self._kept.read_blocks(request.sequence) if self._kept else None
+        except Exception as error:
+            self._end(request, error=error)
+            return True
+        if read is not None:
+            request.done = request.cached = read
+        return read is not None
+
     def _prefill(self, request: Request) -> None:
+        if self._read_blocks(request):
+            return
         assert request.sequence
         chunk = min(self._chunk, self.engine.plan.scored_rows) if request.on_rows else self._chunk
         part = tuple(request.tokens[request.done : request.done + chunk])
@@ -441,6 +478,8 @@ class Scheduler:
             self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None
+            if self._kept:
+                self._kept.has_prompt(request.sequence, request.tokens)
 
     def _count_prefill(self, request: Request) -> None:
         counts, use = self.engine.take_counts(), self.engine.take_use()
@@ -566,7 +605,7 @@ class Scheduler:
         if self._kept is None:
             self.engine.end_sequence(sequence)
         elif isinstance(error, NotFinite):
-            self._kept.discard(sequence)
+            self._kept.discard(sequence, tokens)
         else:
             self._kept.keep(sequence, tokens)
 

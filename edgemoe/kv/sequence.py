@@ -9,7 +9,7 @@ import torch
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
-from edgemoe.machine.pages import sparse_tensor
+from edgemoe.machine.pages import return_pages, sparse_tensor
 from storage.errors import ContextExceeded
 
 
@@ -89,6 +89,19 @@ class SequenceKV:
         self.length = 0 if self.states and length < self.length else length
         return self.length
 
+    def return_behind(self, tokens: int) -> None:
+        """Returns the memory of tokens behind the first `tokens` to the system, and reserves only these. In RAM alone.
+
+        Args:
+            tokens: at least the valid ones, at most the reserved ones.
+        """
+        assert self.length <= tokens <= self.reserved
+        self.reserved = tokens
+        for stored in (self.keys,) if self.shape.latent else (self.keys, self.values):
+            row = stored.shape[-1] * stored.itemsize
+            for slot in stored.flatten(0, 1):
+                return_pages(slot, tokens * row)
+
     def copy_prefix(self, other: SequenceKV, length: int) -> int:
         """Makes the first tokens of another sequence of the same shape the only ones of this one.
 
@@ -133,6 +146,22 @@ class SequenceKV:
         if shape.latent:
             return wide, wide[..., : shape.latent]
         return wide, decode(shape.format.values, values, shape.value_dim)
+
+    def rows(self, first: int, end: int) -> list[memoryview]:
+        """Returns the stored bytes of some tokens' keys and values, writable, layer by layer and head by head; in RAM.
+
+        Args:
+            first, end: tokens, within the reserved ones.
+        """
+        assert first <= end <= self.reserved
+        stored = (self.keys,) if self.shape.latent else (self.keys, self.values)
+        heads = (head[first:end] for kind in stored for layer in kind for head in layer)
+        return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
+
+    def restore(self, length: int) -> None:
+        """Makes the first tokens, whose rows have been written from outside (`rows`), the only valid ones."""
+        assert not self.states
+        self.length = length
 
     def commit(self, tokens: int) -> None:
         """Makes the last `tokens` tokens that a step wrote valid."""

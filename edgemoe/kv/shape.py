@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field, replace
 
 from edgemoe.kv.formats import KVFormat, row_bytes
@@ -11,6 +12,9 @@ from storage.untrusted import CHECK_ORIGIN, shortened
 
 _LARGEST_SIZE = 131_072
 """Largest legal size of one cached dimension."""
+
+PAGE = mmap.PAGESIZE
+"""Bytes of memory that are taken at once."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,21 @@ class KVShape:
         """Returns the bytes of a sequence's KV for `context` tokens."""
         row = row_bytes(self.format.keys, self.key_dim) + row_bytes(self.format.values, self.value_dim)
         return len(self.layers) * self.heads * row * context + (self.linear.bytes if self.linear else 0)
+
+    def bytes_in_pages(self, tokens: int, context: int) -> int:
+        """Returns the bytes of the pages that a sequence's first tokens lie in, where its context has been mapped.
+
+        Keys and values of each layer and head lie together, for all tokens of the context.
+
+        Args:
+            tokens: at most the context.
+            context: tokens that the sequence may have.
+        """
+        rows = [row_bytes(self.format.keys, self.key_dim)]
+        rows += [row_bytes(self.format.values, self.value_dim)] if self.value_dim else []
+        pages = sum(-(-tokens * row // PAGE) + (context * row % PAGE > 0) for row in rows if tokens)
+        in_pages = len(self.layers) * self.heads * pages * PAGE + (self.linear.bytes if self.linear else 0)
+        return min(in_pages, self.bytes_for(context))
 
 
 def keys_and_values(config: Config) -> KVShape:

@@ -218,14 +218,15 @@ def attention(
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
             if kv.signal:
                 layer: Any = module.layer_idx
-                step = TILE if quantized else tokens
-                keys = torch.cat(
-                    [read(at, min(at + step, tokens))[0] for at in range(0, tokens, step)], dim=1
-                )
                 skipped = first_counted(kv.signal, place.part, place.rows)
-                received = attention_received(queries, keys, scaling, window, skipped, s_aux)
+                keys = partial(_keys_of, read)
+                received = attention_received(queries, keys, tokens, scaling, window, skipped, s_aux)
                 kv.receive(place, prompt, layer, received, window)
     return out.transpose(0, 1).unsqueeze(0), None
+
+
+def _keys_of(read: Read, first: int, end: int) -> torch.Tensor:
+    return read(first, end)[0]
 
 
 def _reads_latents(sequence: SequenceKV) -> bool:

@@ -29,6 +29,21 @@ def in_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
             advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
 
 
+def return_pages(tensor: torch.Tensor, first: int) -> None:
+    """Returns the memory of a tensor of sparse_tensor behind its `first` bytes to the system; these read as zeros.
+
+    Args:
+        tensor: contiguous, perhaps a part of one; a page that it shares with others, or with its first bytes, stays.
+        first: bytes that stay.
+    """
+    start = tensor.data_ptr()
+    begin = -(-(start + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (start + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is not None and begin < end:
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
 def sparse_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Makes a tensor of zeros whose pages take memory when they are written, and give it back with the tensor.
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 
 import torch
 
-from cache.policies import is_pooled
 from edgemoe.console.sizes import format_least, format_size
+from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
-from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
+from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
 from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
 from edgemoe.policy.damage import Damage
-from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.device import Device
 from storage.errors import DoesNotFit, UserError
 from storage.forms import P4
 from storage.record import RecordGeometry
-
-MINIMUM_EXPERTS = 2
-"""Fewest experts that the fastest tier must have blocks for: one is computed while another arrives."""
 
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
@@ -40,7 +36,11 @@ PROCESS_BYTES = 500_000_000
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit."""
+    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit.
+
+    In RAM the KV grows with the sequences: experts begin with what it does not take yet (`first_blocks`), and have
+    `plane_bytes` once it is whole.
+    """
 
     vram_limit_bytes: int
     dram_limit_bytes: int
@@ -78,11 +78,25 @@ class MemoryPlan:
     """The format of keys and values."""
     prefill_rows: int = BLOCK_ROWS
     """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
+    first_kv_bytes: int = 0
+    """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
+    first_blocks: dict[str, int] = field(default_factory=dict)
+    """Block kind's name -> blocks in the VRAM tier beside so much KV; `vram_blocks`: beside all of it."""
 
     @property
     def vram_experts(self) -> int:
-        """Most experts in the VRAM tier, at any level."""
+        """Most experts in the VRAM tier, at any level, beside the whole KV."""
         return max(self.vram_blocks.values())
+
+    @property
+    def first_experts(self) -> int:
+        """Most experts in the VRAM tier, at any level, as long as sequences are short."""
+        return max(self.first_blocks.values())
+
+    @property
+    def grows(self) -> bool:
+        """Whether experts have bytes that the KV has not come to yet."""
+        return self.first_kv_bytes < self.kv_bytes
 
     @property
     def dram_experts(self) -> int:
@@ -95,15 +109,23 @@ class MemoryPlan:
 
     def used_bytes(self, form: ResidentForm) -> int:
         """RAM that the plan takes where there is no device, bytes; at most the sum of both limits."""
-        tiers = self.vram_blocks, self.dram_blocks
-        blocks = sum(kind.size * tier.get(kind.name, 0) for tier in tiers for kind in form.kinds)
-        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + self.compensators_bytes + blocks
+
+        def size(blocks: dict[str, int]) -> int:
+            return sum(kind.size * blocks.get(kind.name, 0) for kind in form.kinds)
+
+        at_first, at_last = (
+            self.first_kv_bytes + size(self.first_blocks),
+            self.kv_bytes + size(self.vram_blocks),
+        )
+        others = self.dense_bytes + self.workspace_bytes + self.compensators_bytes + size(self.dram_blocks)
+        return others + max(at_first, at_last)
 
     def _resident(self) -> str:
         """How many experts at which levels, for `lines`."""
-        high, low, most = self.levels[0], self.levels[-1], self.vram_experts
+        high, low, most = self.levels[0], self.levels[-1], self.first_experts
         if self.hot_experts is None:
-            return f"{most} experts resident at {format_levels(self.levels)} bits"
+            fewer = f", {self.vram_experts} once the KV is whole" if self.vram_experts < most else ""
+            return f"{most} experts resident at {format_levels(self.levels)} bits{fewer}"
         every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
         rest = "" if most == self.experts else "; the others are read when a token wants them"
         return f"{every} experts resident at {low} bits, {self.hot_experts} hot ones at {high}{rest}"
@@ -128,10 +150,13 @@ class MemoryPlan:
             factors = (
                 f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
             )
+        experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
+        whole = format_size(self.kv_bytes)
+        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {whole}" if self.grows else f"KV {whole}"
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
-            f"KV {format_size(self.kv_bytes)} for {sequences}{self.context} tokens{kv_cache}, "
-            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(self.plane_bytes)}",
+            f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
+            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(experts)}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )
@@ -196,7 +221,12 @@ def make_plan(
     free = vram_limit - taken
     resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
     planes = free - resident
-    vram_blocks, dram_blocks = _blocks(shape, form, settings, damage, planes, dram_limit, device is None)
+    split = BlockSplit.of(shape, form, settings, damage)
+    first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
+    first_blocks = split.blocks(planes + fixed["kv_bytes"] - first_kv)
+    # Tiers in RAM are exclusive.
+    left = shape.experts - (0 if device else max(vram_blocks.values()))
+    dram_blocks = count_blocks(dram_limit, split.fractions, left, 1) if dram_limit and left else {}
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
         dram_limit_bytes=dram_limit,
@@ -215,13 +245,15 @@ def make_plan(
         dram_blocks=dram_blocks,
         experts=shape.experts,
         hot_experts=(
-            min(*vram_blocks.values(), _most_hot(settings.hotness, shape)) if settings.hotness else None
+            min(*first_blocks.values(), most_hot(settings.hotness, shape)) if settings.hotness else None
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
         compensators_bytes=compensators.fixed + resident,
         compensators_resident_bytes=resident,
         compensators_total_bytes=compensators.total,
+        first_kv_bytes=first_kv,
+        first_blocks=first_blocks,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
@@ -275,66 +307,16 @@ def _fixed_bytes(
     }
 
 
+def _first_kv_bytes(shape: ModelShape, context: int, parallel: int, device: Device | None) -> int:
+    """KV that no block of experts ever takes."""
+    if device:
+        return parallel * shape.kv.bytes_for(context)
+    return parallel * shape.kv.bytes_in_pages(whole_blocks(1, context), context)
+
+
 def _overhead_bytes(shape: ModelShape, device: Device | None) -> int:
     """What allocators and the interpreter take beside the tensors of a step."""
     return ROUNDING_BYTES if device else EXPERT_BYTES * shape.experts
-
-
-def _blocks(
-    shape: ModelShape,
-    form: ResidentForm,
-    settings: RunSettings,
-    damage: Damage | None,
-    planes: int,
-    dram: int,
-    exclusive: bool,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Block kind's name -> blocks, in the VRAM tier and in the DRAM tier.
-
-    Args:
-        damage: of the model's experts; None: it is not known yet.
-        planes: bytes of the VRAM tier.
-        dram: bytes of the DRAM tier.
-        exclusive: whether an expert is in one tier at most, as where both lie in RAM.
-    """
-    fraction = partial(
-        fraction_at,
-        settings,
-        layers=shape.layers,
-        experts=shape.experts_per_layer,
-        top_k=shape.top_k,
-        damage=damage,
-    )
-    kinds = form.kinds_at(settings.levels[0])
-    if settings.hotness:
-        require_sizes(form, settings.levels)
-    pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-    fractions = {kind: 1.0 if pooled else fraction(kind.level) for kind in kinds}
-    most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
-    vram = None
-    if settings.hotness:
-        hottest = _most_hot(settings.hotness, shape)
-        vram = count_hot_blocks(planes, kinds, settings.levels[-1], shape.experts, hottest)
-    vram = vram or count_blocks(planes, fractions, most, MINIMUM_EXPERTS)
-    left = shape.experts - (max(vram.values()) if exclusive else 0)
-    return vram, count_blocks(dram, fractions, left, 1) if dram and left else {}
-
-
-def _most_hot(hotness: Hotness, shape: ModelShape) -> int:
-    """Experts of a model that a setting lets be hot at once."""
-    each = shape.experts_per_layer if hotness.experts is None else hotness.experts
-    return min(each * (shape.experts // shape.experts_per_layer), shape.experts)
-
-
-def require_sizes(form: ResidentForm, levels: tuple[int, ...]) -> None:
-    """Refuses levels of precision by hotness between which a kernel's experts have the same size.
-
-    Raises:
-        UserError: the highest level of `levels` takes the blocks of the lowest.
-    """
-    if all(kind.level <= levels[-1] for kind in form.kinds_at(levels[0])):
-        found = f"levels {format_levels(levels)}, which take the same blocks with this kernel"
-        raise UserError("levels of different size, for --policy hotness", found, "give --levels 8/4")
 
 
 def staging_buffers(settings: RunSettings) -> int:

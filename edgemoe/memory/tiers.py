@@ -60,7 +60,7 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
     make_tier = partial(PlaneTier, form, policy=partial(make_policy, settings.eviction))
     make_dram = partial(make_tier, plan.dram_blocks, name="dram", device="cpu")
     if device is None:
-        vram = make_tier(plan.vram_blocks, name="vram", device="cpu", arenas=in_ram)
+        vram = make_tier(plan.first_blocks, name="vram", device="cpu", arenas=in_ram)
         dram = make_dram(arenas=in_ram) if plan.dram_blocks else None
         return Tiers(vram, dram, RamPath(vram, dram, form))
     with taking(device, "experts", plan.minimum_vram_bytes):

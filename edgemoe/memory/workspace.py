@@ -11,7 +11,7 @@ from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.policy.importance import QUERY_BLOCK
+from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 from storage.record import RecordGeometry
 
 PREFILL_FRACTION = 0.05
@@ -20,6 +20,9 @@ decides nothing here, so that an answer does not depend on it."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 """A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
+
+SUMS = 8
+"""Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
 
 CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
@@ -89,16 +92,12 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     kv = shape.kv
     width = kv.heads * kv.key_dim
     attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
-    if kv.format.quantized:
-        attention += _tile_bytes(shape, rows)
-    else:
-        attention += 2 * width * context * (2 + 4) + rows * context * (1 + 4)
-    # Scores of a block of queries; and each layer's sums of attention, before and after a step.
-    scored = context * 4 * (width + 3 * shape.heads * min(rows, QUERY_BLOCK) + 2 * len(kv.layers))
-    if kv.format.quantized:
-        # Its keys come in tiles before they are one tensor.
-        scored += _tile_bytes(shape, rows) + context * 4 * width
-    attention = max(attention, scored) + (SLICE_BYTES if kv.latent else 0)
+    # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
+    tile = _tile_bytes(shape, rows)
+    plain = 0 if kv.format.quantized else 2 * width * context * (2 + 4) + rows * context * (1 + 4)
+    # Each layer's sums of attention, before and after a step; and what ranks those of one.
+    scored = tile + context * 4 * (2 * len(kv.layers) + SUMS)
+    attention += max(plain, scored) + (SLICE_BYTES if kv.latent else 0)
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
         state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
@@ -110,8 +109,13 @@ def _tile_bytes(shape: ModelShape, rows: int) -> int:
     """A tile of quantized keys and values, its scores, and sums before and behind it, all float32."""
     kv = shape.kv
     value_dim = kv.latent or kv.value_dim
-    tile = TILE * kv.heads * (kv.key_dim + value_dim) * 4  # codes, scales, their product and a copy of it
-    scores, sums = min(rows, TILE_QUERIES) * TILE * 3, rows * (2 * kv.key_dim + 3 * value_dim)
+    tile = (
+        max(TILE, KEY_BLOCK) * kv.heads * (kv.key_dim + value_dim) * 4
+    )  # codes, scales, their product and a copy of it
+    scores, sums = (
+        min(rows, max(TILE_QUERIES, QUERY_BLOCK)) * max(TILE, KEY_BLOCK) * 3,
+        rows * (2 * kv.key_dim + 3 * value_dim),
+    )
     return 4 * (tile + shape.heads * (scores + sums))
 
 

@@ -183,11 +183,11 @@ class StoreModel:
             device=self.device,
             parallel=parallel,
             compensators=self.compensator_bytes(settings).with_(compensators),
-            damage=self._damage(settings),
+            damage=self.known_damage(settings),
             prefill_rows=prefill_rows,
         )
 
-    def _damage(self, settings: RunSettings) -> Damage | None:
+    def known_damage(self, settings: RunSettings) -> Damage | None:
         """What fewer bits of each expert cost, where settings go by it and a calibration lies beside the store."""
         if not (settings.priced and self.manifest.layers):
             return None

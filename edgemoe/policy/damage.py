@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
+import xxhash
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from storage.base import LEVELS
@@ -84,6 +85,14 @@ class Damage:
         table = torch.tensor([TYPICAL_ERROR[level] ** 2 for level in LEVELS]).expand(count, experts, -1)
         sample = chosen.expand(count, -1, -1), gates.float().expand(count, -1, -1)
         return cls("typical errors", tuple(layers), table, *sample)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that levels follow from: equal digests choose equal levels."""
+        digest = xxhash.xxh3_128(repr(self.layers).encode())
+        for part in (self.table, self.chosen, self.gates):
+            digest.update(part.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""

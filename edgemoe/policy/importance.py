@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
-QUERY_BLOCK = 16
-"""Query rows whose attention scores are in memory at once; workspace.workspace_bytes counts them."""
+QUERY_BLOCK, KEY_BLOCK = 64, 256
+"""Query rows and tokens whose attention scores, and whose keys in float32, are in memory at once."""
+
+_LOWEST = -1e30
+"""A score below all others."""
 
 LAST_QUERIES = 32
 """Query rows that "heavy-hitters-last" averages over."""
+
+
+Keys = Callable[[int, int], torch.Tensor]
+"""(first, end) -> keys [kv_heads, end - first, D] of these tokens."""
 
 
 class PromptAttention:
@@ -19,7 +29,9 @@ class PromptAttention:
     The rows of a step may come in several blocks.
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
-    >>> received = attention_received(zeros, zeros, 1.0, None, 0)  # every query looks at all that it sees
+    >>> def keys(first: int, end: int) -> torch.Tensor:
+    ...     return zeros[:, first:end]
+    >>> received = attention_received(zeros, keys, 3, 1.0, None, 0)  # every query looks at all that it sees
     >>> prompt.receive(0, received, range(3), "heavy-hitters")
     >>> prompt.ranks(0, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
@@ -90,17 +102,22 @@ def first_counted(signal: str, block: range, rows: int) -> int:
 
 def attention_received(
     query: torch.Tensor,
-    keys: torch.Tensor,
+    keys: Keys,
+    tokens: int,
     scaling: float,
     window: int | None,
     skipped: int,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention that every token receives, summed over queries, a mean over heads; without an [R, N] matrix.
+    """Attention that every token receives, summed over queries, a mean over heads.
+
+    Keys are read twice, a block at a time: for each query's largest score and the sum of its softmax, then for the
+    weights. So neither an [R, N] matrix nor all keys in float32 are ever in memory.
 
     Args:
         query: [heads, R, D], of the last R of the N tokens.
-        keys: [kv_heads, N, D]; heads is a multiple of kv_heads.
+        keys: of a run of tokens; heads is a multiple of kv_heads.
+        tokens: N.
         scaling: factor of the scores.
         window: latest tokens that a row sees, its own included; None: all.
         skipped: first rows of `query` that are left out.
@@ -110,15 +127,81 @@ def attention_received(
         float32 [N].
     """
     heads, rows, _ = query.shape
-    tokens = keys.shape[1]
-    transposed = keys.float().mT
-    past = tokens - rows
+    past, wide = tokens - rows, query.float() * scaling
+    softmaxes = [
+        _Softmax.of(wide[:, start : start + QUERY_BLOCK], past + start, sinks)
+        for start in range(skipped, rows, QUERY_BLOCK)
+    ]
     received = torch.zeros(tokens, device=query.device)
-    for start in range(skipped, rows, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, rows)
-        hidden = hidden_keys(range(past + start, past + end), range(tokens), window, query.device)
-        received += attention_weights(query[:, start:end], transposed, hidden, scaling, sinks).sum((0, 1))
+    for weigh in (False, True):
+        for start in range(0, tokens, KEY_BLOCK):
+            span = range(start, min(start + KEY_BLOCK, tokens))
+            seeing = [each for each in softmaxes if each.sees(span, window)]
+            if not seeing:
+                continue
+            transposed = keys(span.start, span.stop).float().mT
+            for each in seeing:
+                scores = each.scores(transposed, span, window)
+                if weigh:
+                    received[span.start : span.stop] += each.weights(scores).sum((0, 1))
+                else:
+                    each.add(scores)
     return received / heads
+
+
+@dataclass
+class _Softmax:
+    """The softmax of some rows' scores over the tokens so far.
+
+    Args:
+        query: float32 [heads, R, D], scaled.
+        positions: of the rows.
+        largest, total: float32 [heads, R, 1], the largest score and the sum of e^(score - largest).
+    """
+
+    query: torch.Tensor
+    positions: range
+    largest: torch.Tensor
+    total: torch.Tensor
+
+    @classmethod
+    def of(cls, query: torch.Tensor, first: int, sinks: torch.Tensor | None) -> _Softmax:
+        """Before any token; sinks, [heads], are scores that belong to no token."""
+        heads, rows, _ = query.shape
+        if sinks is None:
+            largest = query.new_full((heads, rows, 1), _LOWEST)
+            total = torch.zeros_like(largest)
+        else:
+            largest = sinks.float()[:, None, None].repeat(1, rows, 1)
+            total = torch.ones_like(largest)
+        return cls(query, range(first, first + rows), largest, total)
+
+    def sees(self, span: range, window: int | None) -> bool:
+        """Whether a row sees a token of a span."""
+        return span.start < self.positions.stop and not (
+            window and span.stop <= self.positions.start + 1 - window
+        )
+
+    def scores(self, transposed: torch.Tensor, span: range, window: int | None) -> torch.Tensor:
+        """float32 [heads, R, n] of a span's keys [kv_heads, D, n], -inf where a row does not see a key."""
+        heads, rows, dim = self.query.shape
+        # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
+        scores = (self.query.reshape(len(transposed), -1, dim) @ transposed).view(heads, rows, -1)
+        first, last = self.positions.start, self.positions.stop - 1
+        if span.stop > first + 1 or (window and span.start <= last - window):
+            scores.masked_fill_(hidden_keys(self.positions, span, window, scores.device), -torch.inf)
+        return scores
+
+    def add(self, scores: torch.Tensor) -> None:
+        """Counts a span's scores in the largest and the sum."""
+        largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
+        self.total *= (self.largest - largest).exp_()
+        self.total += scores.sub_(largest).exp_().sum(-1, keepdim=True)
+        self.largest = largest
+
+    def weights(self, scores: torch.Tensor) -> torch.Tensor:
+        """The weights of a span's scores, once all tokens are counted."""
+        return scores.sub_(self.largest).exp_().div_(self.total)
 
 
 def queries_seeing(queries: range, window: int | None, like: torch.Tensor) -> torch.Tensor:
@@ -142,34 +225,6 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
     if window:
         hidden |= key <= row - window
     return hidden
-
-
-def attention_weights(
-    query: torch.Tensor,
-    transposed: torch.Tensor,
-    hidden: torch.Tensor,
-    scaling: float,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """The softmax of a block of rows' attention scores, without the weight of the sinks.
-
-    Args:
-        query: [heads, R, D].
-        transposed: float32 keys [kv_heads, D, N].
-        hidden: bool [R, N], of hidden_keys.
-        scaling, sinks: as in attention_received.
-
-    Returns:
-        float32 [heads, R, N].
-    """
-    heads, rows, dim = query.shape
-    kv_heads, _, tokens = transposed.shape
-    # The heads of a group are rows of one product: as a batch each would get its own copy of the keys.
-    grouped = query.reshape(kv_heads, -1, dim).float() * scaling
-    scores = (grouped @ transposed).view(heads, rows, tokens).masked_fill_(hidden, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, rows, 1)), dim=-1)
-    return scores.softmax(-1)[..., :tokens]
 
 
 def needs_attention(signal: str) -> bool:

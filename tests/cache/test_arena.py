@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from present_pages import PAGEMAP, present_pages
 
 from cache.arena import Arena
 
@@ -53,3 +54,37 @@ def test_memory_in_use_is_not_unmapped() -> None:
     with pytest.raises(BufferError):
         arena.close()
     assert set(array.tolist()) == {7}
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
+@pytest.mark.parametrize("locked", [False, True])
+def test_blocks_that_leave_take_no_memory(locked: bool) -> None:
+    """Neither locked pages nor parts of huge ones stay; blocks that come back are in memory, zero and separate."""
+    arena = Arena(700, 8192, locked=locked)  # 5.7 MB: two huge pages and more
+    address = np.frombuffer(arena.views[0], np.uint8).ctypes.data
+    for index in range(700):
+        arena.views[index][:] = bytes([index % 251]) * 8192
+    for blocks in (699, 300, 1, 0, 450, 700):
+        before = arena.capacity
+        arena.set_capacity(blocks)
+        arena.back(blocks * 8192)
+        assert arena.capacity == arena.available == blocks
+        assert present_pages(address, 700 * 8192) == 2 * blocks
+        if blocks < before:
+            found = [view[0] if view[0] == view[-1] else None for view in arena.views[:blocks]]
+            assert found == [index % 251 for index in range(blocks)]
+        else:
+            assert not any(map(any, arena.views[before:blocks:50]))
+        assert sorted(arena.allocate() for _ in range(blocks)) == list(range(blocks))
+        for index in range(blocks):
+            arena.free(index)
+
+
+def test_a_taken_block_behind_the_capacity_is_not_to_be_had_again() -> None:
+    """A block that is freed after it left stays out; one in front of it comes back."""
+    arena = Arena(3, 4096)
+    taken = [arena.allocate() for _ in range(3)]
+    arena.set_capacity(1)
+    for index in taken:
+        arena.free(index)
+    assert (arena.available, arena.allocate()) == (1, 0)

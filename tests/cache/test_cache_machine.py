@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm
 
-from cache.base import EvictionPolicy, Lease, Reservation
+from cache.base import EvictionPolicy, Lease, Reservation, Victim
 from cache.budget import Budget
 from cache.lru import LRU, WholeLRU
 from cache.plane_tier import PlaneTier
@@ -73,6 +73,7 @@ class TierMachine(RuleBasedStateMachine):
     @initialize(capacity=st.lists(st.integers(0, 4), min_size=3, max_size=3))
     def build(self, capacity: list[int]) -> None:
         self.capacity = dict(zip((kind.name for kind in self.form.kinds), capacity, strict=False))
+        self.allocated = dict(self.capacity)
         self.tier = PlaneTier(self.form, self.capacity, self.policy, device="cpu", name="machine")
         self.resident: dict[ExpertKey, Version] = {}  # the least recently used first
         self.leased: dict[Lease, Version] = {}
@@ -270,6 +271,37 @@ class TierMachine(RuleBasedStateMachine):
             reached = min((low for low in lower_levels(self.form, have) if low >= level), default=have)
             if reached < have:
                 self.lower(key, reached)
+
+    @rule(blocks=st.lists(st.integers(0, 4), min_size=3, max_size=3))
+    def resize(self, blocks: list[int]) -> None:
+        """Fewer blocks: the first candidates lose theirs, others keep their bytes; more: they are free."""
+        names = [kind.name for kind in self.form.kinds]
+        new = {name: min(n, self.allocated[name]) for name, n in zip(names, blocks, strict=False)}
+        if self.leased or self.incoming:
+            with pytest.raises(ValueError, match="leased or reserved"):
+                self.tier.resize(new)
+            return
+        whole, left = self.policy is WholeLRU, []
+        for kind in reversed(names) if whole else names:
+            while sum(kind in version.serials for version in self.resident.values()) > new[kind]:
+                order = [*reversed(self.marked), *self.resident]
+                victim = next(key for key in order if kind in self.resident[key].serials)
+                version = self.resident[victim]
+                levels = [0] if whole else lower_levels(self.form, version.level)
+                level = next(low for low in levels if kind not in {k.name for k in self.form.kinds_at(low)})
+                if level == 0:
+                    left.append((victim, version))
+                self.lower(victim, level)
+        expected = iter(left)
+
+        def evicted(victim: Victim) -> None:
+            key, version = next(expected)
+            assert (victim.key, victim.level) == (key, version.level)
+            assert_filled(victim.blocks, version.serials)
+
+        self.tier.resize(new, evicted)
+        assert next(expected, None) is None
+        self.capacity = new
 
     @invariant()
     def agrees(self) -> None:

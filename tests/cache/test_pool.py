@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toys import SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.arena import in_ram
+from cache.base import Victim
 from cache.lru import LRU, PooledLRU
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
@@ -64,6 +65,30 @@ def test_room_is_what_can_be_taken() -> None:
         assert len(taken) == room > 0
         for places in taken:
             pool.forget(places)
+
+
+@given(
+    levels=st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+)
+def test_a_smaller_pool_keeps_whole_experts(levels: list[int], sizes: list[int]) -> None:
+    """The least recently used leave, others keep their bytes wherever they move, and none lies behind the end."""
+    tier, leaves = tier_of(4), list[Victim]()
+    for number, level in enumerate(levels):
+        put(tier, SLICED, ExpertKey(1, number), level)
+    resident = tier.resident()
+    for experts in sizes:
+        order = [key for key in tier._policies["base"].candidates() if key in resident]
+        tier.resize(dict.fromkeys(("base", "d4", "d8"), experts), leaves.append)
+        left = [victim.key for victim in leaves]
+        leaves.clear()
+        size, oldest = experts * SLICED.bytes_at(8), 0
+        while sum(SLICED.bytes_at(resident[key]) for key in order[oldest:]) > size:
+            oldest += 1
+        assert left[:oldest] == order[:oldest]  # more leave only where no run of units is long enough for one
+        resident = {key: level for key, level in resident.items() if key not in left}
+        check(tier, SLICED, resident)
+    tier.close()
 
 
 def test_blocks_without_another_reference_make_place() -> None:

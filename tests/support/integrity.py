@@ -40,11 +40,13 @@ def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter
         for (kind, first), count in references.items():
             units.update(dict.fromkeys(range(first, first + blocks._units[kind]), count))
         assert list(blocks._references) == [units[unit] for unit in range(len(blocks._references))]
+        assert not any(blocks._references[blocks._in_use :])
         return
     for kind, counts in blocks._references.items():
         assert counts == [references[kind, index] for index in range(len(counts))]
-        free = blocks._arenas[kind]._free
-        assert sorted(free) == [index for index, count in enumerate(counts) if not count]
+        free, in_use = blocks._arenas[kind]._free, blocks._arenas[kind].capacity
+        assert sorted(free) == [index for index, count in enumerate(counts[:in_use]) if not count]
+        assert not any(counts[in_use:])
 
 
 def check_kept(scheduler: Scheduler) -> None:
@@ -62,5 +64,5 @@ def check_kept(scheduler: Scheduler) -> None:
         assert len(each.tokens) == each.sequence.length <= each.sequence.reserved <= each.sequence.context
     sequences = [*kept._running, *(each.sequence for each in kept._kept)]
     assert len({id(sequence) for sequence in sequences}) == len(sequences)
-    taken = sum(engine.shape.kv.bytes_for(sequence.reserved) for sequence in sequences)
-    assert taken == engine.kv_bytes <= engine.plan.kv_bytes
+    taken = sum(map(engine.bytes_of, sequences))
+    assert taken == engine.memory.kv_bytes <= engine.plan.kv_bytes

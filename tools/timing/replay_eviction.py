@@ -31,7 +31,7 @@ from cache.plane_tier import PlaneTier
 from cache.policies import POLICIES, make_policy
 from edgemoe.console.output_files import require_folders
 from edgemoe.memory.block_counts import count_blocks, fraction_at
-from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import CRITICAL, RunSettings, parse_levels
 from storage.base import ExpertKey

@@ -19,7 +19,7 @@ from cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.decode import GraphDecode
-from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from storage.base import BLOCK

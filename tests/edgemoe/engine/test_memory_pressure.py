@@ -64,7 +64,7 @@ def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypa
     ask = ("chat", "--model", tiny_store, "--json", *ASK)
     locked = json.loads(run(*ask)[1])
     refused = []
-    monkeypatch.setattr(arena, "lock_pages", lambda memory: bool(refused.append(len(memory))))
+    monkeypatch.setattr(arena, "lock_pages", lambda memory, *_: bool(refused.append(len(memory))))
     code, out, err = run(*ask)
     assert refused
     assert (code, err) == (0, "")

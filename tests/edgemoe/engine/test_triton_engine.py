@@ -17,7 +17,7 @@ from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kv.step import Segment, Step
-from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.settings import RunSettings
 
 PROMPT = torch.randint(3, 300, (4,), generator=torch.Generator().manual_seed(2)).tolist()

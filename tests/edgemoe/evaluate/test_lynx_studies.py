@@ -193,7 +193,7 @@ def test_tasks_together_are_answered_as_alone(open_engine, tiny_store, monkeypat
     assert sorted(answered) == sorted(pairs)
     assert len(done) == len(QUESTIONS)
     assert sum(use.scheduled.values()) > 0
-    assert engine.kv_bytes == 0
+    assert engine.memory.kv_bytes == 0
 
 
 def test_a_request_that_fails_ends_the_tasks(open_engine, tiny_store, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_request_that_fails_ends_the_tasks(open_engine, tiny_store, monkeypatc
         TogetherTasks(engine, a_tokenizer(), frozenset(), lambda: None).run(
             QUESTIONS, Arm(engine.settings, ("decode",), "lynx-tasks", 3)
         )
-    assert engine.kv_bytes == 0
+    assert engine.memory.kv_bytes == 0
 
 
 def test_turns_are_compared_pair_by_pair():

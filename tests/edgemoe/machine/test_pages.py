@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import mmap
 import re
-import struct
 from pathlib import Path
 
 import pytest
 import torch
+from present_pages import PAGEMAP, present_pages
 
-from edgemoe.machine.pages import in_huge_pages, sparse_tensor
+from edgemoe.machine.pages import in_huge_pages, return_pages, sparse_tensor
 
 SMAPS = Path("/proc/self/smaps_rollup")
 LARGE = 16 << 20
-PAGEMAP, PRESENT = Path("/proc/self/pagemap"), 1 << 63
 
 
 def huge_bytes() -> int:
@@ -43,17 +42,10 @@ def test_small_tensors_are_accepted():
     in_huge_pages([torch.empty(0), torch.ones(1000)])
 
 
-def present_pages(tensor: torch.Tensor) -> int:
+def pages_of(tensor: torch.Tensor) -> int:
     """Pages of a tensor's storage that are in memory."""
     storage = tensor.untyped_storage()
-    first, end = (
-        storage.data_ptr() // mmap.PAGESIZE,
-        -(-(storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE),
-    )
-    with PAGEMAP.open("rb") as file:
-        file.seek(8 * first)
-        entries = struct.unpack(f"<{end - first}Q", file.read(8 * (end - first)))
-    return sum(bool(entry & PRESENT) for entry in entries)
+    return present_pages(storage.data_ptr(), storage.nbytes())
 
 
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
@@ -61,14 +53,31 @@ def test_a_sparse_tensor_takes_the_pages_that_are_written():
     """Also where tensors of its size were written and freed before, between others that stay."""
     size = (64, mmap.PAGESIZE)  # 256 KiB: malloc would take it from its heap
     earlier = [sparse_tensor(size, torch.uint8).fill_(1) for _ in range(40)]
-    assert all(present_pages(each) == 64 for each in earlier)
+    assert all(pages_of(each) == 64 for each in earlier)
     del earlier[::2]
     made = [sparse_tensor(size, torch.uint8) for _ in range(20)]
-    assert [present_pages(each) for each in made] == [0] * 20
+    assert [pages_of(each) for each in made] == [0] * 20
     made[0][3:5] = 7
-    assert present_pages(made[0]) == 2
+    assert pages_of(made[0]) == 2
     assert made[0].sum() == 2 * mmap.PAGESIZE * 7
     assert sparse_tensor((2, 3), torch.bfloat16).shape == (2, 3)
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
+@pytest.mark.parametrize(
+    ("first", "gone"), [(0, 3), (1, 3), (mmap.PAGESIZE - 8, 3), (mmap.PAGESIZE, 2), (3 * mmap.PAGESIZE, 0)]
+)
+def test_pages_are_returned_behind_the_bytes_that_stay(first, gone):
+    """Of the middle row of three, whose ends share pages with its neighbours; no byte that stays changes."""
+    row = 4 * mmap.PAGESIZE
+    made = sparse_tensor((3, row + 8), torch.uint8).fill_(7)
+    assert pages_of(made) == 13
+    return_pages(made[1], first)
+    assert pages_of(made) == 13 - gone  # the row begins 8 bytes behind a page's start and ends 16 behind one
+    assert (made[0] == 7).all()
+    assert (made[1, :first] == 7).all()
+    assert (made[2] == 7).all()
+    assert int((made[1] == 0).sum()) == gone * mmap.PAGESIZE
 
 
 def test_a_system_without_huge_pages_gives_sparse_tensors_too(monkeypatch):

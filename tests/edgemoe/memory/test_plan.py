@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
-from edgemoe.console.sizes import parse_size
+from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import MINIMUM_EXPERTS, make_plan
+from edgemoe.memory.plan import make_plan
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
@@ -109,12 +111,14 @@ def test_rows_that_are_scored_at_once_fit_the_workspace():
     assert plan(context=2).scored_rows >= 1
 
 
-def test_the_workspace_covers_the_attention_scores_of_importance():
-    """256 heads over one KV head: three float32 copies of 16 queries' scores dominate the estimate."""
-    one = KVShape(tuple(range(16)), heads=1, key_dim=16, value_dim=16)
-    many = dataclasses.replace(SHAPE, heads=256, kv=one)
-    context = 65536
-    assert workspace_bytes(many, GEOMETRY, context, torch.device("cpu")) > 3 * 256 * 16 * context * 4
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+def test_the_workspace_grows_with_the_context_by_sums_of_attention_alone(kv):
+    """No copy of all keys and no scores of all tokens: two float32 a layer and token, and eight more for ranks."""
+    shape = dataclasses.replace(SHAPE, kv=dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv)))
+    many = dataclasses.replace(shape, hidden=64, intermediate=64, widest=64, heads=256)  # attention dominates
+    short, long = (workspace_bytes(many, GEOMETRY, n, torch.device("cpu")) for n in (1 << 17, 1 << 18))
+    assert long - short == (1 << 17) * 4 * (2 * 16 + 8)
+    assert short > 3 * 256 * 64 * 256 * 4  # three copies of a tile of scores
 
 
 def test_experts_resident_by_hand():
@@ -160,7 +164,7 @@ def test_a_second_tier_in_ram_counts_and_costs(tiny_store, caplog):
     made, _ = plan_levels(store, choose, few, 100_000, 64)
     assert made.dram_blocks != {}
     assert (
-        f"--vram-limit {(few + 100_999) // 1000}KB alone takes the same memory and is faster" in caplog.text
+        f"--vram-limit {format_least(few + 100_000)} alone takes the same memory and is faster" in caplog.text
     )
     assert made.limit_bytes(None) == few + 100_000
     assert made.limit_bytes(object()) == few  # a GPU's memory is its own

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgemoe.policy.importance import (
+    KEY_BLOCK,
     LAST_QUERIES,
     QUERY_BLOCK,
     PromptAttention,
@@ -32,9 +33,19 @@ def dense_attention(query, keys, scaling, window):
     return scores.softmax(-1)
 
 
-@pytest.mark.parametrize("window", [None, 5])
+def blocks_of(keys):
+    """What reads keys [kv_heads, N, D], at most KEY_BLOCK tokens at a time."""
+
+    def read(first, end):
+        assert 0 <= first < end <= min(first + KEY_BLOCK, keys.shape[1])
+        return keys[:, first:end]
+
+    return read
+
+
+@pytest.mark.parametrize("window", [None, 5, 300])
 @pytest.mark.parametrize(
-    ("rows", "past", "skipped"), [(1, 0, 0), (7, 9, 2), (QUERY_BLOCK + 6, 3, 0), (40, 0, 8)]
+    ("rows", "past", "skipped"), [(1, 0, 0), (7, 9, 2), (QUERY_BLOCK + 6, 3, 0), (40, 0, 8), (140, 700, 9)]
 )
 def test_blockwise_sums_equal_the_whole_matrix(rows, past, skipped, window):
     """Attention received by every token, averaged over heads, is the same in blocks and at once."""
@@ -42,7 +53,7 @@ def test_blockwise_sums_equal_the_whole_matrix(rows, past, skipped, window):
     query = torch.randn(6, rows, 8, generator=generator)
     keys = torch.randn(2, past + rows, 8, generator=generator)
     want = dense_attention(query, keys, 0.4, window)[:, skipped:].mean(0).sum(0)
-    got = attention_received(query, keys, 0.4, window, skipped)
+    got = attention_received(query, blocks_of(keys), past + rows, 0.4, window, skipped)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
 
 
@@ -92,7 +103,8 @@ def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, blo
                 part = query[layer, :, done:end], keys[layer, :, : past + end]
                 for start in range(0, rows, block):
                     of = range(start, min(start + block, rows))
-                    own = part[0][:, of.start : of.stop], part[1][:, : past + done + of.stop]
+                    until = past + done + of.stop
+                    own = part[0][:, of.start : of.stop], blocks_of(part[1][:, :until]), until
                     received = attention_received(*own, 0.4, window, first_counted(signal, of, rows))
                     prompt.receive(layer, received, of, signal)
                 got = prompt.ranks(layer, rows, window, signal)
@@ -119,17 +131,17 @@ class Largest(TorchDispatchMode):
 
 
 def test_only_a_block_of_queries_is_in_memory():
-    """Neither the whole matrix nor a copy of the keys for each head: the largest tensor is one block's scores."""
-    heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 20 * QUERY_BLOCK, 4 * QUERY_BLOCK
-    query, keys = torch.randn(heads, rows, dim), torch.randn(2, tokens, dim)
+    """Neither the whole matrix nor all keys in float32: the largest tensor that is made is one block's scores."""
+    heads, rows, tokens, dim = 8, 2 * QUERY_BLOCK, 5 * KEY_BLOCK, 32
+    query, keys = torch.randn(heads, rows, dim).bfloat16(), torch.randn(2, tokens, dim).bfloat16()
     with Largest() as largest:
-        attention_received(query.bfloat16(), keys.bfloat16(), 0.1, None, 0)
-    assert largest.elements == heads * QUERY_BLOCK * tokens
+        attention_received(query, lambda first, end: keys[:, first:end].clone(), tokens, 0.1, None, 0)
+    assert largest.elements == heads * QUERY_BLOCK * KEY_BLOCK
 
 
 def test_sums_by_hand():
     """One head, keys all zero: every query spreads its attention evenly over the tokens that it sees."""
-    got = attention_received(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), 1.0, None, 0)
+    got = attention_received(torch.ones(1, 3, 4), blocks_of(torch.zeros(1, 3, 4)), 3, 1.0, None, 0)
     assert got.tolist() == pytest.approx([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
 
 
@@ -197,7 +209,7 @@ def test_sinks_absorb_attention_of_every_query():
     # Query i sees i + 1 tokens of weight 1 each, beside a sink of weight 1 in one head and 3 in the other.
     to_each = [(1 / (seen + 1) + 1 / (seen + 3)) / 2 for seen in (1, 2, 3)]
     want = torch.tensor([sum(to_each[token:]) for token in range(3)])
-    got = attention_received(query, keys, 1.0, None, 0, sinks)
+    got = attention_received(query, blocks_of(keys), 3, 1.0, None, 0, sinks)
     torch.testing.assert_close(got, want)
 
 

@@ -19,7 +19,7 @@ from edgemoe.kernels.registry import Compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory import tiers
-from edgemoe.memory.plan import MINIMUM_EXPERTS
+from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.settings import RunSettings
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS

@@ -1,0 +1,97 @@
+"""An engine's limit: blocks of experts give way to the KV of sequences, and come back (decision 0042)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cache.budget import Budget
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.split import BlockSplit
+
+
+class LimitedMemory:
+    """Reserves a plan's bytes: fixed ones, blocks of experts, and sequences, which are promised the plan's whole KV.
+
+    Where sequences need bytes that the budget lacks, experts lose blocks first; whatever sequences return, experts get.
+    Used by the engine's thread between two steps, so no step finds too little memory.
+
+    Args:
+        plan: of the limit.
+        split: of the fastest tier's bytes.
+        resize: changes the number of its blocks (ExpertSource.resize).
+
+    Attributes:
+        budget: of the limit.
+        blocks: block kind's name -> blocks that experts have now.
+    """
+
+    def __init__(
+        self, plan: MemoryPlan, split: BlockSplit, resize: Callable[[Mapping[str, int]], None]
+    ) -> None:
+        self._plan, self._split, self._resize = plan, split, resize
+        self.budget, self.blocks = Budget(plan.vram_limit_bytes), dict(plan.first_blocks)
+        self.budget.reserve("driver", plan.driver_bytes)
+        self.budget.reserve("dense", plan.dense_bytes)
+        self.budget.reserve("workspace", plan.workspace_bytes)
+        self.budget.reserve("compensators", plan.compensators_bytes)
+        self._fixed_bytes = self.budget.used
+        self.budget.reserve("planes", self.expert_bytes)
+        self._grows = plan.grows
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes that blocks of experts have now."""
+        return self._split.bytes_of(self.blocks)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that sequences have reserved."""
+        return self.budget.used - self._fixed_bytes - self.expert_bytes
+
+    @property
+    def free_kv_bytes(self) -> int:
+        """Bytes that sequences can still reserve, those included that experts give up for them."""
+        least = self._split.bytes_of(self._plan.vram_blocks)
+        return self.budget.limit - self._fixed_bytes - least - self.kv_bytes
+
+    def require_kv(self, nbytes: int) -> None:
+        """Refuses bytes that sequences cannot reserve even beside the fewest blocks of experts.
+
+        Raises:
+            DoesNotFit: with the smallest sufficient limit.
+        """
+        fewest = Budget(self.budget.limit)
+        fewest.reserve("everything else", self.budget.limit - self.free_kv_bytes)
+        fewest.reserve("kv", nbytes)
+
+    def reserve_kv(self, nbytes: int) -> None:
+        """Reserves bytes for a sequence. Where they are not free experts lose blocks, which return their memory before.
+
+        Raises:
+            DoesNotFit: as require_kv; nothing has changed.
+        """
+        self.require_kv(nbytes)
+        if self.budget.used + nbytes > self.budget.limit:
+            self._fit_blocks(self.kv_bytes + nbytes)
+        self.budget.reserve("kv", nbytes)
+
+    def release_kv(self, nbytes: int) -> None:
+        """Returns bytes of a sequence, whose memory is free; experts get blocks of them."""
+        self.budget.release(nbytes)
+        if self._grows:
+            self._fit_blocks(self.kv_bytes)
+
+    def close(self) -> None:
+        """Leaves the blocks as they are from now on."""
+        self._grows = False
+
+    def _fit_blocks(self, kv: int) -> None:
+        """Gives experts the blocks that fit beside so many bytes of KV, or beside the first ones if these are more."""
+        kv = max(kv, self._plan.first_kv_bytes)
+        blocks = self._split.blocks(self.budget.limit - self._fixed_bytes - kv)
+        blocks = {kind: min(count, self._plan.first_blocks[kind]) for kind, count in blocks.items()}
+        if blocks != self.blocks:
+            before = self.expert_bytes
+            self._resize(blocks)
+            self.blocks = blocks
+            self.budget.release(before - self.expert_bytes)
