@@ -1,4 +1,7 @@
-"""lru-planes: evicts from the least recently used expert first, its top planes before the rest."""
+"""Eviction from the least recently used expert first.
+
+lru-planes: its top planes before the rest. lru-experts and lru-pool: all of it (DyMoE section 4.4.2).
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,16 @@ class LRU(EvictionPolicy):
     def candidates(self) -> Iterator[ExpertKey]:
         """Yields the least recently used key first."""
         return iter(self._order)
+
+
+class WholeLRU(LRU):
+    """LRU in which an expert is cached in one form or not at all; every kind of block has bytes of its own."""
+
+    whole = True
+
+
+class PooledLRU(WholeLRU):
+    """The paper's cache: experts of all levels share one pool of bytes, and only requests and arrivals are uses."""
+
+    pooled = True
+    counts_predictions = False

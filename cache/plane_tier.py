@@ -16,6 +16,7 @@ from itertools import chain
 from cache.arena import in_ram
 from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
 from cache.block_refs import Indices, SharedBlocks
+from cache.fixed_places import FixedPlaces
 from cache.free_list import Arenas
 from cache.pool import Pool
 from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
@@ -49,7 +50,8 @@ class PlaneTier:
     Eviction is by kind of block, and every kind has a policy of its own, which sees the experts that have such a block.
     Where a reservation needs a block and none is free, the first candidate whose block has no other reference loses it
     and every plane above it; under a policy of whole experts it loses everything. Under a pooled policy all kinds share
-    the bytes of `capacity`, and candidates lose everything until neighbouring bytes are free for each needed block.
+    the bytes of `capacity`, and candidates lose everything until neighbouring bytes are free for each needed block. So
+    they do among fixed places, until the bytes of one are free.
 
     Args:
         form: of experts in this tier, and in any tier that they move to.
@@ -58,6 +60,7 @@ class PlaneTier:
         device: the memory that the blocks lie in, for leases.
         name: of the tier, for messages.
         arenas: allocates the memory.
+        places: of each expert's block, in place of blocks of `capacity` and `arenas`.
 
     Raises:
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
@@ -72,13 +75,14 @@ class PlaneTier:
         device: str,
         name: str,
         arenas: Arenas = in_ram,
+        places: FixedPlaces | None = None,
     ) -> None:
         self.device = device
         self.name = name
         self._form = form
         policies = {kind.name: policy() for kind in form.kinds}
         pooled = any(each.pooled for each in policies.values())
-        self._blocks = (Pool if pooled else SharedBlocks)(form.kinds, capacity, arenas)
+        self._blocks = places or (Pool if pooled else SharedBlocks)(form.kinds, capacity, arenas)
         self._names = {level: tuple(k.name for k in form.kinds_at(level)) for level in LEVELS}
         # The highest level below `level` that needs neither `kind` nor a kind above it.
         self._level_without = {
@@ -327,21 +331,24 @@ class PlaneTier:
                 this tier.
 
         Raises:
-            ValueError: experts are leased or reserved; nothing has changed.
+            ValueError: experts are leased or reserved, or have fixed places; nothing has changed.
         """
         with self._lock:
             self._require_unpinned()
-            for kind in self._blocks.kinds[:1] if isinstance(self._blocks, Pool) else self._victims_kinds:
-                while self._blocks.exceeds(kind, capacity):
+            blocks = self._blocks
+            if isinstance(blocks, FixedPlaces):
+                raise ValueError(f"{self.name}: expected blocks that can move, got fixed places")
+            for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else self._victims_kinds:
+                while blocks.exceeds(kind, capacity):
                     version = next(self._evictable(kind, None))
                     self._leave(
                         version, 0 if self._whole else self._level_without[version.level, kind], evicted
                     )
-            self._blocks.set_capacity(capacity)
+            blocks.set_capacity(capacity)
             for version in list(self._resident.values()):
-                if kinds := self._blocks.leaving(version.indices):
-                    self._move(version, kinds, evicted)
-            self._blocks.fit_memory()
+                if kinds := blocks.leaving(version.indices):
+                    self._move(version, blocks.relocate(version.indices, kinds), kinds, evicted)
+            blocks.fit_memory()
 
     def close(self) -> None:
         """Evicts every expert and frees the memory. Idempotent.
@@ -369,9 +376,14 @@ class PlaneTier:
             evicted(Victim(version.key, version.level, version.blocks))
         self._demote(version, level)
 
-    def _move(self, version: _Version, kinds: Sequence[str], evicted: Callable[[Victim], None]) -> None:
-        """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
-        indices = self._blocks.relocate(version.indices, kinds)
+    def _move(
+        self,
+        version: _Version,
+        indices: Indices | None,
+        kinds: Sequence[str],
+        evicted: Callable[[Victim], None],
+    ) -> None:
+        """Copies blocks of some kinds to other places; where there are none the expert leaves."""
         if indices is None:
             self._leave(version, 0, evicted)
             return
@@ -391,7 +403,7 @@ class PlaneTier:
             victim -> the level left of it, and the needed blocks that this frees; None: too many are leased or
             reserved.
         """
-        if isinstance(self._blocks, Pool):
+        if not isinstance(self._blocks, SharedBlocks):
             return self._plan_in_pool(self._blocks, key, needed)
         losers: dict[_Version, int] = {}
         yielded: Indices = {}
@@ -410,14 +422,14 @@ class PlaneTier:
         return losers, yielded
 
     def _plan_in_pool(
-        self, pool: Pool, key: ExpertKey, needed: Sequence[str]
+        self, pool: Pool | FixedPlaces, key: ExpertKey, needed: Sequence[str]
     ) -> tuple[dict[_Version, int], Indices] | None:
         """Chooses victims, which lose everything, until the pool has a place for each needed kind; as `_plan`."""
         losers: dict[_Version, int] = {}
         if not set(needed) <= set(pool.kinds):
             return None
         candidates = self._evictable(pool.kinds[0], key)
-        while (places := pool.place(needed, [version.indices for version in losers])) is None:
+        while (places := pool.place(key, needed, [version.indices for version in losers])) is None:
             version = next(candidates, None)
             if version is None:
                 return None

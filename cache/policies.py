@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cache.base import EvictionPolicy
 from cache.lfru import LFRU
-from cache.lru import LRU
-from cache.lru_experts import PooledLRU, WholeLRU
+from cache.lru import LRU, PooledLRU, WholeLRU
 from storage.errors import UserError
 
 _POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from cache.block_refs import Indices
 from cache.free_list import Arenas
-from storage.base import BLOCK, BlockKind, Blocks
+from storage.base import BLOCK, BlockKind, Blocks, ExpertKey
 
 _POOL = "pool"
 """Name of the one block that the arenas are allocated as."""
@@ -60,10 +60,11 @@ class Pool:
         """Whether every unit of the block has exactly one reference."""
         return bool((self._run(kind, index) == 1).all())
 
-    def place(self, kinds: Sequence[str], without: Iterable[Indices]) -> Indices | None:
+    def place(self, key: ExpertKey, kinds: Sequence[str], without: Iterable[Indices]) -> Indices | None:
         """Finds places for a block of each kind. Changes nothing.
 
         Args:
+            key: the expert; a pool's places are for any.
             kinds: in the form's order.
             without: blocks whose units count as free where they have no other reference.
 

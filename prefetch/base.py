@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from cache.base import Lease, Observer
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from storage.base import ExpertKey
 from storage.device import Event
@@ -38,7 +39,8 @@ def is_scan(wanted: int, experts: int) -> bool:
 class Request(Iterator[list[Lease]]):
     """The experts of one request, each in exactly one list, in the order in which they become ready.
 
-    Leases of a list are valid until the next list is taken or the request ends; the request releases them.
+    Leases of a list, and of its experts' compensators, are valid until the next list is taken or the request ends; the
+    request releases them.
     """
 
 
@@ -62,7 +64,13 @@ class PinnedExperts(ABC):
         """Events behind a device's copies that still fill the blocks of resident experts."""
 
     @abstractmethod
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
         """Counts experts that were computed without a request, as a request of each layer would have.
 
         Called behind the launch of a device's kernels, and before the next call of the source.
@@ -70,6 +78,7 @@ class PinnedExperts(ABC):
         Args:
             layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.
             scan: as of ExpertSource.request.
+            compensated: experts whose compensators were used, in this order.
         """
 
     @abstractmethod
@@ -112,8 +121,16 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def use_compensators(self, where: CompensatorTier | None) -> None:
+        """Sets the tier of the compensators of the requests that follow, at first none. Called between two requests."""
+
+    @abstractmethod
     def request(
-        self, wanted: Mapping[ExpertKey, int], *, scan: bool = False
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
     ) -> AbstractContextManager[Request]:
         """Brings the experts of `wanted` (key -> level, above 0).
 
@@ -126,10 +143,12 @@ class ExpertSource(ABC):
             wanted: see above.
             scan: the request is one of many that say nothing about later use: the experts that it brings are evicted
                 first, from its end until a request that is no scan.
+            compensated: expert -> level at which its lease comes with its compensator, read where it is not in memory;
+                0: at any. A lease at another level comes without.
 
         Raises:
             DamagedData: a read failed; every other transfer of the request has ended then.
-            DoesNotFit: the tier cannot hold one expert at its level.
+            DoesNotFit: the tier cannot hold one expert at its level, or that of compensators one of these.
         """
 
     @property

@@ -59,6 +59,8 @@ class TransferCounts:
 
     ssd_bytes: int = 0
     """Read from disk, ahead or not."""
+    compensator_bytes: int = 0
+    """Read from disk for compensators; part of ssd_bytes."""
     dram_bytes: int = 0
     """Copied from the DRAM tier into the VRAM tier."""
     read_retries: int = 0

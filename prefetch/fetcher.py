@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cache.base import Observer
 from cache.plane_tier import PlaneTier
 from prefetch.base import MODES, ExpertSource, PinnedExperts
+from prefetch.compensators.leases import CompensatorLeases
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from prefetch.layer_request import LayerRequest
 from prefetch.lookahead_gate import LookaheadGate
@@ -73,10 +75,11 @@ class Fetcher(ExpertSource, PinnedExperts):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         path = path or RamPath(vram, dram, form)
-        self._vram, self._reader, self._retries = vram, reader, 0
+        self._vram = vram
         self._transfers = Transfers(
             vram, dram, path, form, reader, workers=workers, scan_workers=scan_workers, clock=clock
         )
+        self._compensators: Transfers | None = None
         self._request: LayerRequest | None = None
         self._speculation = Speculation(self._transfers, gate or LookaheadGate())
         self._transitions = Transitions(self._transfers)
@@ -102,7 +105,18 @@ class Fetcher(ExpertSource, PinnedExperts):
         """The experts of `vram`."""
         return self
 
-    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> LayerRequest:
+    def use_compensators(self, where: CompensatorTier | None) -> None:
+        """Sets where compensators are kept and read."""
+        self._add_compensators()
+        self._compensators = self._transfers.beside(*where) if where else None
+
+    def request(
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
+    ) -> LayerRequest:
         """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
         end.
 
@@ -111,7 +125,10 @@ class Fetcher(ExpertSource, PinnedExperts):
         """
         if self._transfers.workers.closed:
             raise ValueError("expected an open fetcher, got a closed one")
-        self._request = LayerRequest(self._transfers, self._speculation, wanted, scan=scan)
+        compensators = CompensatorLeases(self._compensators, compensated or {}, scan=scan)
+        self._request = LayerRequest(
+            self._transfers, self._speculation, wanted, scan=scan, compensators=compensators
+        )
         return self._request
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
@@ -134,7 +151,13 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Events behind the copies of resident experts."""
         return self._vram.arriving(keys)
 
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
         """Counts experts that were computed without a request."""
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
@@ -150,6 +173,10 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._vram.clear_evict_first()
         # A request leases them in the order of their keys.
         self._vram.mark_used([key for layer in layers for key, _ in sorted(layer)])
+        if self._compensators:
+            if not scan:
+                self._compensators.vram.clear_evict_first()
+            self._compensators.vram.mark_used(compensated)
 
     def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
         """Counts experts that were computed without a request, in `vram` or read in `dram`."""
@@ -261,9 +288,15 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def take_counts(self) -> TransferCounts:
         """Returns the counters since the last call, and resets them."""
-        taken, self._transfers.counts = self._transfers.counts, TransferCounts()
-        taken.read_retries, self._retries = self._reader.retries - self._retries, self._reader.retries
-        return taken
+        self._add_compensators()
+        return self._transfers.take_counts()
+
+    def _add_compensators(self) -> None:
+        """Adds the counters of compensators to those of experts."""
+        if self._compensators:
+            own = self._compensators.take_counts()
+            own.compensator_bytes = own.ssd_bytes
+            self._transfers.counts += own
 
     def close(self) -> None:
         """Waits for reads under way and ends the threads. Idempotent."""

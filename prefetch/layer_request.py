@@ -8,6 +8,7 @@ from types import TracebackType
 
 from cache.base import Lease
 from prefetch.base import Request
+from prefetch.compensators.leases import CompensatorLeases
 from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
 from prefetch.speculation import Speculation
 from prefetch.transfers import Transfer, Transfers
@@ -25,6 +26,7 @@ class LayerRequest(Request):
         speculation: the prediction that this request confirms or refutes.
         wanted: as ExpertSource.request.
         scan: as ExpertSource.request.
+        compensators: of the experts; None: none is wanted.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class LayerRequest(Request):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
+        compensators: CompensatorLeases | None = None,
     ) -> None:
         self._transfers, self._speculation, self._vram = transfers, speculation, transfers.vram
+        self._compensators = compensators or CompensatorLeases(None, {})
         self._wanted, self._scan = wanted, scan
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
@@ -76,11 +80,13 @@ class LayerRequest(Request):
         came = self._speculation.resolve(self._wanted)
         if not self._scan:
             self._vram.clear_evict_first()
+        self._compensators.begin()
         counts = self._transfers.counts
         self._transfers.count_requests(list(self._wanted.values()))
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)
+            self._want_compensator(lease.key, lease.level)
         counts.vram_hits += len(hits)
         # A partly resident expert goes first: the transfer of a whole one might evict it meanwhile.
         for key in (*partial, *missing):
@@ -99,23 +105,30 @@ class LayerRequest(Request):
             self.advance()
         while not self._stopped:
             self._interrupt.check()
-            if self._transfers.under_way:
+            if self._transfers.under_way or self._compensators.under_way:
                 self._collect()
-            if self._hits or self._arrived:
-                return self._ready()
-            if not self._awaited and not self._missing:
+            if (self._hits or self._arrived) and (ready := self._ready()):
+                return ready
+            if not (self._awaited or self._missing or self._hits or self._arrived):
                 break
             self.advance()
-            transfers = self._transfers
-            # Moves have blocks that a missing expert lacks.
-            moving = transfers.moving.values() if self._missing else ()
-            if not (transfers.under_way or moving):
-                self._start_alone()
-            transfers.await_done([*transfers.under_way.values(), *moving], CHECK_EVERY)
+            self._await_any()
         raise StopIteration
+
+    def _await_any(self) -> None:
+        """Waits for a transfer, and starts one where none is under way."""
+        transfers = self._transfers
+        # Moves have blocks that a missing expert lacks.
+        moving = transfers.moving.values() if self._missing else ()
+        if not (transfers.under_way or moving or self._compensators.under_way):
+            self._start_alone()
+        transfers.await_done(
+            [*transfers.under_way.values(), *moving, *self._compensators.under_way], CHECK_EVERY
+        )
 
     def advance(self) -> None:
         """Starts demanded transfers, in disk order, as far as blocks are free; after the last, predicted ones."""
+        self._compensators.advance()
         while self._missing:
             if not self._start_first():
                 return
@@ -132,6 +145,7 @@ class LayerRequest(Request):
         self._hits, self._arrived = [], []
         if begun:
             self._end_begun(begun)
+        self._compensators.finish()
         if self._brought:
             self._vram.mark_evict_first(self._brought)
 
@@ -155,20 +169,29 @@ class LayerRequest(Request):
         elif self._cancel(transfer):
             return False
         self._awaited[key] = transfer
+        self._want_compensator(key, transfer.reservation.level)
         return True
 
+    def _want_compensator(self, key: ExpertKey, level: int) -> None:
+        """Starts the read of the compensator of an expert whose blocks are leased or reserved at a level."""
+        if self._compensators.any:
+            self._compensators.want(key, level)
+
     def _ready(self) -> list[Lease]:
-        """The leases that are ready now.
+        """The leases that are ready now: with their compensators, where they are to have one.
 
         An expert whose device copy is under way is ready only beside one that waits for its copy as well: its kernel
         would keep the other experts' kernels from starting.
         """
-        waits = not self._hits
-        leases, still = self._hits, list[Lease]()
+        leases, hits, still = self._hits, list[Lease](), list[Lease]()
+        if self._compensators.any:
+            leases = [lease for lease in self._hits if self._compensators.has(lease)]
+            hits = [lease for lease in self._hits if not self._compensators.has(lease)]
+        waits = not leases
         for lease in self._arrived:
             now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
-            (leases if now else still).append(lease)
-        self._hits, self._arrived, self._current = [], still, leases
+            (leases if now and self._compensators.has(lease) else still).append(lease)
+        self._hits, self._arrived, self._current = hits, still, leases
         if self._transfers.path.asynchronous:
             self._transfers.path.hand_out(leases)
         return leases
@@ -176,6 +199,9 @@ class LayerRequest(Request):
     def _collect(self) -> None:
         """Ends every transfer that is done, and starts those whose experts came below their level."""
         missing = len(self._missing)
+        if self._compensators.under_way and (error := self._compensators.collect()):
+            self.finish()
+            raise error
         for transfer in self._transfers.done():
             self._arrival(transfer)
         if len(self._missing) > missing:
@@ -194,6 +220,7 @@ class LayerRequest(Request):
         if lease and lease.level >= self._wanted[key]:
             self._transfers.counts.dram_hits += transfer.dram_alone
             self._arrived.append(lease)
+            self._want_compensator(key, lease.level)
             return
         if lease:
             self._vram.release(lease)
@@ -210,13 +237,18 @@ class LayerRequest(Request):
             if self._transfers.path.asynchronous:
                 self._transfers.path.computed()
             self._vram.release(*self._current)
+            self._compensators.release(self._current)
             self._current = []
 
     def _start_alone(self) -> None:
-        """Starts the first transfer where nothing is leased or under way, and still no block was free.
+        """Starts the first transfer where nothing is under way or can be computed, and still no block was free.
 
-        In a tier of one expert that is a promotion, whose new block cannot stand beside its old one.
+        Experts that wait for their compensators come first. In a tier of one expert that is a promotion, whose new
+        block cannot stand beside its old one.
         """
+        if self._hits or self._arrived:
+            self._compensators.start_alone()
+            return
         key = self._missing[0]
         self._vram.drop(key)
         if not self._start_first():
@@ -238,4 +270,5 @@ class LayerRequest(Request):
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer
+        self._want_compensator(key, level)
         return True

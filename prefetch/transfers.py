@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 from cache.base import Lease, Reservation
 from cache.plane_tier import PlaneTier
 from prefetch.counts import TransferCounts
+from prefetch.ram_path import RamPath
 from prefetch.transfer_path import Load, TransferPath
 from prefetch.workers import Workers
 from storage.base import ExpertKey, PlaneReader, ResidentForm
@@ -25,6 +28,7 @@ class Transfer:
     Args:
         key: the expert.
         load: of its bytes.
+        run: runs the load, and returns the bytes read from disk.
         ahead: started on a prediction.
         requested: seconds on the clock at which its expert was requested; None: it has not been.
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
@@ -35,6 +39,7 @@ class Transfer:
 
     key: ExpertKey
     load: Load
+    run: Callable[[], int]
     ahead: bool
     requested: float | None = None
     read: int | None = None
@@ -103,10 +108,26 @@ class Transfers:
         """Demanded transfers, and those ahead of the next demand."""
         self.moving: dict[ExpertKey, Transfer] = {}
         """Transfers of transitions.Transitions, which end between two steps."""
-        self._reader = reader
+        self._reader, self._retries = reader, 0
         self._ended = threading.Event()
         self.workers: Workers[Transfer] = Workers(workers, self._work, scan_count=scan_workers)
         self._movers: Workers[Transfer] | None = None
+
+    def beside(self, tier: PlaneTier, form: ResidentForm, reader: PlaneReader) -> Transfers:
+        """Makes transfers into another tier in RAM, by the same threads; `await_done` of either waits for both."""
+        made = copy(self)
+        made.vram, made.dram, made.form = tier, None, form
+        made._reader, made._retries = reader, reader.retries
+        made.path, made.counts = RamPath(tier, None, form), TransferCounts()
+        made.under_way, made.moving = {}, {}
+        return made
+
+    def take_counts(self) -> TransferCounts:
+        """Returns the counters since the last call, and resets them."""
+        taken, self.counts = self.counts, TransferCounts()
+        taken.read_retries += self._reader.retries - self._retries
+        self._retries = self._reader.retries
+        return taken
 
     def count_requests(self, levels: Sequence[int]) -> None:
         """Counts experts requested at these levels."""
@@ -129,7 +150,7 @@ class Transfers:
         load = self.path.load(key, level)
         if load is None:
             return None
-        transfer = self.under_way[key] = Transfer(key, load, ahead)
+        transfer = self.under_way[key] = Transfer(key, load, self._run_of(load), ahead)
         if load.instant:
             self._work(transfer)
         else:
@@ -152,7 +173,7 @@ class Transfers:
             return None
         if self._movers is None:
             self._movers = Workers(threads, self._work, name="move")
-        transfer = self.moving[key] = Transfer(key, load, ahead=True)
+        transfer = self.moving[key] = Transfer(key, load, self._run_of(load), ahead=True)
         self._movers.submit(transfer)
         return transfer
 
@@ -217,11 +238,14 @@ class Transfers:
             self._movers.close()
         self.path.close()
 
+    def _run_of(self, load: Load) -> Callable[[], int]:
+        return partial(load.run, self.form, self._reader)
+
     def _work(self, transfer: Transfer) -> None:
         """Runs a transfer: in a worker, or at once where it is instant."""
         transfer.began = self.clock()
         try:
-            transfer.read = transfer.load.run(self.form, self._reader)
+            transfer.read = transfer.run()
         except BaseException as error:  # the engine's thread raises it, or not
             transfer.error = error
         transfer.ended = self.clock()

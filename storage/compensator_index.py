@@ -207,6 +207,11 @@ class CompensatorIndex:
         """Bytes of all compensators."""
         return sum(entry.length for layer in self.layers.values() for entry in layer.entries)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest compensator; 0 where every rank is 0."""
+        return max((entry.length for layer in self.layers.values() for entry in layer.entries), default=0)
+
     def to_json(self) -> dict[str, Any]:
         """The value of "compensators" in store.json."""
         return {

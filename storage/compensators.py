@@ -1,14 +1,25 @@
-"""Reads of compensators, verified by their checksums."""
+"""Reads of compensators, verified by their checksums, and their form in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from storage.base import ByteRange, ExpertKey
+from storage.base import (
+    BLOCK,
+    BlockKind,
+    Blocks,
+    ByteRange,
+    ExpertKey,
+    Plane,
+    PlaneReader,
+    ResidentForm,
+    Source,
+)
 from storage.compensator_index import FOLDER, CompensatorIndex
 from storage.errors import ChecksumMismatch
 from storage.record_file import RecordFiles
@@ -21,7 +32,14 @@ RECALCULATE = "run `edgemoe verify` on the store, and `edgemoe compensate` to wr
 """Action of errors about a compensator."""
 
 
-class CompensatorReader(AbstractContextManager["CompensatorReader"]):
+KIND = "compensator"
+"""Name of the one kind of block in a tier of compensators."""
+
+LEVEL = 2
+"""The one level in a tier of compensators: they are whole or absent, whatever level's error they are of."""
+
+
+class CompensatorReader(PlaneReader, AbstractContextManager["CompensatorReader"]):
     """Reads the compensators of a store past the page cache, and verifies their checksums.
 
     Opens every layer's file, and locks the store against writers until `close`. Thread-safe except for `close`.
@@ -50,12 +68,18 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
         """Bytes read from disk since opening, by every thread."""
         return self._files.bytes_read
 
-    def read(self, key: ExpertKey, into: memoryview) -> int:
-        """Fills a buffer with a compensator.
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        return self._files.retries
+
+    def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
+        """Fills a buffer with a compensator, which is one plane.
 
         Args:
             key: the expert.
-            into: writable, BLOCK-aligned, of exactly the entry's length.
+            first, last: the base plane.
+            into: one buffer, writable, BLOCK-aligned, of exactly the entry's length.
 
         Returns:
             Bytes read from disk.
@@ -66,10 +90,11 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
         """
         entry = self._index.entry(key)
         wanted = f"the compensator of layer {key.layer}, expert {key.expert}"
-        if len(into) != entry.length:
-            raise ValueError(f"expected a buffer of {entry.length} bytes for {wanted}, got {len(into)}")
-        self._files.fill(key.layer, ByteRange(entry.offset, entry.length), [into], wanted)
-        if (found := xxhash.xxh3_64_intdigest(into)) != entry.checksum:
+        sizes = [len(buffer) for buffer in into]
+        if sizes != [entry.length] or first != last:
+            raise ValueError(f"expected a buffer of {entry.length} bytes for {wanted}, got {sizes}")
+        self._files.fill(key.layer, ByteRange(entry.offset, entry.length), into, wanted)
+        if (found := xxhash.xxh3_64_intdigest(into[0])) != entry.checksum:
             raise ChecksumMismatch(
                 f"checksum {entry.checksum:016x} for {wanted}",
                 f"{found:016x} from {self._files.path(key.layer)} at offset {entry.offset}",
@@ -80,7 +105,7 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
     def load(self, key: ExpertKey) -> Bytes:
         """Reads a compensator into new memory, uint8 [length], BLOCK-aligned. Errors are those of `read`."""
         out = aligned(self._index.entry(key).length)
-        self.read(key, out.data)
+        self.read(key, Plane.BASE, Plane.BASE, [out.data])
         return out
 
     def close(self) -> None:
@@ -89,3 +114,24 @@ class CompensatorReader(AbstractContextManager["CompensatorReader"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class CompensatorForm(ResidentForm):
+    """One block, of the compensator's bytes as they are on disk.
+
+    Args:
+        index: of the compensators.
+    """
+
+    def __init__(self, index: CompensatorIndex) -> None:
+        self.kinds = (BlockKind(KIND, index.largest or BLOCK, LEVEL),)
+
+    def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
+        """The block of a compensator that is absent."""
+        return (KIND,) if level > resident == 0 else ()
+
+    def fill(
+        self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks, source: Source | None
+    ) -> int:
+        """Reads a compensator into its block."""
+        return reader.read(key, Plane.BASE, Plane.BASE, [into[KIND]])

@@ -102,9 +102,7 @@ def rows_of(section: str) -> list[Row]:
 
 def _remark(family: Family) -> str:
     """The forms in which a family's experts are read."""
-    return (
-        "experts fused by layer" if family.expert_names is None else "experts one by one, or fused by layer"
-    )
+    return "experts fused by layer" if family.fused_checkpoints else "experts one by one, or fused by layer"
 
 
 @dataclass(eq=False)  # a plugin of pytest, which some versions of it want to hash

@@ -55,6 +55,14 @@ class ChatPrompts:
             logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
             return error
 
+    def capabilities(self) -> list[str]:
+        """What chats of this model have: `tools` and `thinking`, where the form of its answers shows them."""
+        form = self._found
+        if form is None or isinstance(form, ModelRefused):
+            return []
+        found = {"tools": form.reads_calls, "thinking": form.reasoning is not None}
+        return [name for name, has in found.items() if has]
+
     def make(
         self,
         messages: Sequence[Message],

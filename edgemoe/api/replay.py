@@ -6,6 +6,8 @@ tokens. Where it writes the same message as the model did, the model's own token
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from array import array
 from collections import OrderedDict
@@ -50,6 +52,7 @@ class Replays:
 
     def __init__(self) -> None:
         self._turns = OrderedDict[str, Turn]()
+        self._alike = dict[str, str]()  # what an answer says -> the id of the latest that says it
         self._tokens, self._lock = 0, threading.Lock()
 
     def add(self, tokens: Sequence[int], reader: AnswerReader) -> None:
@@ -59,16 +62,33 @@ class Replays:
         turn = Turn(array("i", tokens), dict(reader.texts), tuple(reader.calls))
         with self._lock:
             self._turns[turn.calls[0].id] = turn
+            self._alike[_said(turn.texts, turn.calls)] = turn.calls[0].id
             self._tokens += len(tokens)
             while len(self._turns) > MOST_TURNS or self._tokens > MOST_TOKENS:
-                self._tokens -= len(self._turns.popitem(last=False)[1].tokens)
+                name, oldest = self._turns.popitem(last=False)
+                self._tokens -= len(oldest.tokens)
+                said = _said(oldest.texts, oldest.calls)
+                if self._alike[said] == name:
+                    del self._alike[said]
 
     def of(self, message: Message) -> Turn | None:
-        """The answer that a message repeats; None: it is not known."""
-        ids = [call.get("id") for call in message.get("tool_calls") or ()]
+        """The answer that a message repeats; None: it is not known.
+
+        Calls without ids, as ollama's clients send them, are known by what the whole message says.
+        """
+        calls = message.get("tool_calls") or []
+        ids = [call.get("id") for call in calls]
+        if not any(ids):
+            return self._of_same(message, calls) if calls else None
         with self._lock:
-            turn = self._turns.get(ids[0]) if ids else None
+            turn = self._turns.get(ids[0])
         return turn if turn and [call.id for call in turn.calls] == ids else None
+
+    def _of_same(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> Turn | None:
+        texts = {kind: message.get(kind) or "" for kind in _KINDS}
+        said = _said(texts, [Call(**call["function"]) for call in calls])
+        with self._lock:
+            return self._turns.get(self._alike.get(said, ""))
 
     def encode(
         self,
@@ -111,6 +131,15 @@ class Replays:
                 tokens += [*encode_text(tokenizer, text[done : len(prompt)]), *turn.tokens]
                 done = len(prompt) + end
         return text, tokens + encode_text(tokenizer, text[done:])
+
+
+_KINDS: tuple[Kind, ...] = ("content", "reasoning_content")
+
+
+def _said(texts: Mapping[Kind, str], calls: Sequence[Call]) -> str:
+    """Names an answer by its texts and calls, ids aside."""
+    said = [[texts.get(kind, "") for kind in _KINDS], [[call.name, dict(call.arguments)] for call in calls]]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _completed(message: Message, turn: Turn | None) -> Message:

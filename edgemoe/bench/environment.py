@@ -12,6 +12,7 @@ import torch
 
 from edgemoe import __version__
 from edgemoe.engine.engine import StoreModel
+from edgemoe.machine.cpu import identity
 from edgemoe.machine.process import available_memory
 
 
@@ -26,7 +27,7 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": identity()["cpu"],
         "threads": torch.get_num_threads(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "available_bytes": available_memory(),
@@ -58,14 +59,6 @@ def _commit(root: Path) -> str | None:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _disk(directory: Path) -> dict[str, str] | None:

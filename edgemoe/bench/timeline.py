@@ -29,6 +29,7 @@ from cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part
 from prefetch.base import ExpertSource, PinnedExperts, Request
+from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
 from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 from storage.device import Event
@@ -219,7 +220,13 @@ class NothingPinned(PinnedExperts):
         """No events: no expert is pinned."""
         return []
 
-    def count_hits(self, layers: Sequence[Sequence[tuple[ExpertKey, int]]], *, scan: bool = False) -> None:
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
         """Counts nothing: without pins no layer runs without a request."""
 
     def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
@@ -251,13 +258,19 @@ class TimedSource(ExpertSource):
         self._timeline.add(COMPUTE, "dense", self._since)
 
     @contextmanager
-    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> Iterator[Request]:
+    def request(
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
+    ) -> Iterator[Request]:
         """Brings experts between two dense spans (ExpertSource.request)."""
         self.end()
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._source.request(wanted, scan=scan) as request:
+            with self._source.request(wanted, scan=scan, compensated=compensated) as request:
                 yield TimedRequest(request, self._timeline, name)
         finally:
             self.begin()
@@ -280,6 +293,10 @@ class TimedSource(ExpertSource):
     def configure(self, look_ahead: str) -> None:
         """Sets the source's look-ahead."""
         self._source.configure(look_ahead)
+
+    def use_compensators(self, where: CompensatorTier | None) -> None:
+        """Sets the source's tier of compensators."""
+        self._source.use_compensators(where)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
         """Passes predicted experts to the source."""

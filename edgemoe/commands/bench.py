@@ -98,6 +98,7 @@ def bench_command(
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     prompts: PromptOptions,
     batches: BatchOptions,
     wanted: ReportOptions,
@@ -149,7 +150,8 @@ def bench_command(
     def check(planned: StoreModel) -> None:
         make_plans(planned.with_kv(stored), request_for(planned.with_kv(stored)))
 
-    store = open_model(model, limits.device, threads=threads, check=check).with_kv(stored)
+    opened = open_model(model, limits.device, threads=threads, kernel=kernel, check=check)
+    store = opened.with_kv(stored)
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
     request = request_for(store)
     request = replace(request, notes=request.notes + left_out)

@@ -14,6 +14,7 @@ from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
 
 if TYPE_CHECKING:
+    from edgemoe.kernels.probe import Timing
     from edgemoe.machine.device_speed import DeviceSpeed
     from edgemoe.machine.disk_speed import DiskSpeed
 
@@ -39,7 +40,7 @@ DirectoryArgument = Annotated[
 
 
 def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = False) -> None:
-    """Report the capabilities of this machine, and the limits they suggest. Takes some seconds."""
+    """Report the capabilities of this machine, its fastest kernels, and the limits they suggest. Takes some seconds."""
     from edgemoe.models.cache import stores_directory
 
     found = examine(directory or stores_directory())
@@ -66,6 +67,7 @@ class Findings:
         vector_width: of the CPU, by torch: AVX512, AVX2 or DEFAULT.
         kernel: computes experts here: native or torch on a CPU, triton or planes on a GPU.
         layout: the fastest layout of stores here.
+        kernel_times: of every path of the compiled kernel, and of torch's, on the CPU; empty without the compiled one.
         cores: available to this process.
         vram_limit: suggested for --vram-limit.
         dram_limit: suggested for --dram-limit; None: leave it out.
@@ -83,6 +85,7 @@ class Findings:
     vector_width: str
     kernel: str
     layout: str
+    kernel_times: list[Timing]
     cores: int
     vram_limit: int
     dram_limit: int | None
@@ -112,8 +115,24 @@ class Findings:
             f"CPU             {self.cores} cores, {self.vector_width}",
             f"  kernel        {self.kernel}{_KERNEL_NOTES.get(self.kernel, '')}",
             f"  layout        {self.layout}",
+            *self._kernel_times(),
             f"suggested       {limits}",
         ]
+
+    def _kernel_times(self) -> list[str]:
+        """A line for each kind of work and number of rows: paths by rate, the fastest, which is taken, first."""
+        by_sample: dict[tuple[str, str], list[Timing]] = {}
+        for one in self.kernel_times:
+            by_sample.setdefault((one.work, one.rows), []).append(one)
+        lines = []
+        for (work, rows), timings in by_sample.items():
+            ranked = sorted(timings, key=lambda one: (one.path == "torch", one.seconds))
+            rates = ", ".join(f"{one.path} {one.rate / 1e9:.0f}" for one in ranked)
+            lines.append(f"    {work}, {rows} rows: {rates}")
+        heading = (
+            "  paths         billion products a second, the path that is taken first; torch's for comparison"
+        )
+        return [heading, *lines] if lines else []
 
     def _link(self) -> list[str]:
         link = self.gpu_link
@@ -177,10 +196,24 @@ def examine(directory: Path) -> Findings:
         vector_width=torch.backends.cpu.get_cpu_capability(),
         kernel=kernel.name,
         layout=kernel.layout.name,
+        kernel_times=_kernel_times(),
         cores=cores(),
         vram_limit=vram_limit,
         dram_limit=dram_limit,
     )
+
+
+def _kernel_times() -> list[Timing]:
+    """Measures every path anew, and keeps the times for later starts."""
+    from edgemoe.kernels.native import library
+    from edgemoe.models.cache import kernels_directory
+
+    if not library.available():
+        return []
+    from edgemoe.kernels.probe import measure_and_keep
+    from edgemoe.kernels.torch_times import torch_timings
+
+    return [*measure_and_keep(kernels_directory()), *torch_timings()]
 
 
 def suggested(ram: int, vram: int | None) -> tuple[int, int | None]:

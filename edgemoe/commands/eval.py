@@ -107,6 +107,7 @@ def eval_command(
     limits: options.LimitOptions,
     kv: options.KVOptions,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
@@ -131,7 +132,11 @@ def eval_command(
         text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed
     )
     store = open_model(
-        model, limits.device, threads=threads, check=lambda planned: plan_eval(planned.with_kv(form), request)
+        model,
+        limits.device,
+        threads=threads,
+        kernel=kernel,
+        check=lambda planned: plan_eval(planned.with_kv(form), request),
     )
     _show(run_eval(store.with_kv(form), request), measure, as_json=as_json)
 

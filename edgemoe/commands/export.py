@@ -60,7 +60,6 @@ def export_command(
         raise UserError(f"a format among {', '.join(FORMATS)}", repr(options.format), "choose one of them")
     store = named_store(store)
     from edgemoe.console.progress import ByteProgress
-    from edgemoe.console.width import say
     from edgemoe.families.table import family_of
     from storage.checkpoint import bounded_config
     from storage.export.run import export
@@ -72,10 +71,6 @@ def export_command(
     family = family_of(bounded_config(read_json(store, "config.json")))
     with ByteProgress(f"exporting {store.name}") as bar:
         errors = export(store, destination, family, format=options.format, levels=levels, progress=bar.update)
-    if options.format == "compressed-tensors" and family.separate(0, 0) is None:
-        say(
-            "edgemoe: an export for vLLM: transformers wants this model's experts fused, and computes with random ones"
-        )
     relative = [
         (part / errors.total) ** 0.5 if errors.total else 0.0 for part in (errors.exported, errors.own)
     ]

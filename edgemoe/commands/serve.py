@@ -78,9 +78,10 @@ def serve_command(
         str | None, typer.Option(help="Name of the model for clients. Default: the last part of --model.")
     ] = None,
     threads: options.ThreadsOption = None,
+    kernel: options.KernelOption = "auto",
     keep_source: options.KeepSourceOption = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/server.md).
+    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/serving.md).
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.
@@ -111,6 +112,7 @@ def serve_command(
         context=context,
         parallel=parallel,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         **vars(limits),
         **vars(kv),

@@ -23,7 +23,7 @@ from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import known_family
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -64,7 +64,7 @@ __all__ = ["Engine", "StoreModel"]
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
 
-FIXED = ("eviction", "promotion", "cache", "readers")
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
 
 _ABOVE_LOWEST = 0.01
@@ -125,6 +125,9 @@ class Engine:
             self.vram, self.dram = tiers.vram, tiers.dram
             reader = RecordReader.open(store.directory, store.manifest)
             opened.callback(reader.close)
+            compensators = self._compensators(settings)
+            if compensators:
+                opened.callback(compensators.close)  # behind the reads of the source
             fetcher = Fetcher(
                 self.vram,
                 self.dram,
@@ -141,10 +144,7 @@ class Engine:
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
             self._runtime = ExpertRuntime(self._source, kernel, self._policy(first), self.device)
-            if settings.compensation:
-                compensators = ResidentCompensators.of_store(store.directory, store.manifest)
-                opened.callback(compensators.close)
-                self._runtime.compensators = compensators
+            self._use_compensators(compensators)
             with taking(self.device, "dense weights", plan.minimum_vram_bytes):
                 file = store.manifest.files[DENSE_NAME]
                 self._model = build_model(model, store.directory / DENSE_NAME, file, self._runtime)
@@ -159,6 +159,17 @@ class Engine:
             if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()
+
+    def _compensators(self, settings: RunSettings) -> Compensators | None:
+        """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
+        if settings.compensation is None:
+            return None
+        store, budget = self.store, self.plan.compensators_resident_bytes
+        return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+
+    def _use_compensators(self, compensators: Compensators | None) -> None:
+        self._runtime.compensators = compensators
+        self._source.use_compensators(compensators.where if compensators else None)
 
     def _rehearse(self, source: ExpertSource) -> None:
         """Runs two tokens without experts, so that the pages of libraries which steps touch are resident from now on.
@@ -196,9 +207,9 @@ class Engine:
         Levels that go by damage take it from the store's calibration. Without one it is measured here on random tokens.
 
         Raises:
-            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache or readers differ:
-                those need another engine; or the family's routers cannot be remapped; or compensators are not in
-                memory.
+            UserError: the plan has no blocks for the highest level, or eviction, promotion, cache, readers or the
+                compensators' limit differ: those need another engine; or the family's routers cannot be remapped; or
+                the engine has no compensators.
         """
         now = self.settings
         fixed = settings.with_(**{name: getattr(now, name) for name in FIXED})
@@ -296,13 +307,14 @@ class Engine:
             raise UserError(wanted, f"model_type {family}", f"leave {option} out")
 
     @contextmanager
-    def compensated_by(self, compensators: ResidentCompensators) -> Iterator[None]:
+    def compensated_by(self, compensators: Compensators) -> Iterator[None]:
         """Has the steps inside the block use other compensators than the store's; configure the engine inside it."""
-        before, self._runtime.compensators = self._runtime.compensators, compensators
+        before = self._runtime.compensators
+        self._use_compensators(compensators)
         try:
             yield
         finally:
-            self._runtime.compensators = before
+            self._use_compensators(before)
             self.configure(self.settings.with_(compensation=None))
 
     @contextmanager

@@ -160,7 +160,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         settings=RunSettings.uniform(max(arm.settings.levels[0] for arm in arms)),
         context=context,
         parallel=max(arm.batch for arm in arms),
-        compensators_bytes=planned_bytes(store, arms),
+        compensators=planned_bytes(store, arms),
     )
 
 

@@ -17,7 +17,7 @@ from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
-from edgemoe.kernels.compensators import ExpertCompensator, ResidentCompensators
+from edgemoe.kernels.compensators import Compensators, ExpertCompensator
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
@@ -85,7 +85,7 @@ class ExpertRuntime:
         watch: called with every layer and its router's choice, int64 [T, k]; None: no caller wants it.
         probe: measures experts; None: nothing is measured.
         choices: counts what routers choose; None: nothing is counted.
-        compensators: of the experts; None: none are in memory.
+        compensators: of the experts; None: none are used.
         reroute: chooses the experts of every step in the routers' place, for a study; None: they choose.
         step: the state of the step that runs; set by the model runner.
     """
@@ -98,7 +98,7 @@ class ExpertRuntime:
     watch: Callable[[int, torch.Tensor], None] | None = None
     probe: ExpertProbe | None = None
     choices: ChoiceCounts | None = None
-    compensators: ResidentCompensators | None = None
+    compensators: Compensators | None = None
     reroute: Reroute | None = None
     step: StepKV = field(init=False)
 
@@ -207,7 +207,8 @@ class ExpertLayer:
         several = not runtime.step.decode or len(hidden) > 1
         scans = several and runtime.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), runtime.policy.experts)
-        with runtime.source.request(wanted, scan=scan) as request:
+        compensated = self._compensated(assignments) if runtime.compensators else None
+        with runtime.source.request(wanted, scan=scan, compensated=compensated) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted)
             row = 0
             for leases in request:
@@ -288,6 +289,19 @@ class ExpertLayer:
             places.append(own)
             row = end
         return row
+
+    def _compensated(self, assignments: Assignments) -> dict[ExpertKey, int]:
+        """Experts that are to be compensated, as of ExpertSource.request: where they are computed at the base level."""
+        runtime, found = self.runtime, dict[ExpertKey, int]()
+        assert runtime.compensators
+        base, exact = runtime.compensators.level, runtime.policy.settings.exact
+        for expert, some in assignments.by_expert.items():
+            levels = [one.level for one in some if one.compensated]
+            key = ExpertKey(self.layer, expert)
+            # Unless exact an expert is computed at the level that it is leased at.
+            if (base in levels if exact else levels) and runtime.compensators.of(key):
+                found[key] = 0 if exact else base
+        return found
 
     def _compensator(self, key: ExpertKey, level: int) -> ExpertCompensator | None:
         """The compensator of an expert that is computed at a level; None where the level or the expert has none."""

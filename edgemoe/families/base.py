@@ -62,8 +62,9 @@ class Family:
         moe_layers: config -> the layers that have experts, ascending.
         expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
         fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
-        quantized_names: templates as expert_names, of quantized checkpoints where only fused tensors exist otherwise;
-            None: engines load none.
+        fused_checkpoints: whether checkpoints of the Hub have the first of fused_names, not expert_names.
+        quantized_as: the family without multipliers in whose form engines load the model with quantized experts
+            (storage/export/multipliers.py); None: its own.
         router_names: templates of a layer's router weight [E, H].
         top_k_key: config key for the number of experts that a token is routed to.
         transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
@@ -87,7 +88,8 @@ class Family:
     expert_names: tuple[str, str, str] | None
     fused_names: tuple[tuple[str, str], ...]
     router_names: tuple[str, ...]
-    quantized_names: tuple[str, str, str] | None = None
+    fused_checkpoints: bool = False
+    quantized_as: Family | None = None
     top_k_key: str = "num_experts_per_tok"
     transposed: bool = False
     renames: tuple[tuple[str, str], ...] = ()
@@ -127,17 +129,13 @@ class Family:
         gate, up, down = (name.format(layer=layer, expert=expert) for name in self.expert_names)
         return gate, up, down
 
-    def one_by_one(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """Names an expert's tensors, gate, up and down, in quantized checkpoints. Returns None where there are none."""
-        names = self.expert_names or self.quantized_names
-        if names is None:
-            return None
-        gate, up, down = (name.format(layer=layer, expert=expert) for name in names)
-        return gate, up, down
-
     def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
         """Names the tensors of all experts: a pair (gate and up, down) for each naming."""
         return tuple((up.format(layer=layer), down.format(layer=layer)) for up, down in self.fused_names)
+
+    def router(self, layer: int) -> str:
+        """Names a layer's router weight in checkpoints of the Hub."""
+        return self.router_names[0].format(layer=layer)
 
     def is_expert(self, name: str) -> bool:
         """Whether a tensor of this name has expert weights, of any layer and expert."""

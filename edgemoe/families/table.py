@@ -123,6 +123,13 @@ _mixtral = partial(
     fused_names=(_FUSED,),
 )
 
+_MIXTRAL = _mixtral(
+    model_type="mixtral",
+    fused_gqa=FusedGQA(_one_window),
+    router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
+    renames=((".block_sparse_moe.", ".mlp."),),
+)
+
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -158,12 +165,7 @@ FAMILIES = {
             ),
             unused=(r"(model\.)?mtp.*",),
         ),
-        _mixtral(
-            model_type="mixtral",
-            fused_gqa=FusedGQA(_one_window),
-            router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
-            renames=((".block_sparse_moe.", ".mlp."),),
-        ),
+        _MIXTRAL,
         _mixtral(
             model_type="phimoe",
             gate=None,
@@ -173,16 +175,17 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="granitemoe",
-            expert_names=None,
-            fused_names=(
-                (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
-                (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
-            ),
-            quantized_names=(
+            expert_names=(
                 _SPARSE + "experts.{expert}.gate_proj.weight",
                 _SPARSE + "experts.{expert}.up_proj.weight",
                 _SPARSE + "experts.{expert}.down_proj.weight",
             ),
+            fused_names=(
+                (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
+                (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
+            ),
+            fused_checkpoints=True,
+            quantized_as=_MIXTRAL,
             router_names=(_SPARSE + "router.layer.weight", _SPARSE + "router.weight"),
             renames=((".router.layer.", ".router."),),
         ),
@@ -192,6 +195,7 @@ FAMILIES = {
             product_router=False,
             rms_norm=False,
             expert_names=None,
+            fused_checkpoints=True,
             transposed=True,
             router_names=(_MLP + "router.weight",),
         ),

@@ -1,37 +1,38 @@
-"""The compensators of a store in RAM, as kernels read them."""
+"""The compensators of a store, as kernels read them."""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from edgemoe.kernels.native.structures import MOST_ROWS, Compensator, FactorRows, Factors
-from storage.base import BLOCK, ExpertKey
+from cache.fixed_places import FixedPlaces
+from cache.plane_tier import PlaneTier
+from cache.policies import make_policy
+from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
+from prefetch.compensators.tier import CompensatorTier
+from storage.base import Blocks, ExpertKey
 from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
-from storage.compensators import CompensatorReader
+from storage.compensators import KIND, LEVEL, CompensatorForm, CompensatorReader
 from storage.errors import MissingTensor, StoreBusy
 from storage.manifest import Manifest
 from storage.planes import Bytes
 from storage.record import RecordGeometry
 
-EXPERT_BYTES = 1024
-"""Most bytes that the interpreter takes for one compensator."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertCompensator:
-    """One expert's compensator in RAM.
+    """One expert's compensator.
 
     Args:
         raw: uint8 [bytes], of storage.compensator_index.
         geometry: of its arrays.
         bits: that it adds to the expert's bits a weight.
-        address: of the C structure, valid as long as the ResidentCompensators.
+        address: of the C structure, valid as long as its Compensators are open.
     """
 
     raw: Bytes
@@ -40,38 +41,58 @@ class ExpertCompensator:
     address: int
 
 
-class ResidentCompensators:
-    """All compensators of a store. `close` it when no kernel reads them any more.
+class Compensators:
+    """The compensators of a store, of which some or all are in RAM. `close` it when no kernel reads them any more.
+
+    Each has one address for as long as this is open, so the tables are made once; what is in RAM is in `tier`.
 
     Args:
         directory: of the store, or another that has the files of the index.
         index: of them.
         geometry: of the store's records.
+        budget: most bytes of them in RAM, at least `index.largest`; None: all.
+        policy: of eviction, by its name.
 
     Raises:
         DamagedData, ReadFailed: as CompensatorReader.
 
     Attributes:
         level: the base level: experts computed at it can be compensated.
+        where: the tier that they are in, and what reads them.
     """
 
-    def __init__(self, directory: Path, index: CompensatorIndex, geometry: RecordGeometry) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        index: CompensatorIndex,
+        geometry: RecordGeometry,
+        *,
+        budget: int | None = None,
+        policy: str = "lfru",
+    ) -> None:
         self.level = index.base_level
-        self._memory = mmap.mmap(
-            -1, max(index.nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        self._experts: dict[ExpertKey, ExpertCompensator] = {}
-        self._tables: dict[int, ctypes.Array[Compensator]] = {}
-        try:
-            with CompensatorReader(directory, index) as reader:
-                self._load(reader, index, geometry)
-        except BaseException:
-            self.close()
-            raise
+        sizes = {
+            ExpertKey(layer, expert): entry.length
+            for layer, found in index.layers.items()
+            for expert, entry in enumerate(found.entries)
+            if entry.length
+        }
+        budget, make = index.nbytes if budget is None else budget, partial(make_policy, policy)
+        with ExitStack() as opened:
+            reader = opened.enter_context(CompensatorReader(directory, index))
+            places, form = FixedPlaces(KIND, sizes, budget), CompensatorForm(index)
+            tier = PlaneTier(form, {}, make, device="cpu", name="compensators", places=places)
+            opened.callback(_close, tier)
+            self.where = CompensatorTier(tier, form, reader)
+            self._experts, self._tables = _described(index, geometry, places)
+            tier.observe(self._changed)
+            self._opened = opened.pop_all()
 
     @classmethod
-    def of_store(cls, directory: Path, manifest: Manifest) -> ResidentCompensators:
-        """Reads those of a store that has some.
+    def of_store(
+        cls, directory: Path, manifest: Manifest, *, budget: int | None = None, policy: str = "lfru"
+    ) -> Compensators:
+        """Opens those of a store that has some, and reads as many as the budget holds.
 
         Raises:
             StoreBusy: others have replaced them since the manifest was read.
@@ -79,7 +100,7 @@ class ResidentCompensators:
         """
         assert manifest.compensators
         try:
-            return cls(directory, manifest.compensators, manifest.geometry)
+            made = cls(directory, manifest.compensators, manifest.geometry, budget=budget, policy=policy)
         except MissingTensor as error:
             if Manifest.load(directory).compensators == manifest.compensators:
                 raise
@@ -88,25 +109,33 @@ class ResidentCompensators:
                 "others, which `edgemoe compensate` has just written",
                 "run the command again",
             ) from error
+        return made.filled()
 
-    def _load(self, reader: CompensatorReader, index: CompensatorIndex, geometry: RecordGeometry) -> None:
-        at, whole = 0, np.frombuffer(self._memory, np.uint8)
-        for layer, found in index.layers.items():
-            table = self._tables[layer] = (Compensator * len(found.entries))()
-            for expert, entry in enumerate(found.entries):
-                if not entry.length:
-                    continue
-                key, raw = ExpertKey(layer, expert), whole[at : at + entry.length]
-                reader.read(key, raw.data)
-                at += entry.length
-                shape = CompensatorGeometry.of(geometry, entry.ranks)
-                table[expert] = structure(raw, shape)
-                bits = 8 * shape.used / geometry.weights
-                address = ctypes.addressof(table) + expert * ctypes.sizeof(Compensator)
-                self._experts[key] = ExpertCompensator(raw, shape, bits, address)
+    def filled(self) -> Compensators:
+        """Reads compensators, equally many of every layer, until no other one fits; returns this.
+
+        Raises:
+            DamagedData, ReadFailed: as CompensatorReader; everything is closed then.
+        """
+        tier, form, reader = self.where
+        try:
+            for key in sorted(self._experts, key=lambda key: (key.expert, key.layer)):
+                into = tier.reserve(key, LEVEL, evict=False)
+                if into is None:
+                    break
+                try:
+                    form.fill(reader, key, LEVEL, into.into, None)
+                except BaseException:
+                    tier.abandon(into)
+                    raise
+                tier.release(tier.publish(into))
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def of(self, key: ExpertKey) -> ExpertCompensator | None:
-        """An expert's compensator; None where all its ranks are 0."""
+        """An expert's compensator, in RAM while the tier has it; None where all its ranks are 0."""
         return self._experts.get(key)
 
     def bits_of(self, layer: int, expert: int) -> float:
@@ -120,12 +149,44 @@ class ResidentCompensators:
         return None if table is None else ctypes.addressof(table)
 
     def close(self) -> None:
-        """Frees the memory. Idempotent."""
+        """Closes the files and frees the memory. Idempotent. No read may be under way."""
         self._experts.clear()
         self._tables.clear()
-        if not self._memory.closed:
-            with suppress(BufferError):  # a frame of an interrupted step refers to it: it is freed with that
-                self._memory.close()
+        self._opened.close()
+
+    def _changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
+        if table := self._tables.get(key.layer):
+            table[key.expert].absent = not level
+
+
+def _close(tier: PlaneTier) -> None:
+    with suppress(
+        BufferError, ValueError
+    ):  # a frame of an interrupted step refers to it: it is freed with that
+        tier.close()
+
+
+def _described(
+    index: CompensatorIndex, geometry: RecordGeometry, places: FixedPlaces
+) -> tuple[dict[ExpertKey, ExpertCompensator], dict[int, ctypes.Array[Compensator]]]:
+    """Every expert's compensator, and of each layer the C structures, all of them absent."""
+    experts: dict[ExpertKey, ExpertCompensator] = {}
+    tables: dict[int, ctypes.Array[Compensator]] = {}
+    for layer, found in index.layers.items():
+        table = tables[layer] = (Compensator * len(found.entries))()
+        for expert, entry in enumerate(found.entries):
+            if not entry.length:
+                continue
+            key = ExpertKey(layer, expert)
+            shape, raw = (
+                CompensatorGeometry.of(geometry, entry.ranks),
+                np.frombuffer(places.view(key), np.uint8),
+            )
+            table[expert] = structure(raw, shape)
+            table[expert].absent = 1
+            address = ctypes.addressof(table) + expert * ctypes.sizeof(Compensator)
+            experts[key] = ExpertCompensator(raw, shape, 8 * shape.used / geometry.weights, address)
+    return experts, tables
 
 
 def structure(raw: Bytes, geometry: CompensatorGeometry) -> Compensator:
@@ -155,19 +216,3 @@ def _rows(raw: Bytes, array: FactorArray, row: int) -> FactorRows:
         codes=start + array.codes.offset + 3 * GROUP // 8 * groups,
         scales=start + array.scales.offset + 2 * groups,
     )
-
-
-def most_bytes(geometry: RecordGeometry, experts: int, mean_rank: int) -> int:
-    """The most RAM that compensators of a mean rank take, however their ranks are assigned; 0 for a mean of 0."""
-    if not mean_rank:
-        return 0
-    shape = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
-    padding = 2 * BLOCK + ctypes.sizeof(Compensator) + EXPERT_BYTES
-    return experts * (shape.nbytes + padding) + MOST_ROWS * 4 * 3 * shape.most
-
-
-def resident_bytes(index: CompensatorIndex) -> int:
-    """RAM that compensators take: their bytes, what the interpreter and C have for each, and V x of a call's rows."""
-    ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
-    widest = max(gate + up for gate, up, _ in ranks) + max(down for *_, down in ranks)
-    return index.nbytes + len(ranks) * (ctypes.sizeof(Compensator) + EXPERT_BYTES) + MOST_ROWS * 4 * widest

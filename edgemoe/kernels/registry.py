@@ -6,16 +6,20 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.experts import NativeExpertKernel
+from edgemoe.kernels.probe import choose_fastest
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from storage.base import ResidentForm
+from storage.errors import UserError
 from storage.forms import MergedForm, PlaneForm
 from storage.layout import LAYOUTS, Layout, detect
 from storage.record import RecordGeometry
@@ -75,7 +79,44 @@ def _device_kernels() -> list[Compute]:
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
 
 
+AUTO = "auto"
+NAMES = (AUTO, *(path for path in paths.PATHS if path != paths.EMULATED), "torch")
+"""Names for `select`: of the fastest path of everything, of one path of the compiled kernel, and of torch's kernel."""
+
+_forced: str | None = None
+"""The name of the only kernel that `compute` gives on a CPU; None: the fastest. Set by `select`."""
+
+
+def select(name: str, directory: Path) -> None:
+    """Chooses the CPU's kernel and, where it is the compiled one, the path of each kind of work, for this process.
+
+    Args:
+        name: of NAMES. With `auto` every kind of work takes its fastest path, which is measured once a machine.
+        directory: where the measurement is kept.
+
+    Raises:
+        UserError: no such kernel on this machine.
+    """
+    global _forced
+    if name not in NAMES or (name in paths.PATHS and not (native.available() and name in paths.available())):
+        here = [*(paths.available() if native.available() else []), "torch"]
+        raise UserError(
+            f"one of {', '.join((AUTO, *here))} for --kernel",
+            name,
+            "leave it out for the fastest; amx needs a processor and a system that have it",
+        )
+    _forced = name if name == "torch" else None
+    compute.cache_clear()
+    if not native.available():
+        return
+    if name in paths.PATHS:
+        paths.choose(paths.forced(name))
+    else:
+        choose_fastest(directory)
+
+
 @cache
 def compute(device: torch.device | str = "cpu") -> Compute:
-    """The fastest kernel on a device."""
-    return kernels_for(device)[0]
+    """The fastest kernel on a device, or the one that is forced on the CPU."""
+    found = kernels_for(device)
+    return next((kernel for kernel in found if kernel.name == _forced), found[0])

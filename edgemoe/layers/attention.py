@@ -22,7 +22,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
-from edgemoe.policy.importance import hidden_keys
+from edgemoe.policy.importance import attention_received, first_counted, hidden_keys
 from storage.errors import ModelRefused
 
 NAME = "edgemoe"
@@ -219,8 +219,9 @@ def attention(
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
             if kv.ranks is not None and kv.signal:
                 layer: Any = module.layer_idx
-                keys = partial(_keys_of, read)
-                kv.ranks[span] = prompt.ranks(layer, queries, keys, tokens, scaling, window, kv.signal, s_aux)
+                keys, skipped = partial(_keys_of, read), first_counted(kv.signal, rows)
+                received = attention_received(queries, keys, tokens, scaling, window, skipped, s_aux)
+                kv.ranks[span] = prompt.ranks(layer, received, rows, window, kv.signal)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

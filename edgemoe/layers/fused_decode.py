@@ -34,9 +34,9 @@ from storage.base import ExpertKey
 class FusedDecode:
     """Runs steps of one token of each sequence through a model whose layers are all of a family with fused_gqa.
 
-    The kernel goes from layer to layer while every chosen expert is resident at its level. Where one is not, or a
-    layer's block is more than routed experts, it stops: the experts come through ExpertLayer.forward, any other block
-    is called, and the kernel goes on behind that layer.
+    The kernel goes from layer to layer while every chosen expert is resident at its level, with its compensator where
+    it is to have one. Where one is not, or a layer's block is more than routed experts, it stops: the experts come
+    through ExpertLayer.forward, any other block is called, and the kernel goes on behind that layer.
 
     Args:
         model: embedding, layers, norm and head, of layers.build.
@@ -196,18 +196,18 @@ class FusedDecode:
             if runtime.watch:
                 runtime.watch(layer, torch.tensor(trace[layer][CHOSEN]))
         runtime.use.add(computed)
-        if runtime.policy.settings.compensation:
-            self._count_compensated(layers, trace)
+        compensated = self._count_compensated(layers, trace) if runtime.policy.settings.compensation else ()
         scans = runtime.policy.settings.scan == "on" and len(trace[0][CHOSEN]) > 1
         scan = scans and all(is_scan(len(experts), runtime.policy.experts) for experts in used)
-        runtime.source.pinned.count_hits(used, scan=scan)
+        runtime.source.pinned.count_hits(used, scan=scan, compensated=compensated)
 
-    def _count_compensated(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
-        """Counts the compensators that the kernel used."""
+    def _count_compensated(self, layers: range, trace: list[list[list[list[int]]]]) -> list[ExpertKey]:
+        """Counts the compensators that the kernel used, and returns their experts, in the order of their layers."""
         compensation, compensators = self._runtime.policy.settings.compensation, self._runtime.compensators
+        used = dict[ExpertKey, None]()
         assert compensation
         if compensators is None:
-            return
+            return []
         places = slice(compensation.first, compensation.end)
         for layer in layers:
             rows = zip(*(trace[layer][array] for array in (CHOSEN, WANTED, COMPUTED)), strict=True)
@@ -220,6 +220,8 @@ class FusedDecode:
             for (expert, _), count in pairs.items():
                 if bits := compensators.bits_of(layer, expert):
                     self._runtime.use.add_compensated(bits, count)
+                    used[self._keys[layer][expert]] = None
+        return list(used)
 
     def _count_predictions(self, layers: set[int], trace: list[list[list[list[int]]]]) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import MOST_DIM, MOST_SHARING, NativeAttention
+from edgemoe.kernels.native.attention import MOST_DIM, MOST_SHARING, NativeAttention, Received
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
+from edgemoe.policy.importance import first_counted
 
 
 class GroupedQueryAttention(nn.Module):
-    """Computes an attention module's rows; a step that needs attention scores goes to the module itself.
+    """Computes an attention module's rows, and the attention that a prompt's tokens receive.
 
     Args:
         module: of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
@@ -22,7 +23,7 @@ class GroupedQueryAttention(nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.layer = module, module.layer_idx
+        self.layer = module.layer_idx
         self.qkv, self.out = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj)), module.o_proj
         dim = module.head_dim
         heads, kv_heads = (linear.out_features // dim for linear in (module.q_proj, module.k_proj))
@@ -65,23 +66,20 @@ class GroupedQueryAttention(nn.Module):
         """
         kv = past_key_values
         assert kv is not None
-        if kv.signal:
-            out: tuple[torch.Tensor, None] = self.module(
-                hidden_states,
-                position_embeddings=position_embeddings,
-                attention_mask=attention_mask,
-                past_key_values=kv,
-                **kwargs,
-            )
-            return out
         window = None if attention_mask is None else int(attention_mask)
         cosine, sine = position_embeddings
         projected = self.qkv(hidden_states[0])
-        attended = []
-        for sequence, row, rows in kv.spans:
+        attended, ranks = [], []
+        for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
             part = slice(row, row + rows)
             keys, values = sequence.slices[sequence.slots[self.layer]]
             rotation = cosine[0, part], sine[0, part]
+            received = None
+            if kv.signal:
+                received = Received(torch.empty(sequence.length + rows), first_counted(kv.signal, rows))
             kv_of = keys, values, sequence.length, window, sequence.shape.format
-            attended.append(self.native(projected[part], rotation, *kv_of))
+            attended.append(self.native(projected[part], rotation, *kv_of, received))
+            if received and kv.signal:
+                ranks.append(prompt.ranks(self.layer, received.sums, rows, window, kv.signal))
+        kv.ranks = torch.cat(ranks) if ranks else None
         return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None

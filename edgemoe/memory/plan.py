@@ -10,6 +10,7 @@ from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kv.blocks import whole_blocks
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
 from edgemoe.memory.workspace import scored_rows, workspace_bytes
@@ -60,7 +61,11 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
-    """Low-rank compensators, all of them, and what products with them take."""
+    """Low-rank compensators in memory, what the process has for each, and what products with them take."""
+    compensators_resident_bytes: int = 0
+    """Of these, most bytes of compensators in memory; the others are read when a step wants them."""
+    compensators_total_bytes: int = 0
+    """Bytes of all compensators."""
     parallel: int = 1
     """Sequences that run at once, each with a KV for `context` tokens."""
     hot_experts: int | None = None
@@ -137,8 +142,13 @@ class MemoryPlan:
         kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
         experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
-        whole = format_size(self.kv_bytes)
-        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {whole}" if self.grows else f"KV {whole}"
+        most = format_size(self.kv_bytes)
+        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {most}" if self.grows else f"KV {most}"
+        if self.compensators_resident_bytes < self.compensators_total_bytes:
+            resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
+            factors = (
+                f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
+            )
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
@@ -159,7 +169,7 @@ def make_plan(
     context: int,
     device: Device | None = None,
     parallel: int = 1,
-    compensators_bytes: int = 0,
+    compensators: CompensatorBytes = NO_COMPENSATORS,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -173,7 +183,7 @@ def make_plan(
         context: tokens of KV of each sequence.
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
-        compensators_bytes: of the compensators that settings use; 0: none.
+        compensators: that settings use.
 
     Raises:
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
@@ -181,14 +191,14 @@ def make_plan(
     level = settings.levels[0]
     each = form.bytes_at(level)
     fixed = _fixed_bytes(shape, geometry, context, parallel, device)
-    fixed["compensators_bytes"] = compensators_bytes
-    taken = sum(fixed.values())
-    minimum = taken + MINIMUM_EXPERTS * each
+    whole, taken = shape.experts * each, sum(fixed.values()) + compensators.fixed
+    minimum = taken + compensators.least + MINIMUM_EXPERTS * each
     if vram_limit is None:
         free = device.available_bytes() if device else available_memory() - dram_limit - PROCESS_BYTES
-        vram_limit = min(taken + shape.experts * each, free)
+        vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
-        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in fixed.items() if size]
+        least = fixed | {"compensators": compensators.fixed + compensators.least}
+        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
         if parallel > 1:
@@ -196,7 +206,9 @@ def make_plan(
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
-    planes = vram_limit - taken
+    free = vram_limit - taken
+    resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
+    planes = free - resident
     split = BlockSplit.of(shape, form, settings)
     first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
     first_blocks = split.blocks(planes + fixed["kv_bytes"] - first_kv)
@@ -227,6 +239,9 @@ def make_plan(
         kv_cache=str(shape.kv.format),
         first_kv_bytes=first_kv,
         first_blocks=first_blocks,
+        compensators_bytes=compensators.fixed + resident,
+        compensators_resident_bytes=resident,
+        compensators_total_bytes=compensators.total,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),

@@ -52,6 +52,11 @@ def heat_directory() -> Path:
     return _cache_directory() / "heat"
 
 
+def kernels_directory() -> Path:
+    """The directory of the times of this machine's kernels (kernels.probe)."""
+    return _cache_directory() / "kernels"
+
+
 def file_name(text: str) -> str:
     """Makes `text` one harmless file name."""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", text)

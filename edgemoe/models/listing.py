@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgemoe.models.cache import CachedName, cached_names, disk_bytes
 from storage.base import LEVELS
@@ -57,22 +57,36 @@ def cached_models() -> list[CachedModel]:
 
 def _describe(name: CachedName) -> CachedModel:
     store, state = name.paths[0], "unfinished"
-    found: _Contents = ((), None, None, None, None)
+    found = StoreContents()
     if (store / MANIFEST_NAME).exists():
         try:
-            found, state = _contents(store), "ready"
+            found, state = contents_of(store), "ready"
         except EdgemoeError:
             state = "damaged"
     size, used = sum(map(disk_bytes, name.paths)), store.stat().st_mtime
     return CachedModel(name.directory, name.short, name.paths, size, state, *found, used)
 
 
-_Contents = tuple[tuple[int, ...], str | None, str | None, int | None, int | None]
-"""Levels, layout, family, number of weights and mean rank of compensators of a store."""
+class StoreContents(NamedTuple):
+    """What is in a store.
+
+    Args:
+        levels, layout, family, parameters, compensated: as in CachedModel.
+    """
+
+    levels: tuple[int, ...] = ()
+    layout: str | None = None
+    family: str | None = None
+    parameters: int | None = None
+    compensated: int | None = None
 
 
-def _contents(store: Path) -> _Contents:
-    """Describes a finished store."""
+def contents_of(store: Path) -> StoreContents:
+    """Describes a finished store.
+
+    Raises:
+        EdgemoeError: it is damaged.
+    """
     manifest = Manifest.load(store)
     dense = read_header(store / DENSE_NAME).tensors
     weights = sum(prod(tensor.shape) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX))
@@ -80,4 +94,5 @@ def _contents(store: Path) -> _Contents:
     family = read_json(store, "config.json").get("model_type")
     levels = tuple(level for level in LEVELS if 0 < level <= manifest.max_level)
     rank = manifest.compensators.mean_rank if manifest.compensators else None
-    return levels, manifest.layout, family, weights + experts * manifest.geometry.weights, rank
+    weights += experts * manifest.geometry.weights
+    return StoreContents(levels, manifest.layout, family, weights, rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,6 +55,7 @@ def open_model(
     device: str,
     *,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     check: Callable[[StoreModel], object] = lambda planned: None,
     check_files: Callable[[Path], object] = lambda directory: None,
@@ -65,23 +66,26 @@ def open_model(
         model: a store, a checkpoint, or a name on the Hub.
         device: auto, cpu or cuda.
         threads: of torch and, from their first product on, of edgemoe's own kernels; None: torch's choice.
+        kernel: of the CPU, for kernels.registry.select.
         keep_source: keeps a checkpoint that is downloaded from the Hub.
         check: may refuse the store that a conversion would make, before it begins.
         check_files: may refuse its config, tokenizer and template, in a directory, before it begins.
 
     Raises:
-        UserError: no such device (devices.chosen) or model (resolve.resolve_store).
+        UserError: no such device (devices.chosen), kernel or model (resolve.resolve_store).
         BadManifest, BadHeader, ModelRefused: from StoreModel.open.
     """
     place = devices.open_device(device)
     import torch
 
-    from edgemoe.kernels.registry import compute
+    from edgemoe.kernels.registry import compute, select
+    from edgemoe.models.cache import kernels_directory
     from edgemoe.models.resolve import resolve_store
     from edgemoe.models.store_model import StoreModel
 
     if threads is not None:
         torch.set_num_threads(threads)
+    select(kernel, kernels_directory())
     layout = compute(place.place if place else "cpu").layout.name
 
     def check_headers(checkpoint: Checkpoint) -> None:
@@ -125,6 +129,7 @@ def open_store(
     context: int | None,
     parallel: int = 1,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     shrink: bool = False,
     convert: bool = True,
@@ -133,7 +138,7 @@ def open_store(
     """Checks the options that commands share, opens the store and divides the limits.
 
     Args:
-        model, device, threads, keep_source, check_files: for open_model.
+        model, device, threads, kernel, keep_source, check_files: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
         kv_cache, kv_cache_k, kv_cache_v: for KVFormat.of.
         choose, context, parallel, shrink: for plan_levels.
@@ -155,7 +160,13 @@ def open_store(
 
     if convert:
         store = open_model(
-            model, device, threads=threads, keep_source=keep_source, check=plan, check_files=check_files
+            model,
+            device,
+            threads=threads,
+            kernel=kernel,
+            keep_source=keep_source,
+            check=plan,
+            check_files=check_files,
         )
     else:
         store = plan_model(model, device)
@@ -191,16 +202,16 @@ def plan_levels(
     plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
     if shrink:
         plan = within_memory(store, plan, highest)
-    sizes = {"vram_limit": plan.vram_limit_bytes, "dram_limit": plan.dram_limit_bytes}
-    sizes |= {"context": plan.context, "parallel": parallel}
+    vram, dram = plan.vram_limit_bytes, plan.dram_limit_bytes
+    plan_of = partial(store.plan, vram_limit=vram, dram_limit=dram, context=plan.context, parallel=parallel)
     settings = highest
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
-        plan, settings = store.plan(**sizes, settings=fewer), fewer
+        plan, settings = plan_of(settings=fewer), fewer
     fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
     if parallel >= HOT_SEQUENCES and not fits and not store.device:
         with suppress(UserError):  # other options contradict hotness
             hotter = choose(level, fits=False, hot=True)
-            hot = store.plan(**sizes, settings=hotter)
+            hot = plan_of(settings=hotter)
             if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
                 plan, settings = hot, hotter
     if plan.dram_blocks and not store.device:

@@ -10,9 +10,9 @@ from typing import Any
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
-from edgemoe.kernels.compensators import resident_bytes
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.kv.formats import KVFormat
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan, make_plan
 from edgemoe.models.first_use import DENSE_BITS
@@ -142,7 +142,7 @@ class StoreModel:
         settings: RunSettings | None = None,
         context: int | None = None,
         parallel: int = 1,
-        compensators_bytes: int = 0,
+        compensators: CompensatorBytes = NO_COMPENSATORS,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -152,7 +152,7 @@ class StoreModel:
             settings: by default every expert at the store's highest level.
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
-            compensators_bytes: for others than the store's; at least as many as its own take are planned.
+            compensators: others than the store's, for which there is room as well.
 
         Raises:
             UserError: settings that this store or device cannot run.
@@ -167,7 +167,6 @@ class StoreModel:
                 "choose a lower level, or convert the model again with a higher one",
             )
         self._require_parallel(parallel)
-        compensators = max(compensators_bytes, self.compensators_bytes(settings))
         return make_plan(
             self.shape,
             self.manifest.geometry,
@@ -178,17 +177,18 @@ class StoreModel:
             context=context or self.default_context(),
             device=self.device,
             parallel=parallel,
-            compensators_bytes=compensators,
+            compensators=self.compensator_bytes(settings).with_(compensators),
         )
 
-    def compensators_bytes(self, settings: RunSettings) -> int:
+    def compensator_bytes(self, settings: RunSettings) -> CompensatorBytes:
         """Bytes of the compensators that settings use.
 
         Raises:
             UserError: settings that use them where the store, the device or a level has none.
+            DoesNotFit: a limit of theirs that is too small.
         """
         if settings.compensation is None:
-            return 0
+            return NO_COMPENSATORS
         wanted, found = f"for {settings.compensation.option}", self.manifest.compensators
         if self.device:
             name = f"--device {self.device.name}"
@@ -206,7 +206,8 @@ class StoreModel:
                 f"{settings.compensation.end}",
                 "give fewer",
             )
-        return resident_bytes(found)
+        used = settings.compensation.count / self.shape.top_k
+        return CompensatorBytes.of(found, used, settings.compensators_limit)
 
     def _require_parallel(self, parallel: int) -> None:
         if not 1 <= parallel <= MOST_PARALLEL:

@@ -29,7 +29,8 @@ class PromptAttention:
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
     >>> keys = lambda first, end: zeros[:, first:end]
-    >>> prompt.ranks(0, zeros, keys, 3, 1.0, None, "heavy-hitters").tolist()  # every query looks at all that it sees
+    >>> received = attention_received(zeros, keys, 3, 1.0, None, 0)  # every query looks at all that it sees
+    >>> prompt.ranks(0, received, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
     """
 
@@ -39,39 +40,25 @@ class PromptAttention:
         self._step_sums: dict[int, torch.Tensor] = {}
 
     def ranks(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: Keys,
-        tokens: int,
-        scaling: float,
-        window: int | None,
-        signal: str,
-        sinks: torch.Tensor | None = None,
+        self, layer: int, received: torch.Tensor, rows: int, window: int | None, signal: str
     ) -> torch.Tensor:
         """Ranks a layer's rows of a step among all N tokens of the sequence so far. May run twice for one step.
 
         Args:
             layer: of the model.
-            query: [heads, R, D], of the last R of the N tokens.
-            keys: of a run of tokens; heads is a multiple of kv_heads.
-            tokens: N.
-            scaling: factor of the scores.
+            received: float32 [N], attention that each token receives from the step's rows, from first_counted(signal,
+                rows) on: the sum of the mean over heads. Overwritten.
+            rows: R of the step, the last of the N tokens.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
                 "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
                 this step.
-            sinks: [heads], a score in every query's softmax that belongs to no token.
 
         Returns:
-            float32 [R], for the same rows as `query`: the fraction of all N tokens that received more; of equals the
-            earlier token ranks first.
+            float32 [R]: the fraction of all N tokens that received more; of equals the earlier token ranks first.
         """
-        rows = query.shape[1]
-        last = signal == "heavy-hitters-last"
-        skipped = max(rows - LAST_QUERIES, 0) if last else 0
-        received = attention_received(query, keys, tokens, scaling, window, skipped, sinks)
-        if not last:
+        tokens = len(received)
+        if signal != "heavy-hitters-last":
             if layer in self._sums:
                 earlier = self._sums[layer]
                 received[: len(earlier)] += earlier
@@ -90,6 +77,11 @@ class PromptAttention:
         self._step_sums = {}
 
 
+def first_counted(signal: str, rows: int) -> int:
+    """The first of a step's rows whose attention counts for a signal of PromptAttention.ranks."""
+    return max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
+
+
 def attention_received(
     query: torch.Tensor,
     keys: Keys,
@@ -105,8 +97,13 @@ def attention_received(
     weights. So neither an [R, N] matrix nor all keys in float32 are ever in memory.
 
     Args:
-        query, keys, tokens, scaling, window, sinks: as in PromptAttention.ranks.
+        query: [heads, R, D], of the last R of the N tokens.
+        keys: of a run of tokens; heads is a multiple of kv_heads.
+        tokens: N.
+        scaling: factor of the scores.
+        window: latest tokens that a row sees, its own included; None: all.
         skipped: first rows of `query` that are left out.
+        sinks: [heads], a score in every query's softmax that belongs to no token.
 
     Returns:
         float32 [N].
@@ -201,7 +198,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in PromptAttention.ranks.
+        window: as in attention_received.
         device: of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]

@@ -14,6 +14,7 @@ from edgemoe.policy.remapping import Remapping
 from prefetch.base import MODES
 from storage.base import LEVELS
 from storage.errors import UserError
+from storage.sizes import format_size
 
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""
@@ -85,6 +86,8 @@ class RunSettings:
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
         compensation: which experts of a token are computed with their low-rank compensators, where they run at the base
             level of these; None: no expert.
+        compensators_limit: most bytes of compensators in memory, the others are read when a step wants them; None: all
+            where they fit beside the planes, else a part.
         hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
@@ -112,6 +115,7 @@ class RunSettings:
     speculate: str = "off"
     remapping: Remapping | None = None
     compensation: Compensation | None = None
+    compensators_limit: int | None = None
     hotness: Hotness | None = None
     in_place: str = "on"
     cache: bool = True
@@ -214,7 +218,8 @@ class RunSettings:
     @property
     def name(self) -> str:
         """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
-        more = "".join(f", {each}" for each in (self.remapping, self.compensation) if each)
+        limit = format_size(self.compensators_limit) if self.compensators_limit is not None else None
+        more = "".join(f", {each}" for each in (self.remapping, self.compensation, limit) if each)
         if self.hotness:
             return f"{format_levels(self.levels)} {self.hotness}{more}"
         if len(self.levels) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -20,13 +20,12 @@ from edgemoe.serve.metrics import CONTENT_TYPE
 from edgemoe.serve.page import page, state
 from edgemoe.serve.protocols.base import Reply
 from edgemoe.serve.protocols.messages import message_endpoints
+from edgemoe.serve.protocols.ollama import ollama_endpoints
+from edgemoe.serve.protocols.openai_responses import response_endpoints
+from edgemoe.serve.protocols.refused import METHODS, refused_endpoints
 from edgemoe.serve.replies import ChatReply, CompletionReply, Shown
 from edgemoe.serve.responses import StreamResponse, WholeResponse
 from edgemoe.serve.serving import Serving, body_of, model_object
-
-if TYPE_CHECKING:
-    from edgemoe.api.chat_prompt import ChatPrompt
-    from edgemoe.api.model import Model
 
 _TOKENIZER = ("eos_token", "bos_token", "pad_token", "unk_token", "chat_template", "model_max_length")
 """What clients read of a tokenizer."""
@@ -55,9 +54,11 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
         "/tokenize": ours.tokenize,
         "/detokenize": ours.detokenize,
     }
-    routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
-    posts = post | message_endpoints(serving)
-    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+    ollama_get, ollama_post = ollama_endpoints(serving)
+    post |= message_endpoints(serving) | response_endpoints(serving) | ollama_post
+    routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in (get | ollama_get).items()]
+    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()]
+    routes += [Route(path, endpoint, methods=METHODS) for path, endpoint in refused_endpoints().items()]
     left = {ClientDisconnect: lambda request, error: Response(status_code=400)}
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS | left), access)
 
@@ -107,22 +108,11 @@ class Endpoints:
     async def complete(self, request: Request) -> Response | StreamResponse | WholeResponse:
         """POST /v1/completions."""
         fields = parse(CompletionFields, await body_of(request))
-        fields.require_supported()
-        serving, prompts = self._serving, fields.prompts()
-
-        def encode(model: Model) -> list[ChatPrompt]:
-            from edgemoe.api.chat_prompt import ChatPrompt
-
-            if not fields.suffix:
-                return [ChatPrompt(model.encode(each)) for each in prompts]
-            from edgemoe.api.infill import infill_prompt
-
-            return [ChatPrompt(infill_prompt(model.tokenizer, each, fields.suffix)) for each in prompts]
-
-        job = await serving.start("completion", request, encode, fields.choices(), "prompt")
+        serving = self._serving
+        job = await serving.start_completion(request, fields)
         echo = None
         if fields.echo:
-            texts = [each if isinstance(each, str) else serving.decode(each) for each in prompts]
+            texts = [each if isinstance(each, str) else serving.decode(each) for each in fields.prompts()]
             echo = [text for text in texts for _ in range(fields.candidates)]
         shown = Shown(
             tokens=0 if fields.max_tokens == 0 else None,
@@ -153,14 +143,9 @@ class Endpoints:
             if text is None:
                 raise ApiError(400, "expected a text in prompt or content, got none", param="prompt")
             special = fields.add_special_tokens is not False
-            tokens = await asyncio.to_thread(model.encode, text) if special else await self._plain(text)
+            tokens = await asyncio.to_thread(model.encode if special else self._serving.tokens_of, text)
         found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
         return JSONResponse(found | {"max_model_len": model.engine.plan.context})
-
-    async def _plain(self, text: str) -> list[int]:
-        tokenizer = self._serving.require().tokenizer
-        encoded = await asyncio.to_thread(tokenizer, text, add_special_tokens=False, verbose=False)
-        return list(encoded["input_ids"])
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids."""

@@ -184,6 +184,7 @@ class ChatFields(SamplingFields):
 
     def require_supported(self) -> None:
         """Refuses fields that contradict each other, and the predecessors of `tools`."""
+        super().require_supported()
         for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
             if getattr(self, name) is not None:
                 self.refuse(name, f"send {instead}, which has taken its place")

@@ -18,6 +18,9 @@ INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "se
 MESSAGES = "/v1/messages"
 """Paths that begin so are of Anthropic's protocol."""
 
+OLLAMA = "/api/"
+"""Paths that begin so are of ollama's protocol."""
+
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -63,6 +66,8 @@ class ApiError(Exception):
             path: of the request.
         """
         message = str(self)
+        if path.startswith(OLLAMA):
+            return {"error": message}
         if path.startswith(MESSAGES):
             kind = _ANTHROPIC.get(self.status, INVALID if self.status < 500 else "api_error")
             return {"type": "error", "error": {"type": kind, "message": message}}
@@ -113,9 +118,9 @@ def respond(request: Request, error: Exception) -> JSONResponse:
 
 def _of_routes(request: Request, error: HTTPException) -> str:
     if error.status_code == 404:
-        return f"expected an endpoint of docs/server.md, got {request.url.path!r}: see GET /v1/models"
+        return f"expected an endpoint of docs/serving.md, got {request.url.path!r}: see GET /v1/models"
     if error.status_code == 405:
-        return f"expected another method, got {request.method}: see docs/server.md"
+        return f"expected another method, got {request.method}: see docs/serving.md"
     return error.detail
 
 

@@ -28,6 +28,12 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class Known(Fields):
+    """Fields without others beside them: an unknown one is an error that names it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
 Some = TypeVar("Some", bound=Fields)
 
 
@@ -76,6 +82,22 @@ class SamplingFields(Fields):
     presence_penalty: FiniteFloat | None = None
     frequency_penalty: FiniteFloat | None = None
     logit_bias: dict[str, FiniteFloat] | None = None
+    lora: Any = None
+    lora_request: Any = None
+    adapter: Any = None
+    adapters: Any = None
+
+    def require_supported(self) -> None:
+        """Refuses adapters, whatever their name: the field would have changed the model.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        for name in ("lora", "lora_request", "adapter", "adapters"):
+            if getattr(self, name) is not None:
+                self.refuse(
+                    name, "LoRA adapters are not applied, so merge them into the model before it is converted"
+                )
 
     @property
     def count(self) -> int:
@@ -140,6 +162,7 @@ class CompletionFields(SamplingFields):
 
     def require_supported(self) -> None:
         """Refuses fields that contradict each other."""
+        super().require_supported()
         if self.candidates < self.count or (self.candidates > self.count and self.stream):
             found = f"{self.best_of} with n {self.count}{' and stream' if self.stream else ''}"
             message = f"expected best_of of n or more, and only n in a stream, got {found}: use n"

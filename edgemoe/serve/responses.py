@@ -88,7 +88,7 @@ class StreamResponse:
                     await _send(send, reply.ping() if chunk is None else reply.frame(chunk))
             await _send(send, reply.end())
         except Exception as error:
-            await _send(send, reply.frame(self._job.fail(error).body(path)))
+            await _send(send, reply.error(self._job.fail(error), path))
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self) -> AsyncGenerator[Shape | None, None]:

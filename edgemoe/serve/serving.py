@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from edgemoe.serve.chat_fields import ChatFields, as_messages
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
+from edgemoe.serve.fields import CompletionFields
 from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.metrics import Metrics
 from storage.errors import EdgemoeError, UserError
@@ -92,14 +93,34 @@ class Serving:
         self.require()
         return partial(self.chats.make, messages, fields.template(), fields.tool_use(), schema)
 
-    async def start_chat(self, request: Request, fields: ChatFields) -> Job:
-        """Submits a chat, whatever protocol it came in.
+    async def start_chat(self, request: Request, fields: ChatFields, param: str = "messages") -> Job:
+        """Submits a chat, whatever protocol it came in; `param` is its name of the conversation.
 
         Raises:
             as chat_prompt and start.
         """
         prompt, form = self.chat_prompt(fields), "response_format" if fields.tool_use() is None else "tools"
-        return await self.start("chat", request, lambda model: [prompt()], fields.choices(), "messages", form)
+        return await self.start("chat", request, lambda model: [prompt()], fields.choices(), param, form)
+
+    async def start_completion(self, request: Request, fields: CompletionFields) -> Job:
+        """Submits the continuation of texts, or what stands between two.
+
+        Raises:
+            ApiError: fields contradict each other.
+            as start.
+        """
+        fields.require_supported()
+        prompts, suffix = fields.prompts(), fields.suffix
+
+        def encode(model: Model) -> list[ChatPrompt]:
+            from edgemoe.api.chat_prompt import ChatPrompt
+            from edgemoe.api.infill import infill_prompt
+
+            if not suffix:
+                return [ChatPrompt(model.encode(each)) for each in prompts]
+            return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in prompts]
+
+        return await self.start("completion", request, encode, fields.choices(), "prompt")
 
     async def start(
         self,
@@ -197,6 +218,12 @@ class Serving:
     def _text_of(self, token: int) -> str:
         with foreign_code("a tokenizer that decodes the model's tokens"):
             return str(self.require().tokenizer.decode([token], skip_special_tokens=False))
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Token ids of a text alone, without special tokens around it."""
+        with foreign_code("a tokenizer that encodes text"):
+            encoded = self.require().tokenizer(text, add_special_tokens=False, verbose=False)
+        return list(encoded["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids.

@@ -11,36 +11,25 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from storage.checkpoint import COMPANIONS, Config
 from storage.errors import UserError
-from storage.expert_weights import ExpertNames
 from storage.export.dense import DenseTensors
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
+from storage.export.multipliers import ExportNames, without_multipliers
 from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import Symmetric, int4, int8
 from storage.header import header_bytes, tensor_bytes
 from storage.tensors import INDEX_NAME, WEIGHTS_NAME
 
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 _WIDEST_GROUP = 128
 """Consecutive inputs that share a scale, at most: the widest group of GPU kernels."""
-
-
-class ExportNames(ExpertNames, Protocol):
-    """Names of a family's tensors in the checkpoints that engines load."""
-
-    def in_checkpoint(self, name: str) -> str:
-        """The name in a checkpoint of the Hub of a dense tensor."""
-
-    def one_by_one(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """Names of an expert's gate, up and down as quantized checkpoints have them; None: engines load no such."""
 
 
 class CheckpointPlan:
@@ -48,7 +37,6 @@ class CheckpointPlan:
 
     Args:
         experts: of the store.
-        dense: weights outside the experts.
         family: of the model.
         config: the store's config.json.
         levels: of every expert.
@@ -57,10 +45,9 @@ class CheckpointPlan:
         files, small_files, copied: as Plan.
     """
 
-    def __init__(
-        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
-    ) -> None:
-        self._experts, self._dense, self._family, self._levels = experts, dense, family, levels
+    def __init__(self, experts: StoreExperts, family: ExportNames, config: Config, levels: Levels) -> None:
+        self._experts, self._levels = experts, levels
+        self._dense, self._family, config = self._form(family, config)
         # Experts first: their sizes are multiples of every element's size, so that all tensors begin at one.
         units = [*(self._layer_unit(layer) for layer in experts.layers), self._dense_unit()]
         groups = shards(units)
@@ -77,20 +64,25 @@ class CheckpointPlan:
             name for name in COMPANIONS if name in experts.manifest.files and name != "config.json"
         ]
 
+    def _form(
+        self, family: ExportNames, config: Config
+    ) -> tuple[DenseTensors, ExportNames, Mapping[str, Any]]:
+        """The dense weights, names and config of the checkpoint."""
+        # Not every loader ties the head to the embedding, so that a tied model gets a head of its own.
+        dense = DenseTensors(self._experts.directory, family.in_checkpoint, own_head=True)
+        return dense, family, config
+
     def _config(self, config: Config) -> dict[str, Any]:
         """config.json of the exported weights."""
         kept = {key: value for key, value in config.items() if key != "quantization_config"}
-        return kept | ({} if _HEAD in self._dense.names else {"tie_word_embeddings": False})
+        return kept | {"tie_word_embeddings": False}
 
     def _dense_unit(self) -> Unit:
         unit, dense = Unit(), self._dense
-        sources = {name: name for name in dense.names}
-        # Not every loader ties the head to the embedding, so that a tied model gets a head of its own.
-        sources.setdefault(_HEAD, _EMBEDDING)
-        for name, source in sorted(sources.items(), key=lambda pair: -dense.dtype(pair[1]).itemsize):
-            unit.tensors[name] = _NAMES[dense.dtype(source)], dense.shape(source)
-            size = dense.nbytes(source) + tensor_bytes(*unit.tensors[name])
-            unit.work.append(Work(size, partial(self._dense_work, source)))
+        for name in sorted(dense.names, key=lambda name: -dense.dtype(name).itemsize):
+            unit.tensors[name] = _NAMES[dense.dtype(name)], dense.shape(name)
+            size = dense.nbytes(name) + tensor_bytes(*unit.tensors[name])
+            unit.work.append(Work(size, partial(self._dense_work, name)))
         unit.regions.append(sum(tensor_bytes(*spec) for spec in unit.tensors.values()))
         return unit
 
@@ -98,12 +90,12 @@ class CheckpointPlan:
         return Made([(0, raw(self._dense.read(name)))])
 
     def _layer_unit(self, layer: int) -> Unit:
-        """The experts of a layer in bf16: a tensor a matrix, or, where the family has no such names, two tensors."""
+        """The experts of a layer in bf16: a tensor a matrix, or, where the family's checkpoints fuse them, two."""
         geometry, count = self._experts.geometry, self._experts.count(layer)
         gate_up, down = geometry.matrices
         inner, hidden = gate_up.rows // 2, gate_up.cols
         unit = Unit()
-        if self._family.separate(layer, 0) is None:
+        if self._family.fused_checkpoints:
             shapes = [(gate_up.rows, hidden), (down.rows, down.cols)]
             if self._family.transposed:
                 shapes = [shape[::-1] for shape in shapes]
@@ -131,7 +123,7 @@ class CheckpointPlan:
                 if expert.compared:
                     errors.add(expert.errors(part, out))
             made.append(weight)
-        if self._family.separate(expert.layer, expert.number) is not None:
+        if not self._family.fused_checkpoints:
             return Made([(0, raw(weight)) for weight in made], errors)
         fused = [torch.cat(made[:2]), made[2]]
         if self._family.transposed:
@@ -140,16 +132,14 @@ class CheckpointPlan:
 
 
 class CompressedPlan(CheckpointPlan):
-    """A pack-quantized checkpoint of compressed-tensors: experts as integers, all other weights in bf16.
+    """A pack-quantized checkpoint of compressed-tensors: experts as integers, one by one; all other weights in bf16.
 
     Raises:
         UserError: levels differ in a layer or have no integers, the family's experts have no names for it, or the
             groups do not divide the matrices.
     """
 
-    def __init__(
-        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
-    ) -> None:
+    def __init__(self, experts: StoreExperts, family: ExportNames, config: Config, levels: Levels) -> None:
         self._bits = {
             layer: layer_level(levels, layer, "compressed-tensors", (8, 4)) for layer in experts.layers
         }
@@ -160,13 +150,20 @@ class CompressedPlan(CheckpointPlan):
                 f"{uneven[0]} inputs",
                 "export as safetensors",
             )
-        if family.one_by_one(experts.layers[0], 0) is None:
+        if family.separate(experts.layers[0], 0) is None:
             raise UserError(
                 "a family whose experts engines load one by one from compressed-tensors",
                 f"{config['model_type']}",
                 "export as safetensors",
             )
-        super().__init__(experts, dense, family, config, levels)
+        super().__init__(experts, family, config, levels)
+
+    def _form(
+        self, family: ExportNames, config: Config
+    ) -> tuple[DenseTensors, ExportNames, Mapping[str, Any]]:
+        if family.quantized_as is None:
+            return super()._form(family, config)
+        return without_multipliers(self._experts.directory, family, family.quantized_as, config)
 
     def _config(self, config: Config) -> dict[str, Any]:
         schemes = {
@@ -207,7 +204,7 @@ class CompressedPlan(CheckpointPlan):
         shapes = [(gate_up.rows // 2, gate_up.cols)] * 2 + [(down.rows, down.cols)]
         unit, bits, group = Unit(), self._bits[layer], self._group
         for expert in range(self._experts.count(layer)):
-            stems = [name.removesuffix(".weight") for name in self._family.one_by_one(layer, expert) or ()]
+            stems = [name.removesuffix(".weight") for name in self._family.separate(layer, expert) or ()]
             for stem in stems:
                 unit.tensors[f"{stem}.weight_shape"] = "I64", (2,)
             for stem, (rows, cols) in zip(stems, shapes, strict=True):
@@ -266,5 +263,5 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
-PlanMaker = Callable[[StoreExperts, DenseTensors, ExportNames, Config, Levels], Any]
+PlanMaker = Callable[[StoreExperts, ExportNames, Config, Levels], Any]
 """Makes the plan of an export in one format."""

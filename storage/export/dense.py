@@ -1,15 +1,19 @@
-"""The dense weights of a store, by the names that checkpoints of the Hub have."""
+"""The dense weights of a store, by the names that checkpoints of the Hub have, each times a factor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from storage.header import read_header
 from storage.manifest import DENSE_NAME, SCALE_SUFFIX
 from storage.tensors import StoredTensors
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+"""Names in checkpoints of two tensors, which are one in a tied model."""
 
 
 class DenseTensors:
@@ -18,6 +22,8 @@ class DenseTensors:
     Args:
         store: directory of the store.
         rename: name in the store -> name in a checkpoint.
+        own_head: whether a tied model's head is a tensor of its own too.
+        factors: name in a checkpoint -> factor of its weights, which `read` applies before it rounds; 1 for others.
 
     Attributes:
         names: of all tensors, as in a checkpoint; codes and their scales are one tensor.
@@ -26,11 +32,21 @@ class DenseTensors:
         BadHeader, TruncatedFile: the header contradicts the file.
     """
 
-    def __init__(self, store: Path, rename: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        store: Path,
+        rename: Callable[[str], str],
+        *,
+        own_head: bool,
+        factors: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         entries = read_header(store / DENSE_NAME).tensors
         self._stored = StoredTensors(store, entries)
         scales = {name + SCALE_SUFFIX for name, entry in entries.items() if entry.dtype == "I8"}
         self._own = {rename(name): name for name in entries if name not in scales}
+        if own_head:
+            self._own.setdefault(HEAD, self._own[EMBEDDING])
+        self._factors = factors
         self.names = list(self._own)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -50,18 +66,20 @@ class DenseTensors:
         return torch.float32 if self._stored[self._own[name]].dtype == "F32" else torch.bfloat16
 
     def codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads int8 codes [N, K] and bf16 scales [N]; only where is_coded."""
+        """Reads int8 codes [N, K] and bf16 scales [N] without the factor; only where is_coded."""
         own = self._own[name]
         return self._stored.read(own), self._stored.read(own + SCALE_SUFFIX)
 
     def read(self, name: str) -> torch.Tensor:
         """Reads a tensor in floating point; codes become bf16."""
+        factor = self._factors.get(name, 1.0)
         if not self.is_coded(name):
-            return self._stored.read(self._own[name])
+            weight = self._stored.read(self._own[name])
+            return weight if factor == 1 else weight.mul_(factor)
         codes, scales = self.codes(name)
         out = torch.empty(codes.shape, dtype=torch.bfloat16)
         step = max((1 << 20) // max(codes.shape[1], 1), 1)
         for start in range(0, codes.shape[0], step):
             rows = slice(start, start + step)
-            out[rows] = codes[rows].float() * scales[rows].float().unsqueeze(1)
+            out[rows] = codes[rows].float() * (scales[rows].float() * factor).unsqueeze(1)
         return out

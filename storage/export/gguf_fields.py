@@ -13,7 +13,7 @@ from gguf.gguf_writer import WriterState
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
-from storage.formats.gguf_model import ARCHITECTURES, Architecture
+from storage.formats.gguf_model import ARCHITECTURES, REALS, Architecture
 from storage.untrusted import read_json, shortened
 
 _ACTION = "export as compressed-tensors or safetensors"
@@ -26,7 +26,12 @@ _GPT2 = "ByteLevel"
 _SPLITS = {(_GPT2,): "gpt-2", ("Digits", _GPT2): "smollm", (_QWEN2,): "qwen2", (_LLAMA3,): "llama-bpe"}
 """Rules that split text before merges, in order -> llama.cpp's name of them."""
 
-_DEFAULTS = {"decoder_sparse_step": 1}
+_DEFAULTS: Config = {
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    **dict.fromkeys((key for key in REALS if key.endswith(("multiplier", "scaling"))), 1.0),
+}
 """Config key -> transformers' value where config.json has none; other keys have an empty one."""
 
 _log = logging.getLogger("edgemoe")
@@ -44,7 +49,13 @@ def architecture_of(config: Config) -> tuple[str, Architecture]:
         for key, value in architecture.fixed.items():
             found = config.get(key, _DEFAULTS.get(key))
             if key != "architectures" and (found or None) != (value or None):
-                raise ModelRefused(f"{key} {value} for a GGUF file", shortened(found), _ACTION)
+                raise ModelRefused(
+                    f"{key} {value} in a GGUF file of {name}",
+                    shortened(found),
+                    _ACTION,
+                )
+        if (found := config.get("hidden_act", _DEFAULTS["hidden_act"])) != _DEFAULTS["hidden_act"]:
+            raise ModelRefused("hidden_act silu for a GGUF file", shortened(found), _ACTION)
         if config.get("attention_bias"):
             raise ModelRefused("attention without biases for a GGUF file", "attention_bias", _ACTION)
         return name, architecture
@@ -60,14 +71,16 @@ def sizes(config: Config, architecture: Architecture) -> dict[str, int | float]:
     Raises:
         ModelRefused: scaled rotary embeddings, or a size is missing.
     """
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    values = {**_DEFAULTS, **config}
+    rope = config.get("rope_parameters") or values
     kind = rope.get("rope_type", "default")
     if kind != "default" or config.get("rope_scaling"):
         raise ModelRefused("rotary embeddings without scaling for a GGUF file", shortened(kind), _ACTION)
-    values = dict(config) | {"rope_theta": float(rope["rope_theta"])}
+    values["rope_theta"] = rope["rope_theta"]
     heads = config["num_attention_heads"]
     values["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
-    values["num_key_value_heads"] = config.get("num_key_value_heads") or heads
+    if architecture.repeated_heads or not config.get("num_key_value_heads"):
+        values["num_key_value_heads"] = heads
     for one, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         values.setdefault(one, config.get(other))
     out: dict[str, int | float] = {}
@@ -75,7 +88,7 @@ def sizes(config: Config, architecture: Architecture) -> dict[str, int | float]:
         value = values.get(key)
         if not isinstance(value, int | float):
             raise ModelRefused(f"{key} in config.json for a GGUF file", shortened(value), _ACTION)
-        out[field] = value
+        out[field] = float(value) if key in REALS else value
     out["attention.key_length"] = out["attention.value_length"] = values["head_dim"]
     if "intermediate_size" in values:
         out.setdefault("feed_forward_length", values["intermediate_size"])

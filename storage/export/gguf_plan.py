@@ -9,6 +9,7 @@ Q4_1 holds the store's own 4-bit codes: step and offset of each group become flo
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from math import prod
 
@@ -19,11 +20,11 @@ from gguf import GGMLQuantizationType as Kind
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused, UserError
-from storage.export.checkpoint import ExportNames
 from storage.export.dense import DenseTensors
 from storage.export.gguf_fields import add_fields, architecture_of, header, sizes
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
+from storage.export.multipliers import ExportNames
 from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import int8
 from storage.formats.gguf_model import OUTSIDE
@@ -35,13 +36,15 @@ _ACTION = "export as compressed-tensors or safetensors"
 _KINDS = {8: Kind.Q8_0, 4: Kind.Q4_1}
 _LARGEST = torch.finfo(torch.float16).max
 
+RowOrder = Callable[[torch.Tensor], torch.Tensor]
+"""The rows of a dense tensor in the order and number of the file's."""
+
 
 class GgufPlan:
     """A model as one GGUF file, or as the parts of one.
 
     Args:
         experts: of the store.
-        dense: weights outside the experts.
         family: of the model.
         config: the store's config.json.
         levels: of every expert.
@@ -54,11 +57,14 @@ class GgufPlan:
         UserError: levels differ in a layer, or have no type.
     """
 
-    def __init__(
-        self, experts: StoreExperts, dense: DenseTensors, family: ExportNames, config: Config, levels: Levels
-    ) -> None:
-        self._experts, self._dense, self._config, self._levels = experts, dense, config, levels
+    def __init__(self, experts: StoreExperts, family: ExportNames, config: Config, levels: Levels) -> None:
+        self._experts, self._config, self._levels = experts, config, levels
         self._name, self._architecture = architecture_of(config)
+        own_head = self._architecture.own_head
+        self._dense = dense = DenseTensors(experts.directory, family.in_checkpoint, own_head=own_head)
+        self._repeats = config["num_attention_heads"] // (
+            config.get("num_key_value_heads") or config["num_attention_heads"]
+        )
         self._sizes = sizes(config, self._architecture)
         self._kinds = {layer: _KINDS[layer_level(levels, layer, "GGUF", (8, 4))] for layer in experts.layers}
         if uneven := [m.cols for m in experts.geometry.matrices if m.cols % _BLOCK]:
@@ -119,24 +125,26 @@ class GgufPlan:
         if len(shape) == 2 and "ffn_gate_inp" not in theirs:
             kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % _BLOCK == 0 else Kind.F16
         part = theirs.split(".")[-2]
-        key = self._architecture.paired_rows.get(part)
-        heads = int(self._sizes[self._architecture.keys[key]]) if key else 0
+        order: RowOrder = _as_stored
+        if (key := self._architecture.paired_rows.get(part)) is not None:
+            order = partial(_paired, heads=int(self._sizes[self._architecture.keys[key]]))
+        elif part in self._architecture.repeated_heads:
+            width = int(self._sizes["attention.key_length"])
+            order = partial(_repeated, width=width, times=self._repeats)
+            shape = shape[0] * self._repeats, *shape[1:]
         unit.tensors[theirs] = kind, shape
-        run = partial(self._dense_work, name, kind, heads, len(unit.regions))
+        run = partial(self._dense_work, name, kind, order, len(unit.regions))
         unit.work.append(Work(self._dense.nbytes(name) + 2 * _bytes(kind, shape), run))
         unit.regions.append(align(_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
 
-    def _dense_work(self, name: str, kind: Kind, heads: int, region: int) -> Made:
+    def _dense_work(self, name: str, kind: Kind, order: RowOrder, region: int) -> Made:
         if kind is Kind.Q8_0:
-            codes, scales = self._dense.codes(name)
-            if heads:
-                codes, scales = _paired(codes, heads), _paired(scales.unsqueeze(1), heads).squeeze(1)
+            codes, scales = map(order, self._dense.codes(name))
             wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // _BLOCK)
             blocks = torch.empty(codes.shape[0], _bytes(kind, codes.shape[1:]), dtype=torch.uint8)
             _q8_0(codes.view(torch.uint8), wide, blocks)
             return Made([(region, raw(blocks))])
-        weight = self._dense.read(name)
-        weight = _paired(weight, heads) if heads else weight
+        weight = order(self._dense.read(name))
         if kind is Kind.F16 and weight.numel() and float(weight.abs().max()) > _LARGEST:
             raise UserError(f"weights of at most {_LARGEST:.0f} in {name} for F16", "larger ones", _ACTION)
         return Made([(region, raw(weight.to(torch.float16 if kind is Kind.F16 else torch.float32)))])
@@ -200,9 +208,19 @@ def _q4_1(codes: torch.Tensor, step: torch.Tensor, offset: torch.Tensor, out: to
         np.bitwise_or(low[:, word], high[:, 4 + word], out=blocks[:, 1 + word])
 
 
-def _paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows in llama.cpp's order: rows i and i + half of every head one after the other."""
-    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _paired(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows [N, ...] in llama.cpp's order: rows i and i + half of every head one after the other."""
+    return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _repeated(tensor: torch.Tensor, width: int, times: int) -> torch.Tensor:
+    """Rows [N, ...] of heads of `width`, each head `times` times: [N * times, ...]."""
+    heads = tensor.view(-1, width, *tensor.shape[1:])
+    return heads.repeat_interleave(times, 0).view(-1, *tensor.shape[1:])
 
 
 def _bytes(kind: Kind, shape: tuple[int, ...]) -> int:

@@ -15,11 +15,11 @@ import xxhash
 from storage.checkpoint import bounded_config
 from storage.convert import destination_errors
 from storage.errors import UserError
-from storage.export.checkpoint import CheckpointPlan, CompressedPlan, ExportNames, PlanMaker
-from storage.export.dense import DenseTensors
+from storage.export.checkpoint import CheckpointPlan, CompressedPlan, PlanMaker
 from storage.export.directory import ExportDirectory
 from storage.export.levels import Levels
 from storage.export.matrices import StoreExperts
+from storage.export.multipliers import ExportNames
 from storage.export.plan import Errors, Made, Plan, PlannedFile
 from storage.export.sink import Sink
 from storage.manifest import DENSE_NAME, Manifest
@@ -88,10 +88,7 @@ def export(
     with StoreExperts(store, manifest) as experts:
         for name in manifest.files.keys() - {DENSE_NAME}:
             _require_whole(store, manifest, name)
-        dense = DenseTensors(store, family.in_checkpoint)
-        plan = FORMATS[format](
-            experts, dense, family, bounded_config(read_json(store, "config.json")), levels
-        )
+        plan = FORMATS[format](experts, family, bounded_config(read_json(store, "config.json")), levels)
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
         with (
             destination_errors(destination, "an export"),

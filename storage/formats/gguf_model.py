@@ -27,6 +27,9 @@ class Architecture:
         tensors: part of a tensor's name in a layer -> transformers' name in the layer.
         experts: part of the name of a tensor over all experts -> transformers' name with {expert}.
         paired_rows: tensor in which llama.cpp interleaves rows i and i + half of every head -> config key of heads.
+        repeated_heads: tensors whose heads an export repeats until keys and values have as many as queries, because
+            llama.cpp computes no others; the norm over all heads and the attention stay the same.
+        own_head: whether llama.cpp wants the head of a tied model as a tensor.
     """
 
     fixed: dict[str, Any]
@@ -34,7 +37,19 @@ class Architecture:
     tensors: dict[str, str]
     experts: dict[str, str]
     paired_rows: dict[str, str] = dataclasses.field(default_factory=dict)
+    repeated_heads: tuple[str, ...] = ()
+    own_head: bool = False
 
+
+REALS = (
+    "rms_norm_eps",
+    "rope_theta",
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
+"""Config keys whose values are no sizes, but floating-point numbers."""
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -54,6 +69,13 @@ _TENSORS = {
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
 }
+_NORMED = _TENSORS | {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")}
+_PAIRED_ROWS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 ARCHITECTURES = {
     "qwen3moe": Architecture(
@@ -70,11 +92,39 @@ ARCHITECTURES = {
             "num_experts": "expert_count",
             "moe_intermediate_size": "expert_feed_forward_length",
         },
-        tensors=_TENSORS
-        | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"},
-        experts={
-            f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")
+        tensors=_NORMED,
+        experts=_EXPERTS,
+    ),
+    "olmoe": Architecture(
+        fixed={
+            "model_type": "olmoe",
+            "architectures": ["OlmoeForCausalLM"],
+            "norm_topk_prob": False,
+            "clip_qkv": None,
         },
+        keys=_KEYS | {"num_experts": "expert_count", "intermediate_size": "feed_forward_length"},
+        tensors=_NORMED,
+        experts=_EXPERTS,
+        repeated_heads=("attn_k", "attn_v", "attn_k_norm"),
+        own_head=True,
+    ),
+    "granitemoe": Architecture(
+        fixed={"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"]},
+        keys=_KEYS
+        | {
+            "num_local_experts": "expert_count",
+            "intermediate_size": "feed_forward_length",
+            "embedding_multiplier": "embedding_scale",
+            "attention_multiplier": "attention.scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+        tensors=_TENSORS | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        experts={
+            f"ffn_{part}_exps": f"block_sparse_moe.experts.{{expert}}.{part}_proj"
+            for part in ("gate", "up", "down")
+        },
+        paired_rows=_PAIRED_ROWS,
     ),
     "llama": Architecture(
         fixed={"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None},
@@ -84,7 +134,7 @@ ARCHITECTURES = {
             f"ffn_{part}_exps": f"block_sparse_moe.experts.{{expert}}.{name}"
             for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
-        paired_rows={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+        paired_rows=_PAIRED_ROWS,
     ),
 }
 """general.architecture -> its names in transformers."""
@@ -145,10 +195,11 @@ class GgufModel:
                     f"the field {whole} in {self.path}", "no such field", "choose another file"
                 )
             out[key] = fields[whole]
-        # The two values that are no sizes; bounded_config checks the sizes.
-        for key in ("rms_norm_eps", "rope_theta"):
+        for key in out.keys() & set(REALS):  # bounded_config checks the sizes
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
                 raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
+        if (length := fields.get(f"{self._name}.attention.key_length")) is not None:
+            out["head_dim"] = length
         out["vocab_size"] = tensors["token_embd.weight"][1].shape[0]
         out["tie_word_embeddings"] = "output.weight" not in tensors
         for key, field in _TOKENS.items():

@@ -23,8 +23,7 @@ from toys import MERGED, SLICED, ToyForm
 
 from cache.base import EvictionPolicy, Lease, Reservation, Victim
 from cache.budget import Budget
-from cache.lru import LRU
-from cache.lru_experts import WholeLRU
+from cache.lru import LRU, WholeLRU
 from cache.plane_tier import PlaneTier
 from storage.base import LEVELS, Blocks, ExpertKey
 from storage.errors import DoesNotFit

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from cache.base import EvictionPolicy
 from cache.lfru import LFRU
-from cache.lru import LRU
-from cache.lru_experts import PooledLRU, WholeLRU
+from cache.lru import LRU, PooledLRU, WholeLRU
 from cache.policies import POLICIES, is_pooled, make_policy
 from storage.base import ExpertKey
 from storage.errors import UserError

@@ -7,8 +7,7 @@ from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.base import EvictionPolicy
-from cache.lru import LRU
-from cache.lru_experts import WholeLRU
+from cache.lru import LRU, WholeLRU
 from cache.plane_tier import PlaneTier
 from storage.base import BLOCK, BlockKind, ExpertKey
 from storage.device import Event

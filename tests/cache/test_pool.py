@@ -11,8 +11,7 @@ from toys import SLICED, ToyForm, check, contents, expected, put, write
 
 from cache.arena import in_ram
 from cache.base import Victim
-from cache.lru import LRU
-from cache.lru_experts import PooledLRU
+from cache.lru import LRU, PooledLRU
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
 from storage.base import BLOCK, BlockKind, ExpertKey
@@ -39,7 +38,7 @@ def test_no_byte_belongs_to_two_blocks(calls: list[tuple[str, int]]) -> None:
                 pool.forget(live.pop(number % len(live)))
             continue
         kinds = ("base", "d4") if call == "both" else (call,)
-        places = pool.place(kinds, ())
+        places = pool.place(A, kinds, ())
         units = Counter(u for each in live for kind, at in each.items() for u in range(at, at + size[kind]))
         runs = "".join("x" if units[unit] else "." for unit in range(27)).split("x")
         if places is None:
@@ -58,10 +57,10 @@ def test_no_byte_belongs_to_two_blocks(calls: list[tuple[str, int]]) -> None:
 def test_room_is_what_can_be_taken() -> None:
     """As many experts as `room` says can be taken one after another, and no more."""
     pool = Pool(KINDS, {"base": 4, "d4": 4}, in_ram)
-    pool.take(("d4",), pool.place(("d4",), ()) or {})
+    pool.take(("d4",), pool.place(A, ("d4",), ()) or {})
     for kinds in (("base",), ("base", "d4")):
         room, taken = pool.room(kinds), []
-        while places := pool.place(kinds, ()):
+        while places := pool.place(A, kinds, ()):
             taken.append(pool.take(kinds, places))
         assert len(taken) == room > 0
         for places in taken:
@@ -95,12 +94,12 @@ def test_a_smaller_pool_keeps_whole_experts(levels: list[int], sizes: list[int])
 def test_blocks_without_another_reference_make_place() -> None:
     """`without` frees units in the search alone, and not those that another block shares."""
     pool = Pool(KINDS[:1], {"base": 1}, in_ram)
-    taken = pool.take(("base",), pool.place(("base",), ()) or {})
-    assert pool.place(("base",), ()) is None
-    assert pool.place(("base",), [taken]) == taken
-    assert pool.place(("base",), ()) is None
+    taken = pool.take(("base",), pool.place(A, ("base",), ()) or {})
+    assert pool.place(A, ("base",), ()) is None
+    assert pool.place(A, ("base",), [taken]) == taken
+    assert pool.place(A, ("base",), ()) is None
     pool.refer(taken)
-    assert pool.place(("base",), [taken]) is None
+    assert pool.place(A, ("base",), [taken]) is None
 
 
 def test_levels_share_the_bytes() -> None:

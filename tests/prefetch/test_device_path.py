@@ -12,7 +12,7 @@ from fetch_rig import broken
 from toys import MERGED, SLICED, WholeToy, disk_bytes, expected
 
 from cache.device_arena import pinned
-from cache.lru_experts import PooledLRU
+from cache.lru import PooledLRU
 from cache.plane_tier import PlaneTier
 from prefetch import device_path
 from prefetch.device_path import DevicePath, Staging

@@ -9,7 +9,7 @@ import pytest
 from fetch_rig import Rig, rigs
 from toys import PLANE_BYTES, SLICED, ToyForm, WholeToy
 
-from cache.lru_experts import PooledLRU, WholeLRU
+from cache.lru import PooledLRU, WholeLRU
 from storage.base import BLOCK, BlockKind, ExpertKey, Plane
 
 rig = pytest.fixture(rigs)

@@ -350,10 +350,10 @@ def test_a_request_is_made_for_missing_experts_alone(engines, monkeypatch) -> No
     decoded(engine)
     requests, request = [], engine._source.request
 
-    def seen(wanted: Mapping[ExpertKey, int], *, scan: bool = False):
+    def seen(wanted: Mapping[ExpertKey, int], **how):
         requests.append({key: engine.vram.level_of(key) for key in wanted})
         assert any(requests[-1][key] < level for key, level in wanted.items())
-        return request(wanted, scan=scan)
+        return request(wanted, **how)
 
     monkeypatch.setattr(engine._source, "request", seen)
     decoded(engine)

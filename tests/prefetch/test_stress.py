@@ -192,7 +192,7 @@ class Crowd:
 
     def __init__(self, rig: Rig, seed: int) -> None:
         self.rig, self.chance = rig, Random(seed)
-        rig.reader = rig.fetcher._transfers._reader = rig.fetcher._reader = HastyReader(seed)
+        rig.reader = rig.fetcher._transfers._reader = HastyReader(seed)
         self.tiers = [tier for tier in (rig.vram, rig.dram) if tier]
         for tier in self.tiers:
             watch_blocks(tier)

@@ -230,9 +230,9 @@ def test_a_prompt_scans_and_a_token_does_not(engines, monkeypatch) -> None:
     engine, scans = engines(None, 6), []
     request = engine._source.request
 
-    def seen(wanted, *, scan=False):
+    def seen(wanted, *, scan=False, **how):
         scans.append((len(wanted), scan))
-        return request(wanted, scan=scan)
+        return request(wanted, scan=scan, **how)
 
     monkeypatch.setattr(engine._source, "request", seen)
     sequence = engine.new_sequence()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cache.block_refs import SharedBlocks
+from cache.fixed_places import FixedPlaces
 from cache.plane_tier import PlaneTier
 from cache.pool import Pool
 from edgemoe.engine.scheduler import Scheduler
@@ -29,7 +30,11 @@ def check_integrity(tier: PlaneTier) -> None:
         assert all(key == version.key for key, version in tier._resident.items())
 
 
-def _check_blocks(blocks: SharedBlocks | Pool, references: Counter[tuple[str, int]]) -> None:
+def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter[tuple[str, int]]) -> None:
+    if isinstance(blocks, FixedPlaces):
+        (kind,) = blocks.kinds
+        assert blocks._references == [references[kind, index] for index in range(len(blocks._references))]
+        return
     if isinstance(blocks, Pool):
         units: Counter[int] = Counter()
         for (kind, first), count in references.items():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.layers.attention import attend
 from tools.command_line import make_parser, positive
@@ -40,11 +41,9 @@ def native_kernel(tokens: int) -> Callable[[], object]:
 def kernels() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
     """Yields each kernel's name and its maker of calls; selects the instruction set before it yields."""
     if native.available():
-        if native.use_vnni(True):
-            yield "native, AVX-512", native_kernel
-        native.use_vnni(False)
-        yield "native, AVX2", native_kernel
-        native.use_vnni(True)
+        for path in reversed(paths.candidates("attention", paths.ROWS[-1])):
+            paths.choose(paths.forced(path))
+            yield f"native, {path}", native_kernel
     yield "torch", with_torch
 
 

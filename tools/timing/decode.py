@@ -2,10 +2,10 @@
 
     python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2 4/2/0:3.3 2+1] [--tokens 300]
 
-Levels may have mean bits a weight behind a colon, and behind a plus how many experts of a token are compensated. Every
-engine decodes the same tokens of the text. The tokens before
-the last third warm the caches up; of the last third, blocks of tokens alternate between the engines, so that a change
-of the machine's speed meets all of them.
+Levels may have mean bits a weight behind a colon, and behind a plus how many experts of a token are compensated, with
+the limit of compensators in memory behind an @. Every engine decodes the same tokens of the text. The tokens before the
+last third warm the caches up; of the last third, blocks of tokens alternate between the engines, so that a change of
+the machine's speed meets all of them.
 """
 
 from __future__ import annotations
@@ -69,16 +69,17 @@ class Arm:
 
 
 def settings_of(text: str, *, exact: bool = False) -> RunSettings:
-    """Settings for levels as on the command line: "4", "4/2", "4/2/0:3.3", "2+1".
+    """Settings for levels as on the command line: "4", "4/2", "4/2/0:3.3", "2+1", "2+1@20MB".
 
-    >>> settings_of("4/2:2.7+1").name, settings_of("2").exact
-    ('4/2 2.7 bits, compensate 1', True)
+    >>> settings_of("4/2:2.7+1@20MB").name, settings_of("2").exact
+    ('4/2 2.7 bits, compensate 1, 20 MB', True)
 
     Args:
         text: levels.
         exact: compute levels exactly, resident planes above them or not; one level is exact always.
     """
-    rest, _, count = text.partition("+")
+    rest, _, compensated = text.partition("+")
+    count, _, limit = compensated.partition("@")
     levels, _, bits = rest.partition(":")
     parsed = parse_levels(levels)
     return RunSettings(
@@ -87,6 +88,7 @@ def settings_of(text: str, *, exact: bool = False) -> RunSettings:
         exact=exact or len(parsed) == 1,
         speculate="auto",
         compensation=Compensation(int(count)) if count else None,
+        compensators_limit=parse_size(limit) if limit else None,
     )
 
 

@@ -3,8 +3,8 @@
     python -m tools.timing.kernels [--tokens 1 16 64] [--levels 4 2 8] [--rounds 7]
 
 Prints the median and best time of an expert in microseconds, by kernel, level and tokens an expert. A call computes as
-many experts as in a model's step; together they are larger than any CPU cache, so their bytes come from memory. On a
-processor with AVX-512 VNNI, edgemoe's kernel is timed without it as well.
+many experts as in a model's step; together they are larger than any CPU cache, so their bytes come from memory.
+edgemoe's kernel is timed by each of its paths that the processor has.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-import numpy as np
 import torch
 
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import BATCH_ROWS, Part
-from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
+from edgemoe.kernels.probe import random_experts
 from edgemoe.kernels.registry import Compute, kernels_for
 from storage.base import Blocks
 from storage.record import MatrixSpec, RecordGeometry
@@ -28,20 +28,6 @@ GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("
 
 TOP_K = 8
 """Experts of a token of this model."""
-
-
-def random_experts(path: Compute, count: int) -> list[Blocks]:
-    """Experts at level 8 with random codes, and scales and centres of about 0.01."""
-    generator, experts = np.random.default_rng(0), []
-    for _ in range(count):
-        blocks = {}
-        for kind in path.form(GEOMETRY, path.layout, path.layout).kinds:
-            block = generator.integers(0, 256, kind.size, dtype=np.uint8)
-            if kind.level == 2:
-                block[: GEOMETRY.parameter_bytes] = 0x3C
-            blocks[kind.name] = block.data
-        experts.append(blocks)
-    return experts
 
 
 def times(path: Compute, experts: list[Blocks], level: int, tokens: int, rounds: int) -> list[float]:
@@ -67,11 +53,9 @@ def variants(path: Compute) -> Iterator[str]:
     if path.name != "native":
         yield path.name
         return
-    if native.use_vnni(True):
-        yield f"{path.name}, VNNI"
-    native.use_vnni(False)
-    yield f"{path.name}, AVX2"
-    native.use_vnni(True)
+    for name in reversed(paths.available()):
+        paths.choose(paths.forced(name))
+        yield f"{path.name}, {name}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{torch.get_num_threads()} threads\n| kernel | level | tokens | median | best |\n|---|---|---|---|---|"
     )
     for path in kernels_for():
-        experts = random_experts(path, given.experts)
+        experts = random_experts(path.form(GEOMETRY, path.layout, path.layout), GEOMETRY, given.experts)
         for name in variants(path):
             for level, tokens in product(given.levels, given.tokens):
                 found = times(path, experts, level, tokens, given.rounds)

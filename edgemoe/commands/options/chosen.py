@@ -89,20 +89,27 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
 
 
 def take_compensation(chosen: dict[str, Any], levels: tuple[int, ...] | None) -> Compensation | None:
-    """Takes --compensate out of `chosen`, option's name -> value, and makes the setting of it.
+    """Takes --compensate out of `chosen`, option's name -> value, and makes the setting of it, with its limit in bytes.
 
     Args:
         chosen: changed.
         levels: given ones; None: automatic.
 
     Raises:
-        UserError: automatic levels, which may leave out the compensators' own, or a number out of its range.
+        UserError: automatic levels, which may leave out the compensators' own, a number out of its range, or a limit
+            without compensators.
     """
     from edgemoe.policy.compensation import Compensation
 
-    count = chosen.pop("compensate", None)
+    count, limit = chosen.pop("compensate", None), chosen.pop("compensators_limit", None)
     if count is None:
+        if limit is not None:
+            raise UserError(
+                f"--compensate for --compensators-limit {limit}", "none", "give --compensate 1 with it"
+            )
         return None
+    if limit is not None:
+        chosen["compensators_limit"] = parse_size(limit)
     if levels is None and not {"bits", "tpot_target"} & {*chosen}:
         wanted = f"levels that the store's compensators are of, for --compensate {count}"
         raise UserError(wanted, "automatic levels", "give --levels 4/2 with it")

@@ -46,7 +46,13 @@ POLICY_HELP = (
 COMPENSATE_HELP = (
     "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which `edgemoe "
     "compensate` adds to a store: those that run at the bits whose errors these are of, such as with --levels 2 or "
-    "4/2. The compensators stay in memory. Default: none."
+    "4/2. Default: none."
+)
+
+
+COMPENSATORS_LIMIT_HELP = (
+    "Most bytes of compensators in memory, such as 20MB, a part of --vram-limit; the others are read with the experts "
+    "that want them. Default: all where they fit beside all experts, else a part, by how often they are used."
 )
 
 
@@ -125,6 +131,7 @@ class LevelOptions:
     critical: str | None = option(CRITICAL_HELP, autocompletion=complete_critical)
     policy: str | None = option(POLICY_HELP, autocompletion=one_of(*POLICIES))
     compensate: int | None = option(COMPENSATE_HELP)
+    compensators_limit: str | None = option(COMPENSATORS_LIMIT_HELP)
 
 
 @dataclass(frozen=True)

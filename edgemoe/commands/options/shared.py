@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgemoe.commands.options.groups import one_of
+
 if TYPE_CHECKING:
     pass
 
@@ -78,6 +80,22 @@ ContextOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", "-t", min=1, max=1024, help="Threads that compute. Default: one a core."),
+]
+
+
+KERNELS = ("auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "torch")
+"""kernels.registry.NAMES, which a shell completes without importing torch."""
+
+KernelOption = Annotated[
+    str,
+    typer.Option(
+        "--kernel",
+        metavar="NAME",
+        help="Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni or amx, which give the same answers; "
+        "torch: its kernel for experts, which rounds otherwise. auto: the fastest of the first four for each kind "
+        "of work, measured once a machine; `edgemoe doctor` prints the times.",
+        autocompletion=one_of(*KERNELS),
+    ),
 ]
 
 

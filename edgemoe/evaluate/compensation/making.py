@@ -11,21 +11,27 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.studies import STORED, Arm, Made
 from edgemoe.families.table import family_of
-from edgemoe.kernels.compensators import ResidentCompensators, most_bytes
+from edgemoe.kernels.compensators import Compensators
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.models.store_model import StoreModel
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensators_beside
 
 
-def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> int:
-    """Bytes of a plan for the compensators of arms, one after another.
+def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
+    """What a plan has for the compensators of arms, one after another.
 
     Raises:
-        UserError: from StoreModel.compensators_bytes.
+        UserError: from StoreModel.compensator_bytes.
     """
     mean_rank = max((arm.made.rank for arm in arms if arm.made), default=0)
-    own = (store.compensators_bytes(arm.settings) for arm in arms if arm.made == STORED)
-    return max(most_bytes(store.manifest.geometry, store.shape.experts, mean_rank), *own, 0)
+    planned = NO_COMPENSATORS
+    if mean_rank:
+        planned = CompensatorBytes.at_most(store.manifest.geometry, store.shape.experts, mean_rank, used=1)
+    for arm in arms:
+        if arm.made == STORED:
+            planned = planned.with_(store.compensator_bytes(arm.settings))
+    return planned
 
 
 @contextmanager
@@ -40,11 +46,11 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
         made: rank, rule and base level, or STORED; None: no compensators.
 
     Raises:
-        as storage.compensate.compensate, or as ResidentCompensators.
+        as storage.compensate.compensate, or as Compensators.
     """
-    store = engine.store
+    store, budget = engine.store, engine.plan.compensators_resident_bytes
     if made == STORED:
-        own = ResidentCompensators.of_store(store.directory, store.manifest)
+        own = Compensators.of_store(store.directory, store.manifest, budget=budget)
         with closing(own), engine.compensated_by(own):
             yield
         return
@@ -64,8 +70,6 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
                 mean_rank=made.rank,
                 progress=progress.update,
             )
-        with (
-            closing(ResidentCompensators(Path(name), index, store.manifest.geometry)) as found,
-            engine.compensated_by(found),
-        ):
+        found = Compensators(Path(name), index, store.manifest.geometry, budget=budget).filled()
+        with closing(found), engine.compensated_by(found):
             yield

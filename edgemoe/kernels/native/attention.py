@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,18 @@ MOST_DIM = 1024
 """Largest size of a head (`KV_MOST_DIM` in csrc/attention/kv_rows.h)."""
 
 _BF16 = KVFormat()
+
+
+class Received(NamedTuple):
+    """Attention that the tokens of a sequence receive from rows of a call: the sum of the mean over heads.
+
+    Attributes:
+        sums: float32 [past + R], contiguous; overwritten.
+        first: row of the call from which on attention counts.
+    """
+
+    sums: torch.Tensor
+    first: int
 
 
 class NativeAttention:
@@ -65,6 +78,7 @@ class NativeAttention:
         past: int,
         window: int | None,
         form: KVFormat = _BF16,
+        received: Received | None = None,
     ) -> torch.Tensor:
         """Norms and rotates queries and keys, writes keys and values into the KV, attends.
 
@@ -78,6 +92,7 @@ class NativeAttention:
             past: valid tokens in them.
             window: latest tokens that a row sees, itself included; None: all.
             form: of keys and values.
+            received: is filled; None: the attention that tokens receive is not counted.
 
         Returns:
             bf16 [R, heads * dim].
@@ -85,7 +100,7 @@ class NativeAttention:
         Raises:
             MemoryError: no memory for scores.
             ValueError: a rotation of another shape, as from a config that rotates only a part of each head; rows
-                beyond the context; other heads than this attention's.
+                beyond the context; other heads than this attention's; `received` of other tokens.
         """
         rows = len(qkv)
         if qkv.shape[1] != (self.heads + 2 * self.kv_heads) * self.dim:
@@ -101,8 +116,11 @@ class NativeAttention:
         common = native.threads(), self.address, ctypes.byref(kv)
         addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
         library = native.library()
-        if rows > 1:
-            result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses)
+        if received and received.sums.shape != (past + rows,):
+            raise ValueError(f"expected sums of {past + rows} tokens, got {tuple(received.sums.shape)}")
+        if rows > 1 or received:
+            counts = (received.first, received.sums.data_ptr()) if received else (0, None)
+            result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses, *counts)
         else:
             result = library.edgemoe_attention(*common, 1, *addresses)
         if result:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
@@ -187,7 +187,7 @@ class NativeDecodeLayers:
         self,
         rules: Sequence[DecodeRule],
         remapping: Remapping | None,
-        compensation: tuple[Compensation, ResidentCompensators] | None,
+        compensation: tuple[Compensation, Compensators] | None,
         *,
         exact: bool,
         renormalise: bool,

@@ -19,7 +19,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 23
+_INTERFACE = 24
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -28,7 +28,12 @@ LAYOUT = LAYOUTS["cpu-avx2-paired"]
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "edgemoe_bf16": (ctypes.c_int, []),
+    "edgemoe_bf16": (ctypes.c_int, [ctypes.c_int]),
+    "edgemoe_paths": (ctypes.c_int, []),
+    "edgemoe_choose_path": (ctypes.c_int, [ctypes.c_int] * 3),
+    "edgemoe_choose_widest": (None, []),
+    "edgemoe_chosen_path": (ctypes.c_int, [ctypes.c_int] * 2),
+    "edgemoe_vnni_encoding": (ctypes.c_int, [ctypes.c_int]),
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
     "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _N, _N]),
@@ -36,7 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
+    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
     "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
     "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),
@@ -63,7 +68,8 @@ def library() -> Any:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
-    loaded.edgemoe_vnni(True)
+    loaded.edgemoe_bf16(True)
+    loaded.edgemoe_choose_widest()
     return loaded
 
 
@@ -82,16 +88,15 @@ def failure(result: int, memory: str) -> Exception:
     return ValueError(f"expected structures and buffers of equal sizes, got different ones ({memory})")
 
 
-def use_vnni(use: bool) -> bool:
-    """Lets products and a prompt's attention use AVX-512, or not; the default is to use it where it exists.
+def use_bf16(use: bool) -> bool:
+    """Lets products with bf16 weights use AVX512-BF16, or not; the default is to use it where it exists.
 
-    The results are bit-identical, except of products with bf16 weights on processors with AVX512-BF16. Not to be called
-    while a product runs.
+    It adds up in another order than AVX2, so it is no choice by time. Not to be called while a product runs.
 
     Returns:
         whether they use it now.
     """
-    return bool(library().edgemoe_vnni(use))
+    return bool(library().edgemoe_bf16(use))
 
 
 @cache
@@ -107,7 +112,7 @@ def dense_bf16_up_to() -> int:
     With AVX512-BF16 that is any number, except beside AMX, which torch uses. Otherwise it is faster up to 128 rows than
     converting the weight for torch's product.
     """
-    return sys.maxsize if library().edgemoe_bf16() and not torch.cpu._is_amx_tile_supported() else 128
+    return sys.maxsize if library().edgemoe_bf16(-1) and not torch.cpu._is_amx_tile_supported() else 128
 
 
 @cache

@@ -50,7 +50,7 @@ class Factors(ctypes.Structure):
 class Compensator(ctypes.Structure):
     """`compensator` of csrc/experts/factors.h: an expert's factors, of gate, up and down."""
 
-    _fields_ = [("of", Factors * 3)]
+    _fields_ = [("of", Factors * 3), ("absent", _INT)]
 
 
 class Router(ctypes.Structure):

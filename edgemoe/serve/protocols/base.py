@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from edgemoe.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_form import Delta
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 
 Shape = dict[str, Any]
 """A JSON object."""
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Any]]
+"""Answers the requests of a path."""
 
 
 class Reply(ABC):
@@ -62,6 +69,10 @@ class Reply(ABC):
     def frame(self, shape: Shape) -> bytes:
         """A chunk, or an error, in a stream."""
 
+    def error(self, error: ApiError, path: str) -> bytes:
+        """An error that ends a stream which has begun; `path` is the request's."""
+        return self.frame(error.body(path))
+
     @abstractmethod
     def ping(self) -> bytes:
         """A sign of life in a stream without news."""
@@ -69,6 +80,11 @@ class Reply(ABC):
     @abstractmethod
     def end(self) -> bytes:
         """The end of a stream without an error."""
+
+
+def named_event(shape: Shape) -> bytes:
+    """A server-sent event of its type's name."""
+    return b"event: %s\ndata: %s\n\n" % (str(shape["type"]).encode(), json_bytes(shape))
 
 
 def json_bytes(value: object) -> bytes:

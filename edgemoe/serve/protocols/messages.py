@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from edgemoe.serve.errors import MESSAGES
 from edgemoe.serve.fields import parse
-from edgemoe.serve.protocols.base import Reply, Shape, json_bytes
+from edgemoe.serve.protocols.base import Endpoint, Reply, Shape, json_bytes, named_event
 from edgemoe.serve.protocols.messages_fields import CountFields, MessagesFields
 from edgemoe.serve.responses import StreamResponse, WholeResponse
 from edgemoe.serve.serving import Serving, body_of
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from edgemoe.api.answer_form import AnswerReader, Delta
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
-
-Endpoint = Callable[[Request], Coroutine[Any, Any, Any]]
 
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 """finish_reason of an answer -> Anthropic's stop_reason, where it says it all."""
@@ -110,7 +108,7 @@ class MessageReply(Reply):
 
     def frame(self, shape: Shape) -> bytes:
         """An event of its type's name."""
-        return b"event: %s\ndata: %s\n\n" % (str(shape["type"]).encode(), json_bytes(shape))
+        return named_event(shape)
 
     def ping(self) -> bytes:
         """Anthropic's ping."""

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import Fields, parse
+from edgemoe.serve.fields import Known, parse
 from edgemoe.serve.protocols.base import Shape, json_bytes
-
-
-class Known(Fields):
-    """Fields without others beside them."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class Cached(Known):

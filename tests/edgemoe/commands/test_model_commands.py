@@ -262,13 +262,23 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert found["disk"]["read"] > 1e6
     assert found["disk"]["write"] > 1e6
     assert found["kernel"] in ("native", "torch")
+    times = found["kernel_times"]
+    assert {"torch", "avx2"} <= {one["path"] for one in times} or found["kernel"] == "torch"
+    assert all(one["seconds"] > 0 and one["rate"] > 1e6 for one in times)
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
     assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
     assert list(tmp_path.iterdir()) == []
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
-    for word in ("O_DIRECT", "to be pinned", "GPU", "layout", "--vram-limit"):
+    for word in (
+        "O_DIRECT",
+        "to be pinned",
+        "GPU",
+        "layout",
+        "--vram-limit",
+        *(["experts, 1 rows: "] if times else []),
+    ):
         assert word in out
 
 

@@ -32,9 +32,9 @@ class Recorded(TimedSource):
         self.wanted: list[dict[ExpertKey, int]] = []
         self.predicted: list[dict[ExpertKey, int]] = []
 
-    def request(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False):
+    def request(self, wanted: Mapping[ExpertKey, int], **how):
         self.wanted.append(dict(wanted))
-        return super().request(wanted, scan=scan)
+        return super().request(wanted, **how)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
         self.predicted.append(dict(predicted))

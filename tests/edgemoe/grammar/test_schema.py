@@ -157,7 +157,7 @@ def test_every_keyword_has_a_case():
     """Those that restrict nothing too; and the page of the server names it."""
     text = json.dumps([schema for schema, _, _ in SCHEMAS])
     assert [word for word in KEYWORDS if f'"{word}"' not in text] == []
-    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [word for word in KEYWORDS if f"`{word}`" not in page] == []
 
 

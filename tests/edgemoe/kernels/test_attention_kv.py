@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from native_paths import forced
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
@@ -117,11 +118,8 @@ def test_bits_depend_neither_on_the_split_nor_on_the_instructions(heads, kv_head
     whole, single = prompt.attended(3, (190,), 90), prompt.attended(150, (151,), 90)
     for cuts in ((5, 190), (64, 66, 190), (67, 131, 150, 190)):
         assert all(map(torch.equal, prompt.attended(3, cuts, 90), whole))
-    native.use_vnni(False)
-    try:
+    with forced("avx2"):
         without = prompt.attended(3, (90, 190), 90), prompt.attended(150, (151,), 90)
-    finally:
-        native.use_vnni(True)
     assert all(map(torch.equal, without[0], whole))
     assert all(map(torch.equal, without[1], single))
 

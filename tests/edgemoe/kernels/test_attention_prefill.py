@@ -5,22 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_equations import by_the_equations
+from native_paths import forced
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
+from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
 
 CONTEXT = 210
 
 
-@pytest.fixture(params=[True, False], ids=["avx512", "avx2"])
+@pytest.fixture(params=["avx512-vnni", "avx2"])
 def instructions(request):
     """Runs the test with AVX-512, then without."""
-    if native.use_vnni(request.param) != request.param:
-        pytest.skip("the processor has no AVX-512 VNNI")
-    yield
-    native.use_vnni(True)
+    with forced(request.param):
+        yield
 
 
 class Prompt:
@@ -84,12 +83,63 @@ def test_bits_do_not_depend_on_the_split(heads, kv_heads, dim, window):
     whole = prompt.attended(3, (200,), window)
     for cuts in ((5, 200), (64, 66, 200), (67, 131, 150, 200)):
         assert all(map(torch.equal, prompt.attended(3, cuts, window), whole))
-    native.use_vnni(False)
-    try:
+    with forced("avx2"):
         without = prompt.attended(3, (90, 200), window)
-    finally:
-        native.use_vnni(True)
     assert all(map(torch.equal, without, whole))
+
+
+def received_by_the_equations(queries, keys, scaling, past, first, window):
+    """Attention [tokens] that each token receives from the rows from `first` on, in float64, a row and head at a time.
+
+    Args:
+        queries: [rows, heads, dim], of tokens from `past` on.
+        keys: [kv_heads, tokens, dim].
+    """
+    received = torch.zeros(keys.shape[1], dtype=torch.double)
+    for row in range(first, len(queries)):
+        seen = slice(max(past + row + 1 - window, 0) if window else 0, past + row + 1)
+        for head, query in enumerate(queries[row].double()):
+            of = head * len(keys) // len(queries[row])
+            received[seen] += (keys[of, seen].double() @ query * scaling).softmax(0) / len(queries[row])
+    return received
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 48), (32, 4, 128), (40, 1, 16)])
+@pytest.mark.parametrize(("past", "end", "first"), [(0, 70, 0), (61, 200, 0), (61, 200, 100), (128, 129, 0)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_that_tokens_receive(heads, kv_heads, dim, past, end, first, window):
+    """Sums match the equations, are the same bits without AVX-512, and counting them changes no result."""
+    prompt = Prompt(heads, kv_heads, dim)
+    rotation = prompt.rotation[0][past:end], prompt.rotation[1][past:end]
+    found = []
+    for avx512 in (True, False):
+        native.use_vnni(avx512)
+        try:
+            keys, values, qkv = prompt.keys.clone(), prompt.values.clone(), prompt.qkv[past:end].clone()
+            received = Received(torch.full((end,), -1.0), first)
+            out = prompt.attention(qkv, rotation, keys, values, past, window, received=received)
+            found.append((out, received.sums))
+        finally:
+            native.use_vnni(True)
+    if end - past > 1:
+        assert torch.equal(found[0][0], prompt.attended(past, (end,), window)[0])
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    # The call leaves queries with their norms and rotations in their place.
+    queries = qkv.view(end - past, -1, dim)[:, :heads]
+    want = received_by_the_equations(queries, keys[:, :end], prompt.scaling, past, first, window)
+    torch.testing.assert_close(found[0][1].double(), want, atol=1e-5, rtol=1e-4)
+
+
+def test_sums_of_other_tokens_are_refused():
+    """The sums have a place for each token of the sequence; C would write past fewer."""
+    prompt = Prompt(4, 4, 16)
+    rotation = prompt.rotation[0][:4], prompt.rotation[1][:4]
+    with pytest.raises(ValueError, match="sums of 7 tokens"):
+        prompt.attention(
+            *(prompt.qkv[:4].clone(), rotation, prompt.keys, prompt.values, 3, None),
+            received=Received(torch.zeros(6), 0),
+        )
 
 
 def test_a_nan_key_reaches_only_tokens_that_attend_to_it():

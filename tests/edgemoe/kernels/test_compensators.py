@@ -7,6 +7,7 @@ import ctypes
 import pytest
 import torch
 from compensator_bytes import low_rank_weights, random_compensator
+from native_paths import PATHS, forced
 from record_codec import encode
 from records import KEY, MemoryReader, blocks_for, geometry_of
 
@@ -53,12 +54,10 @@ def kernel(request) -> Compute:
     return KERNELS[request.param]
 
 
-@pytest.fixture(params=[True, False], ids=["vnni", "avx2"])
-def vnni(request):
-    if "native" not in KERNELS or native.use_vnni(request.param) != request.param:
-        pytest.skip("the processor has no AVX-512 VNNI, or the compiled kernel was not built")
-    yield
-    native.use_vnni(True)
+@pytest.fixture(params=PATHS)
+def path(request):
+    with forced(request.param):
+        yield
 
 
 class Rig:
@@ -147,7 +146,7 @@ def test_every_projection_may_have_its_own_rank(kernel, ranks, level):
         assert torch.equal(got, rig.run(x, [rig.part(3, None)]))
 
 
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("hidden", "inner"), [(256, 96), (100, 36), (512, 800)])
 def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
     """No bit depends on how many rows a call has, or on whose, with a compensator and without."""

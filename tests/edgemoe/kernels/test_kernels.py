@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from native_paths import PATHS, forced
 from record_codec import encode
 from records import KEY, MemoryReader, a_store, blocks_for
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
@@ -55,13 +56,11 @@ def as_read(x: torch.Tensor, kernel: Compute, level: int, group: int) -> torch.T
     return ((chunks / step.clamp_min(1e-30)).round() * step).view(len(x), -1)[:, : x.shape[1]]
 
 
-@pytest.fixture(params=[True, False], ids=["vnni", "avx2"])
-def vnni(request) -> Iterator[None]:
-    """Products with AVX-512 VNNI and without."""
-    if native.use_vnni(request.param) != request.param:
-        pytest.skip("the processor has no AVX-512 VNNI")
-    yield
-    native.use_vnni(True)
+@pytest.fixture(params=PATHS)
+def path(request) -> Iterator[None]:
+    """Products by each path, and with AVX2 also those with bf16 weights."""
+    with forced(request.param):
+        yield
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -192,7 +191,7 @@ def test_a_weighted_sum_is_one(slots, columns, indexed):
 
 
 @needs_native
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_token_is_the_same_alone_and_among_others(level):
     """One token takes another kernel than many; no bit of its result depends on that, for any shape."""
@@ -229,7 +228,7 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
 
 
 @needs_native
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [8, 16, 40, 160])
 def test_groups_and_a_last_block_of_16_rows(group, rows):
@@ -278,7 +277,7 @@ def test_numbers_that_are_not_finite_stay_so(kernel, expert, bad, tokens):
 
 
 @needs_native
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
     """A NaN or infinity stays in the product with dense weights in 8 and 16 bits."""
@@ -291,7 +290,7 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
 
 
 @needs_native
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
 @pytest.mark.parametrize("tokens", [1, 5, 12, 71])
 def test_dense_products(shape, tokens):
@@ -308,7 +307,7 @@ def test_dense_products(shape, tokens):
 
 
 @needs_native
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("shape", [(64, 2048), (33, 304), (5, 100), (64, 17)])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bits):
@@ -345,21 +344,6 @@ def all_products(seed: int, *, bf16: bool = True) -> list[torch.Tensor]:
         if bf16:
             out.append(native.dense_product(x, codes.bfloat16(), None))
     return out
-
-
-@needs_native
-def test_no_bit_depends_on_the_instructions():
-    """AVX-512 VNNI and AVX2 give the same bits; AVX512-BF16 adds up in another order."""
-    if not native.use_vnni(True):
-        pytest.skip("the processor has no AVX-512 VNNI")
-    bf16 = not native.library().edgemoe_bf16()
-    quick = all_products(1, bf16=bf16)
-    native.use_vnni(False)
-    try:
-        plain = all_products(1, bf16=bf16)
-    finally:
-        native.use_vnni(True)
-    assert all(map(torch.equal, quick, plain))
 
 
 @needs_native

@@ -244,9 +244,9 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
     source = engine._runtime.source
     request = source.request
 
-    def noted(wanted: dict[ExpertKey, int], *, scan: bool = False) -> object:
+    def noted(wanted: dict[ExpertKey, int], *, scan: bool = False, **how: object) -> object:
         scans.append((len(wanted), scan))
-        return request(wanted, scan=scan)
+        return request(wanted, scan=scan, **how)
 
     monkeypatch.setattr(source, "request", noted)
     sequences = [engine.new_sequence() for _ in range(5)]

@@ -15,6 +15,7 @@ from edgemoe.policy.importance import (
     PromptAttention,
     attention_received,
     expert_importance,
+    first_counted,
 )
 
 
@@ -97,7 +98,8 @@ def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
         for attempt in range(2):
             for layer in (0, 1):
                 part = query[layer, :, done:end], blocks_of(keys[layer, :, : past + end]), past + end
-                got = prompt.ranks(layer, *part, 0.4, window, signal)
+                received = attention_received(*part, 0.4, window, first_counted(signal, rows))
+                got = prompt.ranks(layer, received, rows, window, signal)
                 so_far = query[layer, :, :end], keys[layer, :, : past + end]
                 scores = scores_so_far(*so_far, 0.4, window, signal, past, rows)
                 want = [sum(other > scores[t] for other in scores) for t in range(past + done, past + end)]

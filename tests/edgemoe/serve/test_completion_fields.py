@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import mean
 
 import pytest
-from scripted import SPECIAL, chatml_tokenizer
+from conftest import SPECIAL
+from scripted import chatml_tokenizer
 from servers import a_model, server_of
 from tokenizers.processors import TemplateProcessing
 

@@ -243,7 +243,7 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
         (COMPLETE, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "1 or more"),
         ("/tokenize", {}, 400, "prompt", "a text"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens", "0 to 299"),
-        ("/v1/embeddings", {}, 404, None, "an endpoint"),
+        ("/v1/rerank", {}, 404, None, "an endpoint"),
         ("/health", {}, 405, None, "another method"),
     ],
 )

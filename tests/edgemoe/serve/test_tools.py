@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from scripted import CHATML, chatml_model, script
+from scripted import ANSWER, CALL, CHATML, TURNS, answer_of_turns, chatml_model, script
 from servers import server_of
 
 openai = pytest.importorskip("openai")
@@ -27,10 +27,6 @@ def tool(name: str, **more: object) -> dict:
 
 TOOLS = [tool("weather"), tool("tides")]
 QUESTION = [{"role": "user", "content": "Oslo?"}]
-CALL = '<tool_call>\n{"name":"weather",  "arguments":{"city":"Oslo"}}\n</tool_call>'
-"""With other spaces than the chat template has."""
-
-ANSWER = f"<think>\nhm\n</think>\n\nLet me see.\n{CALL}"
 SUNNY = {"role": "tool", "content": "sunny"}
 
 
@@ -102,16 +98,10 @@ def test_the_clients_helper_joins_a_streamed_call(tooled, wants):
 
 
 def test_turns_keep_every_token(create, wants):
-    """Five turns of calls: each prompt has the model's own spelling, and nothing is computed twice."""
-    turns = 5
-
-    def answer(prompt: str) -> str:
-        done = prompt.count("<tool_response>")
-        return "It is sunny." if done == turns else ANSWER.replace("Oslo", f"Oslo{done}")
-
-    prompts = wants(answer)
+    """Ten turns of calls: each prompt has the model's own spelling, and nothing is computed twice."""
+    prompts = wants(answer_of_turns)
     messages, before = [*QUESTION], None
-    for turn in range(turns + 1):
+    for turn in range(TURNS + 1):
         done = create(messages=messages)
         if before:
             # all of the prompt before, and its answer but for the token that ended it

@@ -17,7 +17,7 @@ from small_conversion import run as convert_small
 from small_store import flip
 
 from edgemoe.families.table import family_of
-from edgemoe.kernels.compensators import ResidentCompensators
+from edgemoe.kernels.compensators import Compensators
 from storage.base import ExpertKey, Plane
 from storage.checkpoint import Checkpoint
 from storage.compensate import compensate
@@ -201,7 +201,7 @@ def test_files_stay_while_a_reader_may_open_them(small_source, store):
         second = add(small_source, store, mean_rank=4)
         assert files_of(store) > before
         assert reader.read(KEYS[0], Plane.BASE, Plane.BASE, [aligned(first.geometry.prefix_bytes(2)).data])
-        of_first = ResidentCompensators.of_store(store, first)
+        of_first = Compensators.of_store(store, first)
         assert of_first.of(KEYS[0])
         of_first.close()
     assert add(small_source, store, mean_rank=4) == second
@@ -214,11 +214,11 @@ def test_a_late_reader_is_refused_by_name(small_source, store):
     first = add(small_source, store, mean_rank=3)
     second = add(small_source, store, mean_rank=4)
     with pytest.raises(StoreBusy, match="run the command again"):
-        ResidentCompensators.of_store(store, first)
-    ResidentCompensators.of_store(store, second).close()
+        Compensators.of_store(store, first)
+    Compensators.of_store(store, second).close()
     next((store / FOLDER).iterdir()).unlink()
     with pytest.raises(MissingTensor, match="edgemoe compensate"):
-        ResidentCompensators.of_store(store, second)
+        Compensators.of_store(store, second)
 
 
 @pytest.mark.parametrize(

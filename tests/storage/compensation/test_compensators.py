@@ -20,7 +20,7 @@ from small_compensation import add
 from small_conversion import run as convert_small
 from small_store import buffer, flip
 
-from storage.base import BLOCK, ExpertKey
+from storage.base import BLOCK, ExpertKey, Plane
 from storage.compensator_index import FOLDER, CompensatorIndex
 from storage.compensators import CompensatorReader
 from storage.errors import BadManifest, ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile
@@ -135,7 +135,7 @@ def test_a_buffer_of_another_length_is_refused(store):
         CompensatorReader(store, index_of(store)) as reader,
         pytest.raises(ValueError, match=f"of {length} bytes"),
     ):
-        reader.read(KEY, buffer(length + BLOCK))
+        reader.read(KEY, Plane.BASE, Plane.BASE, [buffer(length + BLOCK)])
 
 
 def test_a_reader_excludes_writers_until_it_is_closed(store):

@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -30,6 +34,7 @@ from storage.checkpoint import Checkpoint, find_gguf
 from storage.errors import BadHeader, EdgemoeError, MissingTensor, ModelRefused, TruncatedFile
 from storage.expert_weights import ExpertWeights
 from storage.formats.gguf_header import read_gguf_header
+from storage.formats.gguf_model import REALS
 
 SIZES = {
     "vocab_size": 300,
@@ -59,6 +64,32 @@ def mixtral():
     """A Mixtral model of the same sizes."""
     torch.manual_seed(1)
     return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=256))
+
+
+@pytest.fixture(scope="module")
+def olmoe():
+    """An OLMoE model of the same sizes, with as many heads of keys as of queries, as all that are published."""
+    torch.manual_seed(2)
+    sizes = SIZES | {"num_key_value_heads": 4}
+    return OlmoeForCausalLM(OlmoeConfig(**sizes, num_experts=4, intermediate_size=256))
+
+
+@pytest.fixture(scope="module")
+def granitemoe():
+    """A Granite model of the same sizes, whose multipliers float32 holds exactly."""
+    torch.manual_seed(3)
+    multipliers = {
+        "embedding_multiplier": 6.5,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 3.0,
+    }
+    return GraniteMoeForCausalLM(
+        GraniteMoeConfig(**SIZES, **multipliers, num_local_experts=4, intermediate_size=256)
+    )
+
+
+FAMILIES = ["qwen3", "mixtral", "olmoe", "granitemoe"]
 
 
 @pytest.fixture(scope="module")
@@ -125,25 +156,29 @@ def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
 
 
 @pytest.mark.covers("GGUF")
-@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_is_the_model_it_was_made_from(family, request, tmp_path):
-    """Names, shapes and weights equal transformers'; Mixtral's query and key rows are in transformers' order."""
+    """Names, shapes and weights equal transformers'; paired query and key rows are in transformers' order."""
     model = request.getfixturevalue(family)
     path = tmp_path / "model.gguf"
     write_model(path, model)
     opened = Checkpoint.open(path)
     model.save_pretrained(tmp_path / "saved")
     saved = Checkpoint.open(tmp_path / "saved")
-    assert opened.names() == saved.names()
-    for name in saved.names():
-        expected = saved[name].read()
-        torch.testing.assert_close(
-            opened[name].read(), expected.half().float() if ".experts." in name else expected
-        )
+    theirs, ours = (
+        ExpertWeights(saved, family_of(saved.config)),
+        ExpertWeights(opened, family_of(opened.config)),
+    )
+    assert opened.names() - ours.names == saved.names() - theirs.names
+    for name in saved.names() - theirs.names:
+        torch.testing.assert_close(opened[name].read(), saved[name].read())
+    for layer, expert in product(range(2), range(4)):
+        for found, expected in zip(ours.read(layer, expert), theirs.read(layer, expert), strict=True):
+            torch.testing.assert_close(found, expected.half().float())
 
 
 @pytest.mark.covers("GGUF")
-@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_its_config_tokenizer_and_template_are_unpacked(family, request, tmp_path):
     """transformers reads every size, every token and the template from the unpacked files."""
     model, tokenizer = request.getfixturevalue(family), a_tokenizer()
@@ -160,6 +195,7 @@ def test_its_config_tokenizer_and_template_are_unpacked(family, request, tmp_pat
         "rms_norm_eps",
         "rope_parameters",
         "tie_word_embeddings",
+        *(key for key in REALS if hasattr(model.config, key)),
     ):
         if key != "bos_token_id":
             assert getattr(config, key) == pytest.approx(getattr(model.config, key)), key
@@ -268,6 +304,17 @@ def test_impossible_values_are_refused(qwen3, tmp_path, change, match):
     """Values have the bounds of config.json, and a missing field is named."""
     write_model(tmp_path / "bad.gguf", qwen3, change=change)
     with pytest.raises((ModelRefused, MissingTensor), match=match):
+        Checkpoint.open(tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize("field", ["embedding_scale", "attention.scale", "residual_scale", "logit_scale"])
+@pytest.mark.parametrize("value", [None, 0.0, float("inf"), 3])
+def test_multipliers_are_numbers_above_0(granitemoe, tmp_path, field, value):
+    """A multiplier that a file lacks, or that no model computes with, is refused by its field or key."""
+    write_model(tmp_path / "bad.gguf", granitemoe, change={field: value})
+    with pytest.raises(
+        (ModelRefused, MissingTensor), match=r"_scale|attention\.scale|_multiplier|logits_scaling"
+    ):
         Checkpoint.open(tmp_path / "bad.gguf")
 
 

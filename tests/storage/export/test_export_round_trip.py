@@ -7,14 +7,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import small_checkpoint
 import torch
 from bpe_tokenizer import save_bpe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from edgemoe.families.table import family_of
+from edgemoe.families.table import FAMILIES, family_of
 from storage.checkpoint import Checkpoint
 from storage.convert import convert
 from storage.encode import assemble, quantize_matrix
@@ -28,15 +27,31 @@ from storage.record import MatrixSpec, RecordGeometry
 from storage.writer import StoreWriter
 
 EXPERTS, LAYER = 2, 0
+SIZES = {"vocab_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts_per_tok": 2}
+SIZES |= {"rms_norm_eps": 1e-6, "max_position_embeddings": 64, "tie_word_embeddings": True}
+MULTIPLIERS = {"embedding_multiplier": 12, "attention_multiplier": 0.3, "residual_multiplier": 0.22}
+CONFIGS = {
+    "qwen3_moe": {"num_experts": EXPERTS, "norm_topk_prob": True, "head_dim": 32, "num_key_value_heads": 1},
+    "mixtral": {"num_local_experts": EXPERTS, "num_key_value_heads": 1, "sliding_window": None},
+    "olmoe": {"num_experts": EXPERTS, "num_key_value_heads": 2},
+    "granitemoe": {
+        "num_local_experts": EXPERTS,
+        "num_key_value_heads": 1,
+        "logits_scaling": 6,
+        **MULTIPLIERS,
+    },
+}
+"""model_type -> its config beside SIZES."""
 
 
 @st.composite
 def stores(draw):
-    """(hidden, inner, groups of gate_up and down, whether the source is symmetric, layout, seed)."""
+    """(hidden, inner, groups of gate_up and down, whether the source is symmetric, layout, seed, family)."""
     groups = draw(st.tuples(st.sampled_from([32, 64, 128]), st.sampled_from([32, 64])))
     hidden, inner = (group * draw(st.integers(1, 3)) for group in groups)
     layout = draw(st.sampled_from(sorted(LAYOUTS)))
-    return hidden, inner, groups, draw(st.booleans()), layout, draw(st.integers(0, 1 << 20))
+    seed, family = draw(st.integers(0, 1 << 20)), draw(st.sampled_from(sorted(CONFIGS)))
+    return hidden, inner, groups, draw(st.booleans()), layout, seed, family
 
 
 def four_bit(rows: int, cols: int, group: int, symmetric: bool) -> FourBit:
@@ -51,7 +66,7 @@ def four_bit(rows: int, cols: int, group: int, symmetric: bool) -> FourBit:
 
 def write_store(directory: Path, drawn) -> tuple[Manifest, list[list[FourBit]]]:
     """A store of one layer, with a tokenizer and dense weights, and the matrices that it holds."""
-    hidden, inner, (up, down), symmetric, layout, seed = drawn
+    hidden, inner, (up, down), symmetric, layout, seed, model_type = drawn
     torch.manual_seed(seed)
     geometry = RecordGeometry(
         (MatrixSpec.of("gate_up", 2 * inner, hidden, up), MatrixSpec.of("down", hidden, inner, down)), 4
@@ -68,16 +83,16 @@ def write_store(directory: Path, drawn) -> tuple[Manifest, list[list[FourBit]]]:
         )
         for pair in matrices
     ]
-    changes = {"hidden_size": hidden, "moe_intermediate_size": inner, "num_hidden_layers": 1}
-    config = small_checkpoint.CONFIG | changes | {"num_experts": EXPERTS, "norm_topk_prob": True}
-    config |= {"rms_norm_eps": 1e-6, "max_position_embeddings": 64}
+    config = {"model_type": model_type, "hidden_size": hidden, **SIZES, **CONFIGS[model_type]}
+    family = FAMILIES[model_type]
+    config[family.intermediate_key] = inner
     source = directory.with_name("companions")
     source.mkdir()
     save_bpe(source)
     (source / "config.json").write_text(json.dumps(config))
     dense = {"model.norm.weight": torch.randn(hidden).bfloat16()}
     dense["model.embed_tokens.weight"] = torch.randn(40, hidden).bfloat16()
-    dense["model.layers.0.mlp.gate.weight"] = torch.randn(EXPERTS, hidden).bfloat16()
+    dense[family.router(LAYER)] = torch.randn(EXPERTS, hidden).bfloat16()
     specs = {name: ("BF16", tensor.shape) for name, tensor in dense.items()}
     with StoreWriter(
         directory, geometry=geometry, layout=LAYOUTS[layout], source="f00d", dense_bits=16
@@ -172,9 +187,9 @@ def test_safetensors_gives_the_same_weights_back(drawn):
 
 def test_the_printed_error_is_that_of_the_files(tmp_path):
     """The error that `export` returns, against weights computed from the files and the source by hand."""
-    drawn = (64, 32, (64, 32), False, "cpu-generic", 11)
+    drawn = (64, 32, (64, 32), False, "cpu-generic", 11, "qwen3_moe")
     manifest, matrices = write_store(tmp_path / "store", drawn)
-    family = family_of(small_checkpoint.CONFIG)
+    family = FAMILIES["qwen3_moe"]
     errors = export(
         tmp_path / "store",
         tmp_path / "out",

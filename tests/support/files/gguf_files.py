@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 Kind = gguf.GGMLQuantizationType
 
-QWEN3 = {
+TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -23,11 +23,13 @@ QWEN3 = {
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
 }
-MIXTRAL = {name: QWEN3[name] for name in list(QWEN3)[:5]} | {
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate": "ffn_gate_inp",
-}
+"""Names in transformers' modules, of which a layer has some."""
+
+NAMES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe"}
+PAIRED = ("llama", "granitemoe")
+"""Architectures whose rotary embedding turns neighbouring rows."""
 
 
 def blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -64,7 +66,7 @@ def write_model(
     change: Mapping[str, Any] | None = None,
     part_tensors: int = 0,
 ) -> None:
-    """Writes a transformers Qwen3-MoE or Mixtral model.
+    """Writes a transformers model of a type in NAMES.
 
     Args:
         path: of the file.
@@ -74,9 +76,11 @@ def write_model(
         change: metadata that replaces the model's own; None leaves it out.
         part_tensors: most tensors of a file, so that the model is split into several; 0: one file.
     """
-    config, qwen = model.config, model.config.model_type == "qwen3_moe"
-    name = "qwen3moe" if qwen else "llama"
+    config = model.config
+    name = NAMES[config.model_type]
     writer = gguf.GGUFWriter(path, name, split_max_tensors=part_tensors)
+    state = model.state_dict()
+    router = next(name for name in state if name.endswith(("mlp.gate.weight", "router.weight")))
     fields = {
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
@@ -86,13 +90,20 @@ def write_model(
         "context_length": config.max_position_embeddings,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         "expert_used_count": config.num_experts_per_tok,
-        "expert_count": config.num_local_experts,
+        "expert_count": state[router].shape[0],
         "feed_forward_length": config.intermediate_size,
     }
-    if qwen:
+    if name == "qwen3moe":
         fields |= {
             "attention.key_length": config.head_dim,
             "expert_feed_forward_length": config.moe_intermediate_size,
+        }
+    if name == "granitemoe":
+        fields |= {
+            "embedding_scale": float(config.embedding_multiplier),
+            "attention.scale": float(config.attention_multiplier),
+            "residual_scale": float(config.residual_multiplier),
+            "logit_scale": float(config.logits_scaling),
         }
     for key, value in (fields | dict(change or {})).items():
         if value is not None:
@@ -100,7 +111,6 @@ def write_model(
             (writer.add_string if isinstance(value, str) else add)(f"{name}.{key}", value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer)
-    state = model.state_dict()
     for outside, theirs in (
         ("model.embed_tokens", "token_embd"),
         ("model.norm", "output_norm"),
@@ -119,16 +129,18 @@ def _add_layer(
     writer: gguf.GGUFWriter, layer: int, state: Mapping[str, torch.Tensor], config: Any, experts: Any
 ) -> None:
     prefix = f"model.layers.{layer}."
-    qwen = config.model_type == "qwen3_moe"
-    for name, theirs in (QWEN3 if qwen else MIXTRAL).items():
+    for name, theirs in TENSORS.items():
+        if f"{prefix}{name}.weight" not in state:
+            continue
         weight = state[f"{prefix}{name}.weight"].float()
-        if not qwen and theirs in ("attn_q", "attn_k"):
+        if NAMES[config.model_type] in PAIRED and theirs in ("attn_q", "attn_k"):
             weight = paired(
                 weight, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads
             )
         writer.add_tensor(f"blk.{layer}.{theirs}.weight", weight.contiguous().numpy())
-    gate, up = state[f"{prefix}mlp.experts.gate_up_proj"].chunk(2, 1)
-    for part, weight in (("gate", gate), ("up", up), ("down", state[f"{prefix}mlp.experts.down_proj"])):
+    block = f"{prefix}{'block_sparse_moe' if config.model_type == 'granitemoe' else 'mlp'}.experts."
+    gate, up = state[f"{block}gate_up_proj"].chunk(2, 1)
+    for part, weight in (("gate", gate), ("up", up), ("down", state[f"{block}down_proj"])):
         whole = f"blk.{layer}.ffn_{part}_exps.weight"
         if experts is None:
             writer.add_tensor(whole, weight.half().contiguous().numpy())

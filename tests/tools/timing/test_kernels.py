@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.registry import kernels_for
 from tools.timing import kernels
 
@@ -13,9 +14,7 @@ def test_every_kernel_has_its_rows(capsys):
     """Times are whole microseconds, and no best time is above its median."""
     kernels.main(["--tokens", "1", "2", "--levels", "4", "8", "--rounds", "2", "--experts", "1"])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
-    own = (
-        ["native, VNNI", "native, AVX2"] if native.available() and native.use_vnni(True) else ["native, AVX2"]
-    )
+    own = [f"native, {path}" for path in reversed(paths.available())] if native.available() else []
     names = [name for path in kernels_for() for name in (own if path.name == "native" else [path.name])]
     cases = [(name, level, tokens) for name in names for level in "48" for tokens in "12"]
     assert [tuple(row[:3]) for row in rows] == cases

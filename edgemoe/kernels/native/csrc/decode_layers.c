@@ -124,7 +124,15 @@ static int predicted_resident(pool *p, const decoder_layer *m, const decoder_lay
     return 1;
 }
 
-/* Links the pairs of each expert, and sets the level that each is computed at. 0: an expert is not resident at its level. */
+/* Whether a pair is computed with its expert's factors. */
+static int compensated(const decoder_layer *m, const expert_workspace *w, int64_t pair) {
+    const int64_t slot = pair % m->router->k;
+    return m->compensators && slot >= w->compensated_first && slot < w->compensated_end &&
+           m->computed[pair] == w->compensated_level;
+}
+
+/* Links the pairs of each expert, and sets the level that each is computed at. 0: an expert is not
+ * resident at its level, or its factors are absent. */
 static int link_pairs(const decoder_layer *m, const expert_workspace *w, int64_t pairs) {
     memset(w->first, 0xff, (size_t)m->experts * sizeof *w->first);
     for (int64_t pair = pairs - 1; pair >= 0; pair--) {
@@ -135,17 +143,11 @@ static int link_pairs(const decoder_layer *m, const expert_workspace *w, int64_t
         if (!wanted) continue;
         if (level < wanted) return 0;
         m->computed[pair] = w->exact ? wanted : level;
+        if (compensated(m, w, pair) && m->compensators[number].absent) return 0;
         w->after[pair] = w->first[number];
         w->first[number] = pair;
     }
     return 1;
-}
-
-/* Whether a pair is computed with its expert's factors. */
-static int compensated(const decoder_layer *m, const expert_workspace *w, int64_t pair) {
-    const int64_t slot = pair % m->router->k;
-    return m->compensators && slot >= w->compensated_first && slot < w->compensated_end &&
-           m->computed[pair] == w->compensated_level;
 }
 
 /* Makes an expert of the linked pairs that are computed at the level of the first one of them, those with factors first; its
@@ -169,7 +171,7 @@ static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t
     return row;
 }
 
-/* Adds the chosen experts' weighted sums to hidden [rows, H]. 1: done; 0: an expert is not resident at its level; below 0:
+/* Adds the chosen experts' weighted sums to hidden [rows, H]. 1: done; 0: an expert, or its factors, are not resident; below 0:
  * the call failed. */
 AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_workspace *w, int64_t rows, uint16_t *hidden) {
     const int64_t k = m->router->k, size = m->router->cols;

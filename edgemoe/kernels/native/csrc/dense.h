@@ -1,5 +1,6 @@
 /* Products with dense weights, and norms. */
 #pragma once
+#include "paths.h"
 #include "pool.h"
 
 #if defined(__x86_64__)
@@ -10,8 +11,10 @@ enum { DENSE_CHUNK = 256 }; /* columns per scale of 16-bit activations */
 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                           const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols);
 
-/* Whether products with bf16 weights go through dense_bf16; only edgemoe_vnni (pool.c) sets it. */
+/* Whether products with bf16 weights go through dense_bf16. edgemoe_bf16 sets it to `use`, on a processor with AVX512-BF16;
+ * below 0 leaves it; it returns what it is now. */
 extern int use_bf16;
+int edgemoe_bf16(int use);
 
 /* dense_bf16.c: y[token * y_cols + row] of `rows` rows, for processors with AVX512-BF16. */
 void dense_bf16(const uint16_t *w, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, int64_t y_cols, uint16_t *y);

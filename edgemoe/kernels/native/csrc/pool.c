@@ -3,7 +3,7 @@
  * Loaded with ctypes (library.py) and free of Python.h, so that a C compiler is enough to build it. Where these files
  * cannot be compiled, or the processor has no AVX2, torch's operators do the same work (torch_int4.py).
  */
-#include "experts/vnni.h"
+#include "pool.h"
 
 #if defined(__x86_64__)
 #include <pthread.h>
@@ -112,18 +112,7 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_23(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-int use_vnni = 0, use_bf16 = 0;
-
-int edgemoe_vnni(int use) {
-    const int avx512 = use && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    use_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    return use_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-}
-
-int edgemoe_bf16(void) { return use_bf16; }
+int edgemoe_supported_24(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -156,5 +145,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_23(void) { return 0; }
+int edgemoe_supported_24(void) { return 0; }
 #endif

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from scripted import chatml_model, script
+from scripted import ANSWER, CALL, CITY, TURNS, answer_of_turns, chatml_model, script
 from servers import server_of
 
 from edgemoe.serve import responses
@@ -18,11 +18,8 @@ anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("llguidance")
 
 KEY = "sk-local"
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": name, "description": "x", "input_schema": CITY} for name in ("weather", "tides")]
 QUESTION = [{"role": "user", "content": "Oslo?"}]
-CALL = '<tool_call>\n{"name":"weather",  "arguments":{"city":"Oslo"}}\n</tool_call>'
-ANSWER = f"<think>\nhm\n</think>\n\nLet me see.\n{CALL}"
 MESSAGES = "/v1/messages"
 
 
@@ -110,16 +107,10 @@ def test_events_come_in_order(keyed, wants):
 
 
 def test_turns_keep_every_token(messages, wants):
-    """Four turns of calls and results: each prompt has the model's own spelling, and nothing is computed twice."""
-    turns = 4
-
-    def answer(prompt: str) -> str:
-        done = prompt.count("<tool_response>")
-        return "It is sunny." if done == turns else ANSWER.replace("Oslo", f"Oslo{done}")
-
-    prompts, before = wants(answer), None
+    """Ten turns of calls and results: each prompt has the model's own spelling, and nothing is computed twice."""
+    prompts, before = wants(answer_of_turns), None
     said: list[dict] = [*QUESTION]
-    for turn in range(turns + 1):
+    for turn in range(TURNS + 1):
         # A stop sequence that does not come leaves the answer whole.
         done = messages.create(**BODY | {"messages": said, "tools": TOOLS, "stop_sequences": ["zzz"]})
         if before:
@@ -239,7 +230,7 @@ def test_counts_are_those_of_the_message(keyed, messages, wants):
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
     keyed.idle()  # an answer is counted after its last byte is sent
     computed = keyed.serving.new_tokens
-    assert messages.count_tokens(**fields | {"messages": QUESTION * 500}).input_tokens > 768
+    assert messages.count_tokens(**fields | {"messages": QUESTION * 500}).input_tokens > 1536
     assert keyed.serving.new_tokens == computed
 
 

@@ -37,9 +37,11 @@ int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv 
 
 /* Attention of `rows` consecutive tokens, the first at index kv->past; kv->first is ignored. Each attends to the latest
  * `window` tokens, itself included; 0: to all. qkv, cosine, sine and out have a row per token. At most 128 heads share a
- * key head. */
+ * key head. received [past + rows], unless NULL, becomes the attention that each token receives from the rows from `counted`
+ * on: the sum over them of the mean over heads. */
 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                           uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
+                           uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
+                           float *received);
 
 /* Norms and rotates a token's heads in place; writes its key and value to the KV cache. */
 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,

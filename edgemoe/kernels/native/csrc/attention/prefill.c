@@ -3,8 +3,10 @@
  * A task is some consecutive tokens of the queries that share one key head. 32 queries lie side by side in vector lanes,
  * so that scores, softmax and the sum over values need no sum across lanes. Keys come in blocks of 64 that start at
  * multiples of 64, with a running largest score and sum (FlashAttention, Dao et al. 2022), so that no result depends on
- * the other tokens of a call.
+ * the other tokens of a call. Where the attention that keys receive is counted (DyMoE eq. 1), a task computes its scores
+ * again once its softmaxes are known, while its queries are in the cache.
  */
+#include <math.h>
 #include <stdatomic.h>
 
 #include "attention.h"
@@ -18,6 +20,7 @@ enum {
 };
 
 static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
+static const float RECEIVED_UNIT = 0x1p-32f; /* of the attention that a key receives: integers add up to the same in any order */
 
 typedef struct {
     const attention_shape *shape;
@@ -27,6 +30,8 @@ typedef struct {
     const uint16_t *cosine, *sine;
     uint16_t *out;
     float *scratch;
+    int64_t counted;   /* first row whose attention is added to `received` */
+    int64_t *received; /* [threads, past + rows], in units of RECEIVED_UNIT; NULL: not counted */
     _Atomic int64_t next; /* task */
 } rows_job;
 
@@ -36,6 +41,7 @@ typedef struct {
     float *keys, *values, *panel;  /* [KEYS, dim] twice, [LANES, dim] */
     float largest[PANELS * LANES], total[PANELS * LANES];
     int32_t position[PANELS * LANES];
+    int64_t *received; /* of the job, this thread's */
 } workspace;
 
 static int64_t workspace_floats(int64_t dim) { return dim * (2 * PANELS * LANES + 2 * KEYS + LANES); }
@@ -102,8 +108,19 @@ AVX2 static void float_tile_avx2(const float *a, int64_t a_row, int64_t a_depth,
 
 static void float_tile(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
                        float *c) {
-    if (use_vnni) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
+    if (path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1) == PATH_AVX512_VNNI) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
     else float_tile_avx2(a, a_row, a_depth, b, depth, factor, c);
+}
+
+/* Which of 8 queries at positions `at` do not see the key at `position`; they see none before `first`. */
+INLINE __m256i hidden_key(__m256i at, __m256i first, int64_t position) {
+    const __m256i key = _mm256_set1_epi32((int32_t)position);
+    return _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
+}
+
+/* The first key that each of 8 queries at positions `at` sees. */
+INLINE __m256i first_key(__m256i at, int64_t window) {
+    return window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)window - 1)) : _mm256_setzero_si256();
 }
 
 /* A step of the online softmax: replaces the scores of `keys` keys from t by e^(score - largest), and updates `largest`
@@ -112,14 +129,12 @@ AVX2 static void softmax_block(float *scores, int64_t t, int64_t keys, int64_t w
                                float *largest, float *total, float *factor) {
     for (int l = 0; l < LANES; l += 8) {
         const __m256i at = _mm256_loadu_si256((const __m256i *)(position + l));
-        const __m256i first = window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)window - 1)) : _mm256_setzero_si256();
+        const __m256i first = first_key(at, window);
         const __m256 before = _mm256_loadu_ps(largest + l);
         __m256 most = before, sum = _mm256_setzero_ps();
         for (int64_t k = 0; k < keys; k++) {
-            const __m256i key = _mm256_set1_epi32((int32_t)(t + k));
-            const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
-            const __m256 score = _mm256_blendv_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(MASKED),
-                                                  _mm256_castsi256_ps(hidden));
+            const __m256 hidden = _mm256_castsi256_ps(hidden_key(at, first, t + k));
+            const __m256 score = _mm256_blendv_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(MASKED), hidden);
             _mm256_storeu_ps(scores + k * LANES + l, score);
             most = _mm256_max_ps(most, score);
         }
@@ -143,6 +158,51 @@ AVX2 static void widen(const uint16_t *from, int64_t count, float by, float *to)
         _mm256_storeu_ps(to + i, _mm256_mul_ps(eight_from_bf16(from + i), _mm256_set1_ps(by)));
 }
 
+/* Scores of a panel's LANES queries and the keys [keys, dim]; scores [keys rounded up to OUTER, LANES]. */
+static void score_keys(const float *queries, const float *keys, int64_t count, int64_t dim, float *scores) {
+    for (int64_t k = 0; k < count; k += OUTER) float_tile(keys + k * dim, dim, 1, queries, dim, NULL, scores + k * LANES);
+}
+
+/* Adds to `received` [keys] the weights of `keys` keys from t for the queries of a panel, each times `share` [LANES]. */
+AVX2 static void add_weights(const float *scores, int64_t t, int64_t keys, int64_t window, const int32_t *position,
+                             const float *largest, const float *share, float *received) {
+    for (int64_t k = 0; k < keys; k++) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int l = 0; l < LANES; l += 8) {
+            const __m256i at = _mm256_loadu_si256((const __m256i *)(position + l));
+            const __m256 hidden = _mm256_castsi256_ps(hidden_key(at, first_key(at, window), t + k));
+            const __m256 score = _mm256_sub_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_loadu_ps(largest + l));
+            sum = _mm256_fmadd_ps(_mm256_andnot_ps(hidden, exponential(score)), _mm256_loadu_ps(share + l), sum);
+        }
+        received[k] += horizontal_sum(sum);
+    }
+}
+
+/* Adds the attention that the `count` queries of a task give to each key, from key `from` to `end`, to w->received. */
+AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, int64_t from, int64_t end,
+                                workspace *w) {
+    const attention_kv *kv = job->kv;
+    const int64_t dim = job->shape->dim, sharing = job->shape->heads / job->shape->kv_heads, panels = ceil_div(count, LANES);
+    float share[PANELS * LANES];
+    for (int64_t i = 0; i < panels * LANES; i++) {
+        const int counts = i < count && row + i / sharing >= job->counted; /* surplus lanes repeat a query */
+        share[i] = counts ? 1 / w->total[i] : 0;
+    }
+    for (int64_t t = from; t < end; t += KEYS) {
+        const int64_t block = min_of(end - t, KEYS), at = kv_head * kv->context + t;
+        float received[KEYS] = {0};
+        kv_widen(kv->key_format, kv->keys + at * kv_row_bytes(kv->key_format, dim), block, dim, w->keys);
+        for (int64_t p = 0; p < panels; p++) {
+            const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
+            if (keys <= 0) continue;
+            float scores[KEYS * LANES];
+            score_keys(w->queries + p * LANES * dim, w->keys, keys, dim, scores);
+            add_weights(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, share + p * LANES, received);
+        }
+        for (int64_t k = 0; k < block; k++) w->received[t + k] += llrintf(received[k] / RECEIVED_UNIT);
+    }
+}
+
 /* Attention of the `count` queries of one key head from token `row` on, `sharing` per token. */
 AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workspace *w) {
     const attention_shape *shape = job->shape;
@@ -160,7 +220,8 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
         if (i % LANES == LANES - 1) transpose(w->panel, LANES, dim, w->queries + i / LANES * LANES * dim);
     }
     memset(w->sums, 0, sizeof(float) * (size_t)(panels * LANES * dim));
-    for (int64_t t = job->window && window_start > 0 ? window_start / KEYS * KEYS : 0; t < end; t += KEYS) {
+    const int64_t from = job->window && window_start > 0 ? window_start / KEYS * KEYS : 0;
+    for (int64_t t = from; t < end; t += KEYS) {
         const int64_t block = min_of(end - t, KEYS), at = kv_head * kv->context + t;
         kv_widen(kv->key_format, kv->keys + at * kv_row_bytes(kv->key_format, dim), block, dim, w->keys);
         kv_widen(kv->value_format, kv->values + at * kv_row_bytes(kv->value_format, dim), block, dim, w->values);
@@ -168,13 +229,13 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
             const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
             if (keys <= 0) continue;
             float scores[KEYS * LANES], factor[LANES];
-            for (int64_t k = 0; k < keys; k += OUTER)
-                float_tile(w->keys + k * dim, dim, 1, w->queries + p * LANES * dim, dim, NULL, scores + k * LANES);
+            score_keys(w->queries + p * LANES * dim, w->keys, keys, dim, scores);
             softmax_block(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, w->total + p * LANES, factor);
             for (int64_t d = 0; d < dim; d += OUTER)
                 float_tile(w->values + d, 1, dim, scores, keys, factor, w->sums + (p * dim + d) * LANES);
         }
     }
+    if (w->received && row + ceil_div(count, sharing) > job->counted) count_received(job, kv_head, row, count, from, end, w);
     for (int64_t i = 0; i < count; i++) {
         if (i % LANES == 0) transpose(w->sums + i * dim, dim, LANES, w->panel);
         const float by = 1 / w->total[i], *sum = w->panel + i % LANES * dim;
@@ -193,6 +254,7 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
     workspace w = {.queries = scratch, .sums = scratch + PANELS * LANES * dim, .keys = scratch + 2 * PANELS * LANES * dim};
     w.values = w.keys + KEYS * dim;
     w.panel = w.values + KEYS * dim;
+    if (job->received) w.received = job->received + thread * (job->kv->past + job->rows);
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < blocks * shape->kv_heads;) {
         const int64_t row = (blocks - 1 - task / shape->kv_heads) * job->task_rows;
         attend_rows(job, task % shape->kv_heads, row, sharing * min_of(job->rows - row, job->task_rows), &w);
@@ -200,15 +262,25 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
 }
 
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                                uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
+                                uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
+                                float *received) {
     if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0) return WRONG_SHAPE;
-    const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p);
-    float *scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
+    const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p), tokens = kv->past + rows;
+    const size_t floats = (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float); /* a multiple of 64 bytes */
+    const size_t counts = received ? (size_t)(threads * tokens) * sizeof(int64_t) : 0;
+    float *scratch = pool_acquire(p, floats + counts);
     if (!scratch) return OUT_OF_MEMORY;
+    int64_t *sums = received ? (int64_t *)((char *)scratch + floats) : NULL;
+    if (sums) memset(sums, 0, counts);
     rows_job job = {.shape = shape, .kv = kv, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
-                    .cosine = cosine, .sine = sine, .out = out, .scratch = scratch};
+                    .cosine = cosine, .sine = sine, .out = out, .scratch = scratch, .counted = counted, .received = sums};
     pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
     pool_run(p, thread_task, &job, threads);
+    for (int64_t t = 0; sums && t < tokens; t++) {
+        int64_t all = 0;
+        for (int64_t thread = 0; thread < threads; thread++) all += sums[thread * tokens + t];
+        received[t] = (float)((double)all * RECEIVED_UNIT / (double)shape->heads);
+    }
     pool_release(p);
     return 0;
 }

@@ -19,8 +19,8 @@ typedef struct {
 
 enum { PROJECTIONS = 3 };
 
-/* An expert's factors: of gate, up and down. */
-typedef struct { factors of[PROJECTIONS]; } compensator;
+/* An expert's factors: of gate, up and down; absent: not 0 while they are not in memory. */
+typedef struct { factors of[PROJECTIONS]; int64_t absent; } compensator;
 
 /* FACTOR_RANKS: of a call of factors_project. FACTOR_TOKENS: of one of either function, at most. */
 enum { FACTOR_GROUP = 64, CODE_BYTES = 24, FACTOR_RANKS = 4, FACTOR_TOKENS = 2 };

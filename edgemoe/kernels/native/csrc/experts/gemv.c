@@ -1,4 +1,5 @@
 /* One token through a block of quantized rows, straight from the planes. */
+#include "../dot.h"
 #include "vnni.h"
 
 #if defined(__x86_64__)
@@ -71,10 +72,63 @@ INLINE void chunk_sums_a14(int lower, const matrix *m, const expert *e, int64_t 
     widen_a14(h, l, out);
 }
 
-INLINE void chunk_sums(const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
+/* Four columns of a row in each dword: of 8 columns of 8 rows, unpacked by fours in a and b, rows 0-3 in out[0] and 4-7 in
+ * out[1], the even columns in the lower half and the odd ones in the upper. */
+INLINE void join_eights(__m256i a, __m256i b, __m256i out[2]) {
+    out[0] = _mm256_unpacklo_epi16(a, b);
+    out[1] = _mm256_unpackhi_epi16(a, b);
+}
+
+/* Spreads 8 activations, each four's in the order 0 2 1 3, to the column order of join_eights. */
+INLINE __m256i spread_eight(const int8_t *first, const int8_t *last) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 0, 1, 4, 5, 0, 1, 4, 5, 0, 1, 4, 5,
+                                           2, 3, 6, 7, 2, 3, 6, 7, 2, 3, 6, 7, 2, 3, 6, 7);
+    return _mm256_shuffle_epi8(_mm256_unpacklo_epi32(broadcast_four(first), broadcast_four(last)), order);
+}
+
+/* The sums of rows 0-7 of join_eights' products. */
+INLINE __m256i fold_lanes(__m256i first, __m256i last) {
+    return _mm256_add_epi32(_mm256_permute2x128_si256(first, last, 0x20), _mm256_permute2x128_si256(first, last, 0x31));
+}
+
+/* chunk_sums with four products an instruction. n % 2 == 0. */
+INLINE void chunk_sums_vnni(enum dot dot, int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n,
+                            __m256i out[4]) {
+    __m256i high[4][2], low[4][2]; /* level 8: the sum is 128 high + low; levels 4 and 2: low */
+    for (int r = 0; r < 4; r++) high[r][0] = high[r][1] = low[r][0] = low[r][1] = _mm256_setzero_si256();
+    for (const int64_t step = level == 8 ? 8 : 4; n > 0; n -= 2, at += 64, x += 2 * step) {
+        __m256i a[4], b[4], c[4], d[4], rows[2];
+        upper_nibbles(level > 2, e, at, a);
+        upper_nibbles(level > 2, e, at + 32, b);
+        if (level == 8) {
+            lower_nibbles(m, e, at, c);
+            lower_nibbles(m, e, at + 32, d);
+        }
+        const __m256i v = spread_eight(x, x + step), l = level == 8 ? spread_eight(x + 4, x + 12) : v;
+        for (int r = 0; r < 4; r++) {
+            if (level == 8) a[r] = _mm256_or_si256(_mm256_slli_epi16(a[r], 4), c[r]), b[r] = _mm256_or_si256(_mm256_slli_epi16(b[r], 4), d[r]);
+            join_eights(a[r], b[r], rows);
+            for (int i = 0; i < 2; i++) {
+                if (level == 8) high[r][i] = add_bytes(dot, high[r][i], rows[i], v);
+                low[r][i] = add_bytes(dot, low[r][i], rows[i], l);
+            }
+        }
+    }
+    for (int r = 0; r < 4; r++) {
+        out[r] = fold_lanes(low[r][0], low[r][1]);
+        if (level == 8) out[r] = _mm256_add_epi32(out[r], _mm256_slli_epi32(fold_lanes(high[r][0], high[r][1]), 7));
+    }
+}
+
+INLINE void chunk_sums(enum dot dot, int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n,
+                       __m256i out[4]) {
+    if (dot != DOT_AVX2) {
+        chunk_sums_vnni(dot, level, m, e, at, x, n, out);
+        return;
+    }
     for (int r = 0; r < 4; r++) out[r] = _mm256_setzero_si256();
-    if (e->level == 2) chunk_sums_a8(0, e, at, x, n, out);
-    else if (e->level == 4) chunk_sums_a8(1, e, at, x, n, out);
+    if (level == 2) chunk_sums_a8(0, e, at, x, n, out);
+    else if (level == 4) chunk_sums_a8(1, e, at, x, n, out);
     else {
         chunk_sums_a14(0, m, e, at, x, n, out);
         for (int r = 0; r < 4; r++) out[r] = _mm256_slli_epi32(out[r], 4);
@@ -82,18 +136,14 @@ INLINE void chunk_sums(const matrix *m, const expert *e, int64_t at, const int8_
     }
 }
 
-AVX2 void gemv_block(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
-                     const float *sum, int64_t stride, uint16_t *y) {
-    if (use_vnni) {
-        gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
-        return;
-    }
-    const float unit = code_unit(e->level), zero = zero_point(e->level);
-    const int64_t at = m->codes_at + block * m->cols * 8, bytes = activation_bytes(e->level);
+INLINE void gemv_at_level(enum dot dot, int64_t level, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
+                          const float *scale, const float *sum, int64_t stride, uint16_t *y) {
+    const float unit = code_unit(level), zero = zero_point(level);
+    const int64_t at = m->codes_at + block * m->cols * 8, bytes = activation_bytes(level);
     __m256 total[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t c = 0; c < m->cols / chunk; c++) {
         __m256i codes[4];
-        chunk_sums(m, e, at + c * chunk * 8, x + bytes * c * chunk * stride, chunk / 4, codes);
+        chunk_sums(dot, level, m, e, at + c * chunk * 8, x + bytes * c * chunk * stride, chunk / 4, codes);
         const uint8_t *scales = scales_of(m, e, block, c, chunk);
         prefetch_scales(m, e, block, c, chunk);
         const __m256 by = _mm256_set1_ps(unit * scale[c * stride]), all = _mm256_set1_ps(sum[c * stride]);
@@ -107,5 +157,21 @@ AVX2 void gemv_block(const matrix *m, const expert *e, int64_t block, int64_t ch
     float out[32];
     for (int r = 0; r < 4; r++) _mm256_storeu_ps(out + 8 * r, total[r]);
     for (int r = 0; r < 32; r++) y[r] = to_bf16(out[r]);
+}
+
+AVX2 void gemv_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
+                     const float *scale, const float *sum, int64_t stride, uint16_t *y) {
+    const enum dot dot = path == PATH_AVX_VNNI ? vnni_dot : DOT_AVX2;
+#define AT_LEVEL(dot, level) gemv_at_level(dot, level, m, e, block, chunk, x, scale, sum, stride, y)
+#define ANY_LEVEL(dot) \
+    if (e->level == 2) AT_LEVEL(dot, 2); \
+    else if (e->level == 4) AT_LEVEL(dot, 4); \
+    else AT_LEVEL(dot, 8)
+    if (path == PATH_AVX512_VNNI) gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
+    else if (dot == DOT_VEX) { ANY_LEVEL(DOT_VEX); }
+    else if (dot == DOT_EVEX) { ANY_LEVEL(DOT_EVEX); }
+    else { ANY_LEVEL(DOT_AVX2); }
+#undef ANY_LEVEL
+#undef AT_LEVEL
 }
 #endif

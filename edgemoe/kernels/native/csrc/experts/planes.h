@@ -10,9 +10,11 @@
  *           8 * 2 * 15 * 127 = 30480;
  *   gemm.c: more tokens, a chunk's codes are joined once into a tile of 32 rows (2 KiB) and multiplied with every token,
  *           A14 as 16-bit and A8 as 8-bit numbers, in the same sums;
- *   vnni.c: both, in 32-bit sums.
+ *   vnni.c: both, in 32-bit sums, as gemv.c and gemm.c themselves with AVX-VNNI;
+ *   tiles/: many tokens, the same tile as a matrix of AMX, A14 as h and l.
  */
 #pragma once
+#include "../paths.h"
 #include "factors.h"
 
 #if defined(__x86_64__)
@@ -62,6 +64,7 @@ enum format {
     A14_SPLIT = 1, /* for gemv.c: per 4 columns the bytes h0 h2 h1 h3 l0 l2 l1 l3 */
     A14 = 2,       /* for gemm.c: 16 bits each */
     A8 = 4,
+    A14_HALVES = 8, /* for tiles: a chunk's h, then its l, a byte each */
 };
 
 /* Bytes of an activation. */
@@ -135,12 +138,16 @@ INLINE affine affine_of(const uint8_t *scales) {
     return (affine){_mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), _mm256_castsi256_ps(_mm256_and_si256(pair, upper))};
 }
 
+/* Joins a chunk of CHUNK columns' codes to `tile` [CHUNK / 4, BLOCK_ROWS, 4], of every 4 columns in the order 0 2 1 3; of a
+ * block of 16 rows the first 16. */
+void join_fours(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile);
+
 /* Multiplies one token with the 32 rows of a block; consecutive chunks lie `stride` chunks apart in x, and `stride`
  * numbers in scale and sum. */
-void gemv_block(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
+void gemv_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                 const float *sum, int64_t stride, uint16_t *y);
 
-/* Multiplies up to MAX_TOKENS tokens with the rows of a block: 32, or the matrix's last 16. */
-void gemm_block(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
+/* Multiplies up to MAX_TOKENS tokens with the rows of a block: 32, or the matrix's last 16. The path has no tiles. */
+void gemm_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                 const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
 #endif

@@ -1,16 +1,12 @@
 /* Quantization of activations, and products of one matrix of several experts with them. */
 #include "products.h"
 
+#include "../dot.h"
+#include "../tiles/tiles.h"
 #include "vnni.h"
 
 #if defined(__x86_64__)
 enum { QUANTIZE_ROWS = 8 }; /* of a task of quantize_task */
-
-INLINE int32_t horizontal_sum_int(__m256i v) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
-}
 
 /* 8 bf16 numbers times `by`, rounded to the nearest integers. */
 INLINE __m256i eight_scaled(const uint16_t *x, __m256 by) { return _mm256_cvtps_epi32(_mm256_mul_ps(eight_from_bf16(x), by)); }
@@ -31,11 +27,15 @@ INLINE void quantize_chunk(const uint16_t *x, int64_t chunk, enum format format,
             _mm_storeu_si128((__m128i *)(q + i), _mm256_castsi256_si128(v));
             continue;
         }
-        if (format == A14_SPLIT) {
-            const __m256i h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
-            const __m256i l = _mm256_sub_epi16(v, _mm256_slli_epi16(h, 7));
-            v = _mm256_shuffle_epi32(_mm256_packs_epi16(h, l), 0xD8);
+        const __m256i h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
+        const __m256i l = _mm256_sub_epi16(v, _mm256_slli_epi16(h, 7)), both = _mm256_packs_epi16(h, l);
+        if (format == A14_HALVES) {
+            const __m256i halves = _mm256_permute4x64_epi64(both, 0xD8);
+            _mm_storeu_si128((__m128i *)(q + i), _mm256_castsi256_si128(halves));
+            _mm_storeu_si128((__m128i *)(q + chunk + i), _mm256_extracti128_si256(halves, 1));
+            continue;
         }
+        if (format == A14_SPLIT) v = _mm256_shuffle_epi32(both, 0xD8);
         _mm256_storeu_si256((__m256i *)(q + 2 * i), v);
     }
     *scale = largest / most;
@@ -48,6 +48,17 @@ INLINE int64_t first_row(const product *job, const expert *e) { return job->rows
 INLINE int uses_gemv(const product *job, const expert *e) { return e->tokens == 1 && job->m->rows % BLOCK_ROWS == 0; }
 
 static inline int64_t chunk_of(const matrix *m) { return min_of(m->group, CHUNK); }
+
+/* The path of an expert's rows; one with tiles multiplies chunks of CHUNK columns only. */
+INLINE enum path path_of_expert(const product *job, const expert *e) {
+    const enum path path = path_of(e->level == 8 ? WORK_EXPERTS_8 : WORK_EXPERTS, e->tokens);
+    return uses_gemv(job, e) || job->chunk != CHUNK ? without_tiles(path) : path;
+}
+
+INLINE enum format format_of(const product *job, const expert *e) {
+    if (e->level < 8) return A8;
+    return uses_gemv(job, e) ? A14_SPLIT : has_tiles(path_of_expert(job, e)) ? A14_HALVES : A14;
+}
 
 size_t product_scratch_bytes(const product *job, int64_t y_rows) {
     const matrix *m = job->m;
@@ -96,7 +107,7 @@ AVX2 uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at) {
     memset(job->formats, 0, (size_t)job->rows);
     for (int64_t i = 0; i < job->count; i++) {
         const expert *e = job->experts + i;
-        const enum format format = e->level < 8 ? A8 : uses_gemv(job, e) ? A14_SPLIT : A14;
+        const enum format format = format_of(job, e);
         for (int64_t t = 0; t < e->tokens; t++) job->formats[first_row(job, e) + t] |= format;
     }
     return (uint8_t *)(((uintptr_t)job->formats + (uintptr_t)job->rows + 63) & ~(uintptr_t)63);
@@ -108,8 +119,10 @@ AVX2 void product_quantize(const product *job, int64_t row) {
         const int64_t to = c * job->rows + row;
         const uint16_t *x = job->x + row * cols + c * chunk;
         const activations a = job->a14, b = job->a8;
-        if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, a.q + 2 * to * chunk, a.scale + to, a.sum + to);
-        if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, a.q + 2 * to * chunk, a.scale + to, a.sum + to);
+        int8_t *q = a.q + 2 * to * chunk;
+        if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, q, a.scale + to, a.sum + to);
+        if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, q, a.scale + to, a.sum + to);
+        if (job->formats[row] & A14_HALVES) quantize_chunk(x, chunk, A14_HALVES, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A8) quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
     }
 }
@@ -190,27 +203,28 @@ AVX2 static void add_factors(const product *job, const expert *e, int64_t first,
     }
 }
 
-/* Up to so many tokens, a few at a time are faster than all of them from joined codes. */
-enum { FEW_UP_TO = 12 };
-
-INLINE int uses_few(const product *job, const expert *e) {
-    return use_vnni && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
+/* Up to FEW_UP_TO tokens, a few at a time are faster with AVX-512 than all of them from joined codes. */
+INLINE int uses_few(const product *job, const expert *e, enum path path) {
+    return path == PATH_AVX512_VNNI && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
 }
 
 /* Computes a block's rows of y, 32 or a matrix's last 16. */
 AVX2 static void product_block(const product *job, const expert *e, int64_t block) {
     const matrix *m = job->m;
     const activations *a = e->level == 8 ? &job->a14 : &job->a8;
-    const int few = uses_few(job, e);
+    const enum path path = path_of_expert(job, e);
+    const int few = uses_few(job, e, path);
     int64_t now;
     for (int64_t t = 0; t < e->tokens; t += now) {
         const int64_t row = first_row(job, e) + t, left = e->tokens - t;
-        now = few ? left / ceil_div(left, FEW_TOKENS) : min_of(left, MAX_TOKENS);
+        now = few ? left / ceil_div(left, FEW_TOKENS) : min_of(left, has_tiles(path) ? TILE_CALL_TOKENS : MAX_TOKENS);
         const int8_t *x = a->q + activation_bytes(e->level) * row * job->chunk;
+        const float *scale = a->scale + row, *sum = a->sum + row;
         uint16_t *y = job->y + (e->y + t) * m->rows + block * BLOCK_ROWS;
-        if (few) few_block_vnni(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, now, y);
-        else if (uses_gemv(job, e)) gemv_block(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, y);
-        else gemm_block(m, e, block, job->chunk, x, a->scale + row, a->sum + row, job->rows, now, y);
+        if (has_tiles(path)) gemm_block_tiles(path, m, e, block, x, scale, sum, job->rows, now, y);
+        else if (few) few_block_vnni(m, e, block, job->chunk, x, scale, sum, job->rows, now, y);
+        else if (uses_gemv(job, e)) gemv_block(path, m, e, block, job->chunk, x, scale, sum, job->rows, y);
+        else gemm_block(path, m, e, block, job->chunk, x, scale, sum, job->rows, now, y);
     }
 }
 

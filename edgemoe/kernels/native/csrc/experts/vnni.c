@@ -1,6 +1,7 @@
 /* The inner loops with vpdpbusd and vpdpwssd: four products of 8-bit numbers, or two of 16-bit ones, added up in 32 bits
  * by one instruction, where AVX2 takes two or three. Integer sums are exact, and the floating-point operations and their
  * order are those of the AVX2 functions. */
+#include "../dot.h"
 #include "vnni.h"
 
 #if defined(__x86_64__)
@@ -18,16 +19,11 @@ INLINE_VNNI __m512i add_dot_words(__m512i sum, __m512i a, __m512i b) {
     return sum;
 }
 
-enum { TILE_TOKENS = 4, TILE_ROWS = 4, PAIRS = TILE_TOKENS / 2 }; /* of int8_tile_vnni */
+enum { TILE_TOKENS = 4, TILE_ROWS = 4 }; /* of int8_tile_vnni */
 
 /* Adds the upper half of each to its lower one: a's sum in the lower half, b's in the upper one. */
 INLINE_VNNI __m512i fold_halves(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xEE));
-}
-
-/* a in the lower half, b in the upper one. */
-INLINE_VNNI __m512 halves_of(float a, float b) {
-    return _mm512_insertf32x8(_mm512_set1_ps(a), _mm256_set1_ps(b), 1);
 }
 
 /* Adds 16 products of an int8 row and a token. */
@@ -36,11 +32,17 @@ INLINE_VNNI __m512i add_dot_16(__m512i sum, const int8_t *w, const int16_t *x) {
     return add_dot_words(sum, _mm512_zextsi256_si512(wide), _mm512_zextsi256_si512(v));
 }
 
+/* The sums of four vectors of 16. */
+INLINE_VNNI __m128i horizontal_sums_512(const __m512i v[4]) {
+    __m256i halves[4];
+    for (int i = 0; i < 4; i++) halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
+    return horizontal_sums_int(halves);
+}
+
 VNNI void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
                          float out[4][4]) {
-    __m512 total[TILE_ROWS][PAIRS]; /* a token in each half */
-    for (int r = 0; r < TILE_ROWS; r++)
-        for (int p = 0; p < PAIRS; p++) total[r][p] = _mm512_setzero_ps();
+    __m128 total[TILE_ROWS]; /* a token in each lane */
+    for (int r = 0; r < TILE_ROWS; r++) total[r] = _mm_setzero_ps();
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK, scale++) {
         const int64_t end = min_of(from + DENSE_CHUNK, cols);
         __m512i sum[TILE_ROWS][TILE_TOKENS];
@@ -59,23 +61,15 @@ VNNI void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, 
         for (; k < end; k += 16)
             for (int r = 0; r < TILE_ROWS; r++)
                 for (int t = 0; t < TILE_TOKENS; t++) sum[r][t] = add_dot_16(sum[r][t], w + r * cols + k, x + t * cols + k);
-        for (int p = 0; p < PAIRS; p++) {
-            const __m512 by = halves_of(scale[2 * p * chunks], scale[(2 * p + 1) * chunks]);
-            for (int r = 0; r < TILE_ROWS; r++) {
-                const __m512i of_two = fold_halves(sum[r][2 * p], sum[r][2 * p + 1]);
-                total[r][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(of_two), by, total[r][p]);
-            }
-        }
+        const __m128 by = _mm_setr_ps(scale[0], scale[chunks], scale[2 * chunks], scale[3 * chunks]);
+        for (int r = 0; r < TILE_ROWS; r++)
+            total[r] = _mm_fmadd_ps(_mm_cvtepi32_ps(horizontal_sums_512(sum[r])), by, total[r]);
     }
-    for (int r = 0; r < TILE_ROWS; r++)
-        for (int p = 0; p < PAIRS; p++) {
-            out[r][2 * p] = horizontal_sum(_mm512_castps512_ps256(total[r][p]));
-            out[r][2 * p + 1] = horizontal_sum(_mm512_extractf32x8_ps(total[r][p], 1));
-        }
+    for (int r = 0; r < TILE_ROWS; r++) _mm_storeu_ps(out[r], total[r]);
 }
 
 VNNI float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols) {
-    __m256 total = _mm256_setzero_ps();
+    float total = 0;
     for (int64_t from = 0; from < cols; from += DENSE_CHUNK, scale++) {
         const int64_t end = min_of(from + DENSE_CHUNK, cols);
         __m512i sum[4];
@@ -92,9 +86,9 @@ VNNI float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, 
         for (; k < end; k += 16) sum[0] = add_dot_16(sum[0], w + k, x + k);
         const __m512i all = _mm512_add_epi32(_mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3]));
         const __m256i lanes = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-        total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lanes), _mm256_set1_ps(*scale), total);
+        total = __builtin_fmaf((float)horizontal_sum_int(lanes), *scale, total);
     }
-    return horizontal_sum(total);
+    return total;
 }
 
 INLINE_VNNI __m512i load_bytes_512(const uint8_t *from) { return _mm512_loadu_si512(from); }
@@ -135,6 +129,36 @@ INLINE_VNNI int32_t four_bytes(const int8_t *x) {
 /* The 4 bytes at `first` throughout the lower half, the 4 at `last` throughout the upper one. */
 INLINE_VNNI __m512i broadcast_two_fours(const int8_t *first, const int8_t *last) {
     return _mm512_mask_set1_epi32(_mm512_set1_epi32(four_bytes(first)), 0xFF00, four_bytes(last));
+}
+
+/* Stores 8 columns of 32 rows in the order of rows: 4 columns of all rows, then the other 4. */
+INLINE_VNNI void store_fours_512(const __m512i rows[4], uint8_t *tile) {
+    for (int i = 0; i < 4; i++) {
+        const __m512i a = rows[i % 2 * 2], b = rows[i % 2 * 2 + 1];
+        _mm512_store_si512(tile + 64 * i, i < 2 ? _mm512_shuffle_i64x2(a, b, 0x44) : _mm512_shuffle_i64x2(a, b, 0xEE));
+    }
+}
+
+/* join_fours, for 32 rows. */
+INLINE_VNNI void join_32_rows_512(int64_t level, const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
+    for (int64_t i = 0; i < CHUNK; i += 8, at += 64, tile += 8 * BLOCK_ROWS) {
+        __m512i rows[4], lower[4];
+        upper_nibbles_512(level > 2, e, at, rows);
+        if (level == 8) {
+            const uint8_t *a = e->d8 + at, *b = a + m->half;
+            unpack_nibbles_512(load_bytes_512(a), load_bytes_512(b), lower);
+            for (int r = 0; r < 4; r++) rows[r] = _mm512_or_si512(_mm512_slli_epi16(rows[r], 4), lower[r]);
+        }
+        store_fours_512(rows, tile);
+    }
+}
+
+VNNI void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile) {
+    const int64_t at = m->codes_at + (block * m->cols + c * CHUNK) * 8;
+    if (m->rows - block * BLOCK_ROWS < BLOCK_ROWS) join_fours(m, e, block, c, tile);
+    else if (e->level == 2) join_32_rows_512(2, m, e, at, tile);
+    else if (e->level == 4) join_32_rows_512(4, m, e, at, tile);
+    else join_32_rows_512(8, m, e, at, tile);
 }
 
 /* Sums of a chunk of 4 n columns of 32 rows, 16 in each. */

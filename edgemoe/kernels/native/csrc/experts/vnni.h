@@ -4,9 +4,6 @@
 #include "planes.h"
 
 #if defined(__x86_64__)
-/* Whether the functions below are used; only edgemoe_vnni (pool.c) sets it. */
-extern int use_vnni;
-
 /* dense.c: int8_row, and a tile of 4 rows times 4 tokens, out[row][token]. cols % 16 == 0. */
 float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols);
 void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks, float out[4][4]);
@@ -19,6 +16,9 @@ void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t ch
 enum { FEW_TOKENS = 4 };
 void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                     const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
+
+/* gemm.c: join_fours. */
+void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile);
 
 /* gemm.c: adds a chunk's products of `rows` rows, 32 or 16, to `total` [tokens, BLOCK_ROWS]. `tile` has the chunk's
  * codes, `scales` the rows' scales and centres. */

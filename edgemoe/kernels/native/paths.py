@@ -1,0 +1,83 @@
+"""The paths of the compiled kernel: sets of instructions, of which each kind of work takes one.
+
+All paths give the same bits: sums of products are integers, and the operations in float32 behind them have one order.
+So a choice of paths changes the time of an answer and never the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgemoe.kernels.native import library as native
+
+PATHS = ("avx2", "avx-vnni", "avx512-vnni", "amx", "amx-emulated")
+"""In the order of `path` in csrc/paths.h."""
+
+EMULATED = "amx-emulated"
+"""AMX's tiles in plain C: for tests, on every processor."""
+
+WORKS = ("experts", "experts at 8 bits", "dense", "attention")
+"""Kinds of work, in the order of `work` in csrc/paths.h."""
+
+ROWS = ("1", "2 to 12", "13 to 31", "32 and more")
+"""Rows of an expert or of a product that share a choice (row_bucket in csrc/paths.h)."""
+
+Choice = Mapping[tuple[str, str], str]
+"""(kind of work, rows) -> path."""
+
+
+def available() -> list[str]:
+    """The paths of this processor, the narrowest first; the emulated one is not among them."""
+    found: int = native.library().edgemoe_paths()
+    return [path for i, path in enumerate(PATHS) if found >> i & 1 and path != EMULATED]
+
+
+def candidates(work: str, rows: str) -> list[str]:
+    """The paths that have code of their own for a kind of work and number of rows, the narrowest first.
+
+    AMX has none for single rows: those wait for memory. Attention, in float32, has none with 8-bit sums.
+    """
+    found = available()
+    if work == "attention":
+        return [path for path in found if path in ("avx2", "avx512-vnni")] if rows == ROWS[-1] else []
+    return [path for path in found if path != "amx" or rows != ROWS[0]]
+
+
+def chosen() -> dict[tuple[str, str], str]:
+    """What is chosen now, for every kind of work and number of rows that has candidates; at first the widest paths."""
+    library = native.library()
+    return {
+        (work, rows): PATHS[library.edgemoe_chosen_path(i, j)]
+        for i, work in enumerate(WORKS)
+        for j, rows in enumerate(ROWS)
+        if candidates(work, rows)
+    }
+
+
+def forced(path: str) -> dict[tuple[str, str], str]:
+    """The choice of one path for everything that it has code for, and of the widest other path for the rest.
+
+    Raises:
+        ValueError: no such path on this processor.
+    """
+    if path not in (*available(), EMULATED):
+        raise ValueError(f"expected one of {', '.join(available())}, got {path}")
+    below = available()[: PATHS.index(path) + 1]
+    found = {}
+    for key in chosen():
+        own = [each for each in candidates(*key) if each in below]
+        tiles = path == EMULATED and key[0] != "attention"
+        found[key] = path if tiles else own[-1]
+    return found
+
+
+def choose(choice: Choice) -> None:
+    """Lets each kind of work take its path. Not to be called while a product runs.
+
+    Raises:
+        ValueError: a path that this processor has not got.
+    """
+    for (work, rows), path in choice.items():
+        index = PATHS.index(path) if path in PATHS else -1
+        if native.library().edgemoe_choose_path(WORKS.index(work), ROWS.index(rows), index):
+            raise ValueError(f"expected one of {', '.join(available())}, got {path}")

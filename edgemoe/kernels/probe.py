@@ -1,0 +1,224 @@
+"""Times every path of the compiled kernel for each kind of work, and keeps the fastest of this machine in a file.
+
+The measurement takes some tenths of a second and is repeated when the processor, the compiled library or the number of
+threads changes. Paths give the same bits, so another choice changes no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgemoe.kernels.activation import Activation
+from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.experts import NativeExpertKernel
+from edgemoe.machine.cpu import identity
+from storage.base import Blocks, ResidentForm
+from storage.forms import PlaneForm
+from storage.record import MatrixSpec, RecordGeometry
+
+VERSION = 1
+"""Of the file: files of another version are measured anew."""
+
+GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 512, 2048), MatrixSpec.of("down", 2048, 256)), 8)
+"""Of the experts of a sample, of which there are EXPERTS."""
+
+EXPERTS = 2
+
+DENSE = 1024, 2048
+"""Rows and columns of a sample's int8 weight."""
+
+ATTENTION = 8, 2, 128
+"""Heads, heads of keys, and their size."""
+
+SAMPLE = dict(zip(paths.ROWS, (1, 8, 24, 64), strict=True))
+"""Rows that stand for those that share a choice."""
+
+ATTENTION_ROWS = 128
+
+_ROUNDS, _SHARE = 5, 0.006
+"""Rounds over a kind of work's paths, and seconds after which no further round begins."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One path's best time for a kind of work. Field names are the JSON's.
+
+    Args:
+        work, rows: of paths.WORKS and paths.ROWS.
+        path: of paths.PATHS.
+        seconds: of the sample.
+        rate: multiplications and additions a second.
+    """
+
+    work: str
+    rows: str
+    path: str
+    seconds: float
+    rate: float
+
+
+def fastest(timings: list[Timing]) -> dict[tuple[str, str], str]:
+    """The path of least time for each kind of work and number of rows."""
+    best: dict[tuple[str, str], Timing] = {}
+    for one in timings:
+        key = one.work, one.rows
+        if key not in best or one.seconds < best[key].seconds:
+            best[key] = one
+    return {key: one.path for key, one in best.items()}
+
+
+def measure() -> list[Timing]:
+    """Times all candidates; the choice that was in force before stays in force."""
+    before, found = paths.chosen(), list[Timing]()
+    try:
+        for work, rows, multiplications, run in _samples():
+            candidates = paths.candidates(work, rows)
+            best = dict.fromkeys(candidates, math.inf)
+            start = time.perf_counter()
+            for turn in range(_ROUNDS + 1):
+                for path in candidates:
+                    paths.choose({(work, rows): path})
+                    began = time.perf_counter()
+                    run()
+                    taken = time.perf_counter() - began
+                    best[path] = min(best[path], taken) if turn else math.inf  # the first warms up
+                if turn and time.perf_counter() - start > _SHARE * len(candidates):
+                    break
+            found += [
+                Timing(work, rows, path, best[path], multiplications / best[path]) for path in candidates
+            ]
+    finally:
+        paths.choose(before)
+    return found
+
+
+def choose_fastest(directory: Path) -> list[Timing]:
+    """Lets each kind of work take its fastest path, as measured here or, before, on this machine.
+
+    Args:
+        directory: of the file; made if it does not exist. Where it cannot be written, every process measures.
+    """
+    key = machine()
+    timings = _read(_file(directory, key), key)
+    if timings is None:
+        timings = measure_and_keep(directory)
+    paths.choose(fastest(timings))
+    return timings
+
+
+def measure_and_keep(directory: Path) -> list[Timing]:
+    """Measures, and writes the file of this machine."""
+    key = machine()
+    timings = measure()
+    with suppress(OSError):
+        _write(_file(directory, key), key, timings)
+    return timings
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement depends on: processor, library and threads."""
+    library = Path(native.library()._name)
+    return {
+        **identity(),
+        "paths": paths.available(),
+        "library": hashlib.sha256(library.read_bytes()).hexdigest()[:16],
+        "threads": native.thread_count(),
+    }
+
+
+def _file(directory: Path, key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return directory / f"kernels-{digest}.json"
+
+
+def _read(path: Path, key: Mapping[str, Any]) -> list[Timing] | None:
+    """The timings of a file; None where there is none for this machine and version. Warns of a damaged one."""
+    try:
+        found = json.loads(path.read_text())
+        if found["version"] != VERSION or found["machine"] != key:
+            return None
+        timings = [Timing(**one) for one in found["timings"]]
+        choice = fastest(timings)
+        if not all(choice[each] in paths.candidates(*each) for each in paths.chosen()):
+            raise ValueError("timings of other paths")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logging.getLogger("edgemoe").warning(
+            "expected times of kernels in %s, got a damaged file (%s): measured anew", path, error
+        )
+        return None
+    return timings
+
+
+def _write(path: Path, key: Mapping[str, Any], timings: list[Timing]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"version": VERSION, "machine": key, "timings": [asdict(one) for one in timings]}
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _samples() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
+    """Yields kind of work, rows, multiplications of a sample, and a function that computes it."""
+    for work, level in zip(paths.WORKS[:2], (4, 8), strict=True):
+        experts = random_experts(PlaneForm(GEOMETRY, native.LAYOUT, native.LAYOUT), GEOMETRY, EXPERTS)
+        kernel = NativeExpertKernel(GEOMETRY, native.LAYOUT)
+        for name, rows in SAMPLE.items():
+            yield work, name, EXPERTS * rows * GEOMETRY.weights, expert_call(kernel, experts, level, rows)
+    weight = torch.randint(-127, 128, DENSE, dtype=torch.int8)
+    scale = torch.full(DENSE[:1], 0.01).bfloat16()
+    for name, rows in SAMPLE.items():
+        x = torch.randn(rows, DENSE[1]).bfloat16()
+        yield paths.WORKS[2], name, rows * weight.numel(), partial(native.dense_product, x, weight, scale)
+    heads, kv_heads, dim = ATTENTION
+    rows = ATTENTION_ROWS
+    attention = NativeAttention(heads, kv_heads, dim, None, dim**-0.5)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).bfloat16()
+    rotation = torch.ones(rows, dim).bfloat16(), torch.zeros(rows, dim).bfloat16()
+    kv = torch.zeros(kv_heads, rows, dim).bfloat16(), torch.zeros(kv_heads, rows, dim).bfloat16()
+    products = heads * rows * rows * dim
+    yield paths.WORKS[3], paths.ROWS[-1], products, lambda: attention(qkv, rotation, *kv, 0, None)
+
+
+def random_experts(form: ResidentForm, geometry: RecordGeometry, count: int) -> list[Blocks]:
+    """Experts at level 8 in a form, with random codes, and scales and centres of about 0.01."""
+    generator, experts = np.random.default_rng(0), list[Blocks]()
+    for _ in range(count):
+        blocks = {}
+        for kind in form.kinds:
+            block = generator.integers(0, 256, kind.size, dtype=np.uint8)
+            if kind.level == 2:
+                block[: geometry.parameter_bytes] = 0x3C
+            blocks[kind.name] = block.data
+        experts.append(blocks)
+    return experts
+
+
+def expert_call(kernel: ExpertKernel, experts: list[Blocks], level: int, rows: int) -> Callable[[], None]:
+    """A call that computes random rows by each of some experts."""
+    hidden = GEOMETRY.matrices[0].cols
+    x = torch.randn(rows * len(experts), hidden).bfloat16()
+    out, activation = torch.empty_like(x), Activation.gated("silu")
+    parts = [Part(blocks, 8, level, rows) for blocks in experts]
+    return lambda: kernel.forward(x, parts, activation, out)

@@ -1,0 +1,62 @@
+"""Times torch's own kernels on the samples of kernels.probe: what the compiled kernel's paths are compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from edgemoe.kernels import probe
+from edgemoe.kernels.native import paths
+from edgemoe.kernels.probe import Timing
+from edgemoe.kernels.torch_int4 import CpuExpertKernel
+from storage.forms import MergedForm
+from storage.layout import detect
+
+_ROUNDS = 3
+
+
+def torch_timings() -> list[Timing]:
+    """The best time of torch's fastest kernel for each kind of work and number of rows, as path `torch`."""
+    found = []
+    for work, rows, multiplications, calls in _samples():
+        best = min(_best(call) for call in calls)
+        found.append(Timing(work, rows, "torch", best, multiplications / best))
+    return found
+
+
+def _best(call: Callable[[], object]) -> float:
+    call()  # oneDNN compiles a kernel for an unseen shape
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _samples() -> Iterator[tuple[str, str, int, list[Callable[[], object]]]]:
+    geometry, layout = probe.GEOMETRY, detect()
+    experts = probe.random_experts(MergedForm(geometry, layout, layout), geometry, probe.EXPERTS)
+    kernel = CpuExpertKernel(geometry, layout)
+    for work, level in zip(paths.WORKS[:2], (4, 8), strict=True):
+        for name, rows in probe.SAMPLE.items():
+            products = probe.EXPERTS * rows * geometry.weights
+            yield work, name, products, [probe.expert_call(kernel, experts, level, rows)]
+    codes = torch.randint(-127, 128, probe.DENSE, dtype=torch.int8)
+    scale, wide = torch.full(probe.DENSE[:1], 0.01).bfloat16(), codes.bfloat16()
+    for name, rows in probe.SAMPLE.items():
+        x = torch.randn(rows, probe.DENSE[1]).bfloat16()
+        int8 = partial(torch.ops.aten._weight_int8pack_mm, x, codes, scale)
+        yield paths.WORKS[2], name, rows * codes.numel(), [partial(F.linear, x, wide), int8]
+    heads, kv_heads, dim = probe.ATTENTION
+    rows = probe.ATTENTION_ROWS
+    q = torch.randn(1, heads, rows, dim).bfloat16()
+    k, v = (torch.randn(1, kv_heads, rows, dim).bfloat16() for _ in range(2))
+    yield (
+        *(paths.WORKS[3], paths.ROWS[-1], heads * rows * rows * dim),
+        [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)],
+    )

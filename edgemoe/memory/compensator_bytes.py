@@ -1,0 +1,115 @@
+"""The bytes of a limit that compensators take: all of them where they fit, else a budget, and the rest is streamed."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from edgemoe.kernels.native.structures import MOST_ROWS, Compensator
+from storage.base import BLOCK
+from storage.compensator_index import CompensatorGeometry, CompensatorIndex
+from storage.errors import DoesNotFit
+from storage.record import RecordGeometry
+from storage.sizes import format_least, format_size
+
+EXPERT_BYTES = 2048
+"""Most bytes that the interpreter takes for a compensator that is in memory or was, as memory.plan.EXPERT_BYTES."""
+
+FEWEST = 2
+"""Fewest of the largest compensators that a budget holds: one is used while another arrives."""
+
+
+@dataclass(frozen=True)
+class CompensatorBytes:
+    """Bytes of a model's compensators, and how much they are used.
+
+    >>> small = CompensatorBytes(total=40_000, largest=4_000, fixed=500, used=0.25)
+    >>> small.minimum, small.budget(900_000, 1_000_000), small.budget(2_000_000, 1_000_000)
+    (8000, 8910, 40000)
+
+    Args:
+        total: of all compensators.
+        largest: of one.
+        fixed: of what the interpreter and C have for each, and of V x for the rows of a call.
+        used: fraction of a token's experts that are compensated, at most 1.
+        limit: most bytes of compensators in memory; None: by `budget`.
+    """
+
+    total: int
+    largest: int
+    fixed: int
+    used: float
+    limit: int | None = None
+
+    @property
+    def minimum(self) -> int:
+        """Fewest bytes of compensators in memory."""
+        return min(self.total, FEWEST * self.largest)
+
+    @property
+    def least(self) -> int:
+        """Fewest bytes of compensators in memory: with a limit the bytes that it gives."""
+        return self.minimum if self.limit is None else min(self.limit, self.total)
+
+    @property
+    def most(self) -> int:
+        """Most bytes of compensators in memory."""
+        return self.total if self.limit is None else self.least
+
+    def budget(self, free: int, planes: int) -> int:
+        """Divides free bytes between compensators and planes.
+
+        Where not all of both fit, compensators get a part of the bytes: their own, by how often one is used, beside
+        those of all planes.
+
+        Args:
+            free: bytes for both.
+            planes: bytes of all experts.
+        """
+        if self.limit is not None:
+            return self.least
+        weight = self.used * self.total
+        part = max(int(free * weight / (weight + planes)), free - planes)
+        return max(self.minimum, min(self.total, part))
+
+    def with_(self, other: CompensatorBytes) -> CompensatorBytes:
+        """The bytes that are enough for either, one after the other."""
+        if not (self.total and other.total):
+            return self if self.total else other
+        names = ("total", "largest", "fixed", "used")
+        return CompensatorBytes(*(max(getattr(self, name), getattr(other, name)) for name in names))
+
+    @classmethod
+    def of(cls, index: CompensatorIndex, used: float, limit: int | None = None) -> CompensatorBytes:
+        """Those of a store's compensators.
+
+        Raises:
+            DoesNotFit: a limit below `minimum`.
+        """
+        ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
+        widest = max(gate + up for gate, up, _ in ranks) + max(down for *_, down in ranks)
+        made = cls(index.nbytes, index.largest, _fixed(len(ranks), widest), used, limit)
+        if limit is not None and limit < made.minimum:
+            least = format_least(made.minimum)
+            raise DoesNotFit(
+                f"--compensators-limit {least} or more (two compensators of {format_size(made.largest)})",
+                format_size(limit),
+                f"use --compensators-limit {least} or leave it out",
+                minimum=made.minimum,
+            )
+        return made
+
+    @classmethod
+    def at_most(cls, geometry: RecordGeometry, experts: int, mean_rank: int, used: float) -> CompensatorBytes:
+        """Those of compensators of a mean rank, however their ranks are assigned."""
+        mean = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
+        largest = CompensatorGeometry.of(geometry, (mean.most,) * 3).nbytes
+        total = experts * (mean.nbytes + 2 * BLOCK)
+        return cls(total, largest, _fixed(experts, 3 * mean.most), used)
+
+
+NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0)
+
+
+def _fixed(experts: int, widest: int) -> int:
+    return experts * (ctypes.sizeof(Compensator) + EXPERT_BYTES) + MOST_ROWS * 4 * widest

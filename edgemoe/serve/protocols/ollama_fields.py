@@ -1,0 +1,230 @@
+"""The fields of ollama's requests, and the chat or completion that they mean. An unknown field is an error."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields, ToolFields
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.fields import MOST_TOP, CompletionFields, Fields, Known, parse
+from edgemoe.serve.protocols.base import Shape, json_bytes
+
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+"""Options that chats have under the same name."""
+
+
+class Options(Known):
+    """How an answer is generated. Options of ollama's loader have no effect: the model is loaded."""
+
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    num_predict: int | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    top_k: int | None = None
+    min_p: FiniteFloat | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: FiniteFloat | None = None
+    repeat_last_n: Literal[-1] | None = None
+    presence_penalty: FiniteFloat | None = None
+    frequency_penalty: FiniteFloat | None = None
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    numa: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+
+    def as_fields(self, context: int) -> Shape:
+        """The fields of a chat or completion that mean the same.
+
+        Args:
+            context: tokens of the server's.
+
+        Raises:
+            ApiError: a context that the server does not have, or an answer of no tokens.
+        """
+        if self.num_ctx is not None and self.num_ctx > context:
+            message = (
+                f"expected options.num_ctx of at most {context}, got {self.num_ctx}: start the server with a "
+            )
+            raise ApiError(400, f"{message}larger --context, or leave it out", param="options")
+        if self.num_predict == 0:
+            message = "expected options.num_predict of 1 or more, or -1 for no limit, got 0: raise it"
+            raise ApiError(400, message, param="options")
+        limit = self.num_predict if (self.num_predict or 0) > 0 else None
+        given = {name: getattr(self, name) for name in _SAME}
+        return given | {"max_tokens": limit, "repetition_penalty": self.repeat_penalty}
+
+
+class Request(Known):
+    """What both kinds of requests have. `keep_alive` has no effect: the model stays."""
+
+    model: str
+    stream: bool | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | str | None = None
+    options: Options | None = None
+    keep_alive: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    truncate: Literal[False] | None = None
+    shift: Literal[False] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer comes in parts: by default it does."""
+        return self.stream is not False
+
+    def _settings(self, context: int) -> Shape:
+        return (self.options or Options()).as_fields(context)
+
+    def _as_chat(self, messages: list[Shape], context: int, tools: list[Shape] | None = None) -> ChatFields:
+        form: Shape | None = {"type": "json_object"} if self.format == "json" else None
+        if isinstance(self.format, dict):
+            form = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        given = self._settings(context) | {
+            "messages": messages,
+            "tools": tools,
+            "response_format": form,
+            "chat_template_kwargs": None if self.think is None else {"enable_thinking": bool(self.think)},
+            "reasoning_effort": self.think if isinstance(self.think, str) else None,
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs,
+        }
+        return parse(
+            ChatFields, json_bytes({name: value for name, value in given.items() if value is not None})
+        )
+
+
+class CalledFields(Fields):
+    """The function of a call that a message repeats."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class CallFields(Fields):
+    """A call that a message repeats; ollama's own clients send no `id`."""
+
+    id: str | None = None
+    function: CalledFields
+
+
+class MessageFields(Known):
+    """A message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[CallFields] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    def as_message(self) -> Shape:
+        """The message of a chat.
+
+        Raises:
+            ApiError: it has images.
+        """
+        _require_no_images(self.images)
+        calls = [call.model_dump(exclude_none=True) for call in self.tool_calls or ()]
+        given = {
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.thinking,
+            "tool_calls": calls or None,
+            "name": self.tool_name,
+            "tool_call_id": self.tool_call_id,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _require_no_images(images: list[Any] | None) -> None:
+    if images:
+        message = "expected no images, got some: this model takes text alone"
+        raise ApiError(400, message, param="images", code="unsupported_content")
+
+
+class ChatRequest(Request):
+    """The body of /api/chat."""
+
+    messages: list[MessageFields] | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
+
+    def as_chat(self, context: int) -> ChatFields:
+        """The body of /v1/chat/completions that means the same; `context` as in Options.as_fields.
+
+        Raises:
+            ApiError: a field that chats do not have, or a wrong one.
+        """
+        tools = [tool.as_tool() for tool in self.tools or ()]
+        return self._as_chat([each.as_message() for each in self.messages or ()], context, tools or None)
+
+
+class GenerateRequest(Request):
+    """The body of /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+    template: str | None = None
+    context: list[int] | None = None
+
+    def is_text(self) -> bool:
+        """Whether the prompt is continued as it is, or up to a suffix, without the chat template.
+
+        Raises:
+            ApiError: a field that the server cannot obey, or none beside such a prompt.
+        """
+        _require_no_images(self.images)
+        for name, instead in (("context", "send the messages to /api/chat"), ("template", "send raw true")):
+            if getattr(self, name):
+                message = f"expected no {name}, got one: {instead}"
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
+        text = bool(self.raw or self.suffix)
+        beside = next((name for name in ("system", "format", "think") if text and getattr(self, name)), None)
+        if beside:
+            message = f"expected no {beside} beside raw or suffix, got one: leave it out"
+            raise ApiError(400, message, param=beside)
+        return text
+
+    def as_chat(self, context: int) -> ChatFields:
+        """The body of /v1/chat/completions that means the same; `context` as in Options.as_fields.
+
+        Raises:
+            ApiError: as ChatRequest.as_chat.
+        """
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self._as_chat([*system, {"role": "user", "content": self.prompt}], context)
+
+    def as_completion(self, context: int) -> CompletionFields:
+        """The body of /v1/completions that means the same; `context` as in Options.as_fields.
+
+        Raises:
+            ApiError: a wrong field.
+        """
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        given = {"max_tokens": context} | {
+            name: value
+            for name, value in (self._settings(context) | {"suffix": self.suffix, "logprobs": top}).items()
+            if value is not None
+        }
+        return parse(CompletionFields, json_bytes(given | {"prompt": self.prompt}))
+
+
+class ShowRequest(Known):
+    """The body of /api/show; older clients call the model `name`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None

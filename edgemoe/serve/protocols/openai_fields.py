@@ -1,0 +1,277 @@
+"""The fields of OpenAI's responses, and the chat that they mean. An unknown field is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, FiniteFloat, Tag
+
+from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields, FunctionFields, NamedFunction
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.fields import Fields, Known, parse
+from edgemoe.serve.protocols.base import Shape, json_bytes
+
+INPUT = "input"
+"""The field of the conversation."""
+
+_TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+
+
+class TextPart(Fields):
+    """A part of a message, of a tool's output, or of reasoning. Annotations and the like say nothing to a model."""
+
+    type: str
+    text: str | None = None
+
+
+def _joined(parts: str | Sequence[TextPart] | None, between: str = "\n") -> str:
+    """The text of parts.
+
+    Raises:
+        ApiError: one that is no text.
+    """
+    if parts is None or isinstance(parts, str):
+        return parts or ""
+    other = next((part.type for part in parts if part.type not in _TEXTS), None)
+    if other is not None:
+        message = (
+            f"expected parts of type input_text or output_text, got {other!r}: this model takes text alone"
+        )
+        raise ApiError(400, message, param=INPUT, code="unsupported_content")
+    return between.join(part.text or "" for part in parts)
+
+
+class Item(Fields):
+    """An item of a conversation. Its id, status and the like, which clients send back, say nothing to a model."""
+
+
+class MessageItem(Item):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+
+    def add_to(self, messages: list[Shape]) -> None:
+        """Adds the message of a chat."""
+        text = _joined(self.content)
+        if self.role == "assistant":
+            answer = _answer(messages)
+            answer["content"] = f"{answer['content']}\n{text}" if answer["content"] else text
+            return
+        role = "user" if self.role == "user" else "system"
+        first = messages[0] if len(messages) == 1 else None
+        if role == "system" and first and first["role"] == role:  # templates have a place for one of them
+            first["content"] += f"\n\n{text}"
+        else:
+            messages.append({"role": role, "content": text})
+
+
+class ReasoningItem(Item):
+    """Reasoning of an answer, which the client sends back. Encrypted reasoning of other servers is not read."""
+
+    type: Literal["reasoning"]
+    content: list[TextPart] | None = None
+    summary: list[TextPart] | None = None
+
+    def add_to(self, messages: list[Shape]) -> None:
+        """Adds it to the answer of a chat."""
+        if text := _joined(self.content or self.summary):
+            answer = _answer(messages)
+            before = answer.get("reasoning_content")
+            answer["reasoning_content"] = f"{before}\n{text}" if before else text
+
+
+class CallItem(Item):
+    """A call of an answer, which the client sends back."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    def add_to(self, messages: list[Shape]) -> None:
+        """Adds it to the answer of a chat."""
+        function = {"name": self.name, "arguments": self.arguments}
+        calls = _answer(messages).setdefault("tool_calls", [])
+        calls.append({"id": self.call_id, "type": "function", "function": function})
+
+
+class OutputItem(Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextPart]
+
+    def add_to(self, messages: list[Shape]) -> None:
+        """Adds the message of a chat."""
+        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)})
+
+
+def _answer(messages: list[Shape]) -> Shape:
+    """The assistant's message at the end, in which the items of one answer come together."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _kind(item: object) -> str | None:
+    return item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(FunctionFields):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+    def as_tool(self) -> Shape:
+        """The tool of a chat."""
+        given = self.model_dump(exclude_none=True, exclude={"type"})
+        return {"type": "function", "function": given}
+
+
+class NamedTool(NamedFunction):
+    """A tool that must be called."""
+
+    type: Literal["function"]
+
+    def as_choice(self) -> Shape:
+        """The tool_choice of a chat."""
+        return {"type": self.type, "function": {"name": self.name}}
+
+
+class TextFormat(Known):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    def as_format(self) -> Shape:
+        """The response_format of a chat."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
+
+
+class TextConfig(Known):
+    """How the answer is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Known):
+    """How much the model reasons. A summary is never made: reasoning comes as it is."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesFields(Known):
+    """The body of /v1/responses."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    stream: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: Any = None
+    store: bool | None = None
+    stream_options: Any = None
+    user: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    client_metadata: Any = None
+
+    def as_chat(self) -> ChatFields:
+        """The body of /v1/chat/completions that means the same.
+
+        Raises:
+            ApiError: a field that chats do not have, or a wrong one.
+        """
+        if self.previous_response_id is not None:
+            message = "expected no previous_response_id, got one: responses are not stored, so send all items as input"
+            raise ApiError(400, message, param="previous_response_id", code="unsupported_parameter")
+        given = {name: value for name, value in self._as_chat().items() if value is not None}
+        return parse(ChatFields, json_bytes(given))
+
+    def _as_chat(self) -> Shape:
+        effort = self.reasoning.effort if self.reasoning else None
+        form = self.text.format if self.text else None
+        choice = self.tool_choice
+        same = ("parallel_tool_calls", "temperature", "top_p", "stream")
+        return {
+            "messages": self._messages(),
+            "tools": [tool.as_tool() for tool in self.tools] if self.tools else None,
+            "tool_choice": choice.as_choice() if isinstance(choice, NamedTool) else choice,
+            "response_format": form.as_format() if form else None,
+            "reasoning_effort": None if effort == "none" else effort,
+            "chat_template_kwargs": {"enable_thinking": False} if effort == "none" else None,
+            "max_tokens": self.max_output_tokens,
+            **{name: getattr(self, name) for name in same},
+        }
+
+    def _messages(self) -> list[Shape]:
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            item.add_to(messages)
+        if messages[-1]["role"] == "assistant":
+            message = "expected input that ends with the user or a tool's output, got an answer: its text cannot be "
+            raise ApiError(400, f"{message}continued", param=INPUT)
+        return messages
+
+    def echo(self) -> Shape:
+        """The fields that the response repeats, with the values that hold where they are left out."""
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        form = self.text.format if self.text else None
+        choice = self.tool_choice
+        return {
+            "background": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "model": self.model,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": self.temperature,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_unset=True) if form else {"type": "text"}
+            },
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
+            "tools": tools,
+            "top_p": self.top_p,
+            "truncation": "disabled",
+        }

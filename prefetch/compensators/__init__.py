@@ -1,0 +1,1 @@
+"""How compensators come into memory: in the requests of their experts, into a tier of their own."""

@@ -1,0 +1,116 @@
+"""Every path of the compiled kernel, bit for bit against the same arithmetic in plain C."""
+
+from __future__ import annotations
+
+import plain_c
+import pytest
+import torch
+from native_paths import PATHS, forced
+from record_codec import encode
+from records import KEY, MemoryReader, blocks_for
+
+from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.base import Part
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.experts import NativeExpertKernel
+from storage.decode import decode
+from storage.dense import quantize_rows
+from storage.forms import PlaneForm
+from storage.record import MatrixSpec, RecordGeometry
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+
+SHAPES = [(96, 64, 64), (200, 100, 64), (64, 576, 64), (48, 128, 32), (80, 256, 128)]
+"""Rows, columns and group of a matrix: with a last block of 16 rows, with padding, of more chunks than a strip has."""
+
+ROWS = (1, 3, 12, 13, 16, 31, 33, 64, 130)
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    with forced(request.param):
+        yield request.param
+
+
+class Experts:
+    """A first matrix of an expert, and its codes and parameters as the reference takes them."""
+
+    def __init__(self, rows: int, cols: int, group: int) -> None:
+        specs = MatrixSpec.of("gate_up", rows, cols, group), MatrixSpec.of("down", cols, rows // 2, 32)
+        self.geometry = RecordGeometry(specs, 8)
+        generator = torch.Generator().manual_seed(rows)
+        weights = [torch.randn(spec.rows, spec.cols, generator=generator) for spec in specs]
+        self.record = encode(self.geometry, native.LAYOUT, weights)
+        self.form = PlaneForm(self.geometry, native.LAYOUT, native.LAYOUT)
+        self.blocks = blocks_for(self.form, 8)
+        self.form.fill(MemoryReader(self.record, self.geometry), KEY, 8, self.blocks, None)
+        self.kernel = NativeExpertKernel(self.geometry, native.LAYOUT)
+
+    def reference(self, x: torch.Tensor, level: int) -> torch.Tensor:
+        """The first product of rows x."""
+        spec, parameters_at, codes_at = self.geometry.matrix_offsets()[0]
+        base, d4, d8 = (
+            torch.frombuffer(self.blocks[label], dtype=torch.uint8) for label in ("base", "d4", "d8")
+        )
+        pairs = base[parameters_at : parameters_at + spec.parameter_bytes].view(torch.bfloat16)
+        base = base[self.geometry.parameter_bytes :]
+
+        def codes(plane: torch.Tensor) -> torch.Tensor:
+            pieces = native.LAYOUT.cut(plane, codes_at, spec.nibble_bytes)
+            return native.LAYOUT.unpack(pieces, spec.padded_rows, spec.padded_cols)
+
+        low = d4 if level > 2 else torch.zeros_like(d4)
+        upper = codes(torch.cat(((base & 0x33) << 2 | low & 0x33, base & 0xCC | (low >> 2) & 0x33)))
+        upper = upper << 4 | codes(d8) if level == 8 else upper
+        x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
+        return plain_c.expert(upper.contiguous(), pairs.contiguous(), level, spec.group, x)[:, : spec.rows]
+
+    def product(self, x: torch.Tensor, level: int) -> torch.Tensor:
+        """The kernel's first product, which an activation that it does not fuse sees."""
+        seen = []
+
+        def look(both: torch.Tensor) -> torch.Tensor:
+            seen.append(both.clone())
+            return both[:, : both.shape[1] // 2].contiguous()
+
+        out = x.new_empty(len(x), self.geometry.matrices[1].rows)
+        self.kernel.forward(x, [Part(self.blocks, 8, level, len(x))], Activation(CUSTOM, look), out)
+        return seen[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("level", [8, 4, 2])
+def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
+    """For every shape, group, level and number of rows."""
+    experts = Experts(*shape)
+    generator = torch.Generator().manual_seed(level)
+    x = (torch.randn(ROWS[-1], shape[1], generator=generator) * 10).bfloat16()
+    x[:, 7] *= 100
+    want = experts.reference(x, level)
+    for rows in ROWS:
+        assert torch.equal(experts.product(x[:rows], level), want[:rows]), rows
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (33, 304), (100, 64), (5, 100), (64, 17), (70, 1024)])
+def test_dense_products_are_the_reference_bit_for_bit(path, shape):
+    """For columns that tiles and vectors divide and for others, with rows beside the last tile."""
+    generator = torch.Generator().manual_seed(shape[1])
+    codes, scales = quantize_rows(torch.randn(shape, generator=generator))
+    x = (torch.randn(ROWS[-1], shape[1], generator=generator) * 10).bfloat16()
+    x[3] = 0
+    want = plain_c.dense(codes, scales, x)
+    for rows in ROWS:
+        assert torch.equal(native.dense_product(x[:rows], codes, scales), want[:rows]), rows
+
+
+def test_the_reference_is_the_format_s_product():
+    """The reference itself equals the decoded weights' product, to the error of 8-bit and 14-bit activations."""
+    experts = Experts(96, 64, 64)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    spec, _, _ = experts.geometry.matrix_offsets()[0]
+    assert spec.rows == 96
+
+    for level, most in ((8, 0.005), (4, 0.02), (2, 0.02)):
+        want = x.float() @ decode(experts.record, experts.geometry, native.LAYOUT, level)[0].T
+        got = experts.reference(x, level).float()
+        assert (got - want).norm() / want.norm() < most

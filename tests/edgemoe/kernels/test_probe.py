@@ -1,0 +1,168 @@
+"""kernels.probe: what is measured, kept, repeated and refused; and what `--kernel` forces."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from native_paths import forced
+
+from edgemoe.commands.options import shared
+from edgemoe.kernels import probe, registry
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
+from edgemoe.kernels.probe import Timing, choose_fastest, fastest, measure
+from storage.errors import UserError
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """The choice of this process is the same after a test."""
+    before = paths.chosen()
+    yield
+    paths.choose(before)
+
+
+@pytest.fixture
+def timings(monkeypatch) -> list[Timing]:
+    """Counts measurements, in which the path that was measured first is the fastest."""
+    made = []
+
+    def counted() -> list[Timing]:
+        made.append(True)
+        return [
+            Timing(*key, path, 1.0 + i, 1.0)
+            for key in paths.chosen()
+            for i, path in enumerate(paths.candidates(*key))
+        ]
+
+    monkeypatch.setattr(probe, "measure", counted)
+    return made
+
+
+def test_the_fastest_path_of_each_kind_of_work_is_taken():
+    """By least time, whatever the order of measurement."""
+    of = [("experts", "1", "avx2", 3.0), ("experts", "1", "avx512-vnni", 2.0), ("dense", "1", "avx2", 1.0)]
+    assert fastest([Timing(*one, 1.0) for one in of]) == {
+        ("experts", "1"): "avx512-vnni",
+        ("dense", "1"): "avx2",
+    }
+
+
+def test_a_measurement_has_every_candidate_and_changes_no_choice():
+    """Every kind of work, number of rows and path, with a time above 0, in a second at most of times in all."""
+    with forced("avx2"):
+        found = measure()
+        assert set(paths.chosen().values()) == {"avx2"}
+    want = [(*key, path) for key in paths.chosen() for path in paths.candidates(*key)]
+    assert sorted((one.work, one.rows, one.path) for one in found) == sorted(want)
+    assert all(0 < one.seconds < 1 for one in found)
+
+
+def test_a_machine_is_measured_once(tmp_path, timings):
+    """The file of the first start serves the next one; no other file is left behind."""
+    first = choose_fastest(tmp_path / "new")
+    assert set(paths.chosen().values()) == {"avx2"}
+    assert (choose_fastest(tmp_path / "new"), len(timings)) == (first, 1)
+    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("change", ["threads", "library", "cpu"])
+def test_another_machine_is_measured_anew(tmp_path, timings, monkeypatch, change):
+    """A measurement holds for one processor, library and number of threads."""
+    choose_fastest(tmp_path)
+    other = probe.machine() | {change: "another"}
+    monkeypatch.setattr(probe, "machine", lambda: other)
+    choose_fastest(tmp_path)
+    assert (len(timings), len(list(tmp_path.iterdir()))) == (2, 2)
+
+
+def damage_text(content: str) -> str:
+    return content[: len(content) // 2]
+
+
+def damage_path(content: str) -> str:
+    return content.replace("avx2", "avx3")
+
+
+def damage_timing(content: str) -> str:
+    found = json.loads(content)
+    del found["timings"][0]
+    return json.dumps(found | {"timings": found["timings"][:1]})
+
+
+@pytest.mark.parametrize("damage", [damage_text, damage_path, damage_timing])
+def test_a_damaged_file_is_measured_anew(tmp_path, timings, caplog, damage):
+    """With a warning that names the file."""
+    choose_fastest(tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_text()
+    key = json.loads(content)["machine"]
+    damaged = json.loads(content)
+    del damaged["machine"]
+    file.write_text(damage(json.dumps({"machine": key, **damaged})))
+    with caplog.at_level(logging.WARNING, "edgemoe"):
+        choose_fastest(tmp_path)
+    assert len(timings) == 2
+    assert damage is damage_path or str(file) in caplog.text
+    assert json.loads(file.read_text())["timings"] == json.loads(content)["timings"]
+
+
+def test_another_version_s_file_is_measured_anew_in_silence(tmp_path, timings, caplog, monkeypatch):
+    """A file of another version is no damage."""
+    choose_fastest(tmp_path)
+    monkeypatch.setattr(probe, "VERSION", probe.VERSION + 1)
+    choose_fastest(tmp_path)
+    assert (len(timings), caplog.text) == (2, "")
+
+
+def test_a_directory_that_cannot_be_written_costs_only_time(tmp_path, timings):
+    """The choice is made all the same."""
+    place = tmp_path / "file"
+    place.write_text("")
+    choose_fastest(place)
+    assert set(paths.chosen().values()) == {"avx2"}
+
+
+@pytest.mark.parametrize("name", paths.available())
+def test_a_forced_path_is_taken_where_it_has_code(name, tmp_path, timings):
+    """Nothing is measured; AMX leaves single rows and attention to other paths, AVX-VNNI attention."""
+    registry.select(name, tmp_path)
+    for key, path in paths.chosen().items():
+        assert path == name or name not in paths.candidates(*key)
+    assert (timings, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_torch_s_kernel_is_forced_for_experts_and_given_back(tmp_path, timings):
+    """`auto` later in the process gives the compiled kernel again."""
+    try:
+        registry.select("torch", tmp_path)
+        assert registry.compute().name == "torch"
+    finally:
+        registry.select("auto", tmp_path)
+    assert registry.compute().name == "native"
+
+
+@pytest.mark.parametrize("name", ["amx", "avx9", paths.EMULATED])
+def test_a_kernel_that_is_not_here_is_refused(name, tmp_path):
+    """The message names those that are."""
+    if name in paths.available():
+        pytest.skip("the processor has AMX")
+    with pytest.raises(UserError, match=f"one of auto, {', '.join(paths.available())}, torch for --kernel"):
+        registry.select(name, tmp_path)
+
+
+def test_the_command_line_s_names_are_the_registry_s():
+    """A shell completes the names without importing the registry."""
+    assert shared.KERNELS == registry.NAMES
+
+
+@pytest.mark.parametrize(("work", "bucket", "path"), [(9, 0, 0), (0, 9, 0), (0, 0, 9), (-1, 0, 0)])
+def test_the_library_refuses_a_choice_outside_its_table(work, bucket, path):
+    """C writes nothing beyond its table."""
+    before = paths.chosen()
+    assert native.library().edgemoe_choose_path(work, bucket, path) == -1
+    assert paths.chosen() == before

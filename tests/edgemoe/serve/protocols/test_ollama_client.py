@@ -1,0 +1,241 @@
+"""Ollama's own client against the server: chats and texts, whole and streamed, tools, forms, models, and errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
+
+import pytest
+from scripted import ANSWER, CITY, TURNS, answer_of_turns, chatml_model, script
+from servers import a_model, server_of
+
+from edgemoe.serve import responses as serve_responses
+
+ollama = pytest.importorskip("ollama")
+pytest.importorskip("llguidance")
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "x", "parameters": CITY}}
+    for name in ("weather", "tides")
+]
+QUESTION = [{"role": "user", "content": "Oslo?"}]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_store) -> Iterator[object]:
+    with server_of(chatml_model(tiny_store), most=8) as one:
+        yield one
+
+
+@pytest.fixture
+def client(served) -> Iterator[object]:
+    with ollama.Client(host=served.url) as one:
+        yield one
+    served.idle()
+
+
+@pytest.fixture
+def wants(served, monkeypatch):
+    """Has the model want an answer, or one for each prompt."""
+    return partial(script, monkeypatch, served.serving.model.tokenizer)
+
+
+def test_a_chat_whole_and_streamed(client, wants):
+    """Thinking, text and call, the same in both; the prompt has the tools; counts and times at the end."""
+    prompts = wants(ANSWER)
+    whole = client.chat("any", QUESTION, tools=TOOLS, keep_alive="5m")
+    assert (whole.message.thinking, whole.message.content) == ("hm", "Let me see.")
+    (call,) = whole.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Oslo"})
+    assert (whole.model, whole.done, whole.done_reason) == ("any", True, "stop")
+    assert '"name": "tides"' in prompts[0]
+    lines = list(client.chat("any", QUESTION, tools=TOOLS, stream=True))
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "".join(line.message.thinking or "" for line in lines) == "hm"
+    assert "".join(line.message.content for line in lines) == "Let me see."
+    assert [called.function for line in lines for called in line.message.tool_calls or []] == [call.function]
+    assert prompts[0] == prompts[1]
+    for end in (whole, lines[-1]):
+        assert end.prompt_eval_count > 100
+        assert end.eval_count == whole.eval_count > 20
+        assert 0 < end.eval_duration <= end.total_duration
+        assert 0 < end.prompt_eval_duration <= end.total_duration
+        datetime.fromisoformat(end.created_at)
+
+
+def test_a_stream_is_lines_of_json(served, wants):
+    """The default, as ollama has it; each line has the fields of every answer."""
+    wants("one two")
+    raw = served.client.post("/api/chat", json={"model": "x", "messages": QUESTION})
+    assert raw.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in raw.text.splitlines()]
+    assert len(lines) > 2
+    assert all(line.keys() >= {"model", "created_at", "message", "done"} for line in lines)
+    assert "".join(line["message"]["content"] for line in lines) == "one two"
+
+
+def test_turns_keep_every_token(served, client, wants):
+    """Ten turns of calls, which the client sends back without ids: nothing is computed twice."""
+    prompts, said, before = wants(answer_of_turns), [*QUESTION], None
+    for turn in range(TURNS + 1):
+        cached = cached_tokens(served)
+        done = client.chat("x", said, tools=TOOLS)
+        served.idle()
+        if before:
+            assert cached_tokens(served) - cached == before
+            assert prompts[-1].count('"name":"weather",  "arguments"') == turn
+            assert prompts[-1].count("<think>\nhm\n</think>") == turn
+        before = done.prompt_eval_count + done.eval_count - 1  # but for the token that ended it
+        said.append(done.message)
+        if done.message.tool_calls:
+            said.append({"role": "tool", "tool_name": "weather", "content": "sunny"})
+    assert done.message.content == "It is sunny."
+
+
+def cached_tokens(served) -> int:
+    lines = served.client.get("/metrics").text.splitlines()
+    return int(
+        sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
+    )
+
+
+def test_a_text_whole_and_streamed(client, wants):
+    """A prompt goes through the chat template, with a system prompt; raw does not."""
+    prompts = wants("one two three")
+    fields = {"options": {"num_predict": 100, "temperature": 0, "top_k": 0, "seed": 3, "num_gpu": 1}}
+    whole = client.generate("any", "Oslo?", system="Be kind.", think=False, **fields)
+    assert (whole.response, whole.done_reason) == ("one two three", "stop")
+    assert prompts[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nOslo?<|im_end|>")
+    assert prompts[0].endswith("<think>\n\n</think>\n\n")
+    lines = list(client.generate("any", "Oslo?", raw=True, stream=True, **fields))
+    assert "".join(line.response for line in lines) == "one two three"
+    assert prompts[1] == "Oslo?"
+    cut = client.generate("any", "Oslo?", options={"num_predict": 3, "stop": ["zzz"]})
+    assert (cut.eval_count, cut.done_reason) == (3, "length")
+    stopped = client.generate("any", "Oslo?", options={"stop": [" three"], "num_predict": -1})
+    assert (stopped.response, stopped.done_reason) == ("one two", "stop")
+
+
+def test_thinking_reaches_the_template(client, wants):
+    """false, and a level, which is the template's matter."""
+    prompts = wants("<think>\nhm\n</think>\n\nyes")
+    done = client.generate("any", "Oslo?", think=True)
+    assert (done.thinking, done.response) == ("hm", "yes")
+    client.chat("any", QUESTION, think=False)
+    assert prompts[-1].endswith("<think>\n\n</think>\n\n")
+    client.chat("any", QUESTION, think="low")
+    assert prompts[-1].endswith("assistant\n")
+
+
+def test_log_probabilities(client, wants):
+    """Of every token, whole and streamed, with the likeliest beside it."""
+    wants("one two")
+    whole = client.chat("any", QUESTION, logprobs=True, top_logprobs=2)
+    assert len(whole.logprobs) == whole.eval_count
+    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in whole.logprobs)
+    lines = client.chat("any", QUESTION, logprobs=True, stream=True)
+    assert [each.token for line in lines for each in line.logprobs or []] == [e.token for e in whole.logprobs]
+    assert len(client.generate("any", "a", raw=True, logprobs=True).logprobs) == whole.eval_count
+
+
+@pytest.mark.parametrize("call", ["chat", "generate"])
+def test_forms_are_enforced(client, wants, call):
+    """json, and a schema, whatever the model wants."""
+    wants("It is sunny.")
+    for form in ("json", CITY | {"additionalProperties": False}):
+        if call == "chat":
+            text = client.chat("any", QUESTION, format=form).message.content
+        else:
+            text = client.generate("any", "Oslo?", format=form).response
+        found = json.loads(text)
+        assert isinstance(found, dict) if form == "json" else found.keys() == {"city"}
+
+
+def test_the_one_model(served, client, tiny_store):
+    """Its entry in the list, its description, the version, and what loading and unloading it answers."""
+    (entry,) = client.list().models
+    size = sum(path.stat().st_size for path in tiny_store.iterdir())
+    assert (entry.model, entry.size) == ("tiny", size)
+    assert (entry.details.format, entry.details.family) == ("edgemoe", "qwen3_moe")
+    assert entry.details.quantization_level == "8 bits"
+    shown = client.show("tiny:latest")
+    assert shown.details == entry.details
+    assert set(shown.capabilities) == {"completion", "tools", "thinking"}
+    assert shown.modelinfo["qwen3_moe.context_length"] == served.serving.model.engine.plan.context
+    assert "<tool_call>" in shown.template
+    with pytest.raises(ollama.ResponseError, match="not found") as missing:
+        client.show("other")
+    assert missing.value.status_code == 404
+    assert served.client.get("/api/version").json()["version"].count(".") == 2
+    for keep, reason in (("5m", "load"), (0, "unload")):
+        assert client.generate("tiny", keep_alive=keep).done_reason == reason
+        assert client.chat("tiny", keep_alive=keep).done_reason == reason
+
+
+def test_capabilities_are_those_of_the_template(tiny_store):
+    """The tiny model's own template has neither tools nor tags of reasoning."""
+    with server_of(a_model(tiny_store)) as one, ollama.Client(host=one.url) as client:
+        assert client.show("tiny").capabilities == ["completion"]
+
+
+WRONG = [
+    ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "no images"),
+    ("chat", {"messages": QUESTION, "tempereture": 1}, "no tempereture"),
+    ("chat", {"messages": QUESTION, "options": {"mirostat": 1}}, "options.mirostat"),
+    ("chat", {"messages": QUESTION, "options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+    ("chat", {"messages": QUESTION, "options": {"num_ctx": 1 << 20}}, "--context"),
+    ("chat", {"messages": QUESTION, "options": {"num_predict": 0}}, "num_predict"),
+    ("chat", {"messages": QUESTION, "format": "xml"}, "format"),
+    ("chat", {"messages": QUESTION, "format": {"not": {}}}, "'not'"),
+    ("chat", {"messages": QUESTION, "format": "json", "tools": TOOLS}, "either tools"),
+    ("chat", {"messages": QUESTION, "tools": [TOOLS[0], TOOLS[0]]}, "rename 'weather'"),
+    ("chat", {"messages": QUESTION, "truncate": True}, "truncate"),
+    ("chat", {"messages": [{"role": "user", "content": "Oslo " * 2000}]}, "context"),
+    ("generate", {"prompt": "x", "images": ["aGk="]}, "no images"),
+    ("generate", {"prompt": "x", "context": [1, 2]}, "no context"),
+    ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "no template"),
+    ("generate", {"prompt": "x", "raw": True, "format": "json"}, "no format"),
+    ("generate", {"prompt": "x", "adapter": "y"}, "no adapter"),
+    ("generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "words"), WRONG)
+def test_what_is_wrong_is_named(served, path, fields, words):
+    """Status 400 with ollama's error object, before a stream begins; nothing is left behind."""
+    for stream in (False, True):
+        found = served.client.post(f"/api/{path}", json={"model": "x", "stream": stream} | fields)
+        assert (found.status_code, found.json().keys()) == (400, {"error"})
+        assert words in found.json()["error"]
+        assert not served.serving.queue.jobs
+
+
+def test_pings_keep_a_stream_alive_and_an_error_ends_it(served, client, monkeypatch):
+    """A slow prompt sends lines without text, which the client reads; a time limit is an error, which it raises."""
+    model = served.serving.model
+    monkeypatch.setattr(serve_responses, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(serve_responses, "PROGRESS_SECONDS", 0.05)
+    model.engine.watch(lambda layer, chosen: time.sleep(0.2))
+    try:
+        first = next(client.chat("x", QUESTION, stream=True, options={"num_predict": 2}))
+        assert (first.message.content, first.done) == ("", False)
+        monkeypatch.setattr(served.serving, "limit", 0.3)
+        with pytest.raises(ollama.ResponseError, match="time limit"):
+            list(client.chat("x", QUESTION, stream=True))
+    finally:
+        model.engine.watch(lambda layer, chosen: None)
+        served.idle()
+
+
+def test_a_client_that_leaves_ends_its_chat(served, client, wants):
+    """Its place is free, and the answer is computed no further."""
+    wants("one two three " * 90)
+    computed = served.serving.new_tokens
+    stream = client.chat("x", QUESTION, stream=True)
+    next(stream)
+    stream.close()
+    served.idle()
+    assert (served.serving.model.status().running, served.serving.new_tokens) == (0, computed)

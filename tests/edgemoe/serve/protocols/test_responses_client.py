@@ -1,0 +1,303 @@
+"""OpenAI's own client against /v1/responses: whole and streamed, tools, forms, and its errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from scripted import ANSWER, CALL, CITY, TURNS, answer_of_turns, chatml_model, script
+from servers import server_of
+
+from edgemoe.serve import responses as serve_responses
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("llguidance")
+
+TOOLS = [
+    {"type": "function", "name": name, "description": "x", "parameters": CITY, "strict": False}
+    for name in ("weather", "tides")
+]
+RESPONSES = "/v1/responses"
+BODY = {"model": "any", "input": "Oslo?", "max_output_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_store) -> Iterator[object]:
+    with server_of(chatml_model(tiny_store), most=8) as one:
+        yield one
+
+
+@pytest.fixture
+def responses(served) -> Iterator[object]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        yield client.responses
+    served.idle()
+
+
+@pytest.fixture
+def wants(served, monkeypatch):
+    """Has the model want an answer, or one for each prompt."""
+    return partial(script, monkeypatch, served.serving.model.tokenizer)
+
+
+def parts(response) -> list[tuple]:
+    """What the items of a response say, without ids."""
+    said = {
+        "reasoning": lambda item: item.content[0].text,
+        "message": lambda item: item.content[0].text,
+        "function_call": lambda item: (item.name, json.loads(item.arguments)),
+    }
+    return [(item.type, said[item.type](item)) for item in response.output]
+
+
+PARTS = [
+    ("reasoning", "hm"),
+    ("message", "Let me see."),
+    ("function_call", ("weather", {"city": "Oslo"})),
+]
+
+
+def test_a_response_whole_and_streamed(responses, wants):
+    """Reasoning, text and call as items, the same in both; instructions and a developer's message are one system."""
+    prompts = wants(ANSWER)
+    said = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Oslo?"}]
+    fields = BODY | {"tools": TOOLS, "instructions": "Be short.", "input": said, "metadata": {"a": "b"}}
+    whole = responses.create(**fields)
+    assert parts(whole) == PARTS
+    assert (whole.status, whole.model, whole.metadata, whole.store) == ("completed", "any", {"a": "b"}, False)
+    assert [tool.name for tool in whole.tools] == ["weather", "tides"]
+    assert "<|im_start|>system\nBe short.\n\nBe kind.<|im_end|>" in prompts[0]
+    function = {"name": "tides", "description": "x", "parameters": CITY, "strict": False}
+    assert '"strict": false' in prompts[0]
+    assert json.dumps(function)[1:60] in prompts[0]
+    with responses.stream(**fields) as stream:
+        *_, last = stream
+    final = last.response
+    assert parts(final) == PARTS
+    assert prompts[0] == prompts[1]
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert 0 < final.usage.output_tokens_details.reasoning_tokens < 5
+
+
+def test_events_come_in_order(served, wants):
+    """Each item is added, grows and is done before the next; numbers count up; names are as in the data."""
+    wants(ANSWER)
+    raw = served.client.post(RESPONSES, json=BODY | {"tools": TOOLS, "stream": True})
+    assert raw.headers["content-type"].startswith("text/event-stream")
+    pairs = [part.split("\n") for part in raw.text.strip().split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {event['type']}" for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    order = []
+    for event in events:
+        step = (event["type"].removeprefix("response."), event.get("output_index"))
+        order += [step] if order[-1:] != [step] else []
+    text = [
+        "output_item.added",
+        "content_part.added",
+        "{}.delta",
+        "{}.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    call = [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    assert order == [
+        ("created", None),
+        ("in_progress", None),
+        *((step.format("reasoning_text"), 0) for step in text),
+        *((step.format("output_text"), 1) for step in text),
+        *((step, 2) for step in call),
+        ("completed", None),
+    ]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    added = [event["item"]["id"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == [item["id"] for item in done]
+    places = {event["item_id"] for event in events if "item_id" in event}
+    assert places == set(added)
+
+
+def test_turns_keep_every_token(responses, wants):
+    """Ten turns, all items sent again: each prompt has the model's own spelling, and nothing is computed twice."""
+    prompts, before = wants(answer_of_turns), None
+    said: list = [{"role": "user", "content": "Oslo?"}]
+    for turn in range(TURNS + 1):
+        done = responses.create(**BODY | {"input": said, "tools": TOOLS, "store": False})
+        if before:
+            kept = before.input_tokens + before.output_tokens - 1  # but for the token that ended it
+            assert done.usage.input_tokens_details.cached_tokens == kept
+            assert prompts[-1].count('"name":"weather",  "arguments"') == turn
+        before = done.usage
+        said += [item.model_dump(exclude_none=turn % 2 == 0) for item in done.output]
+        said += [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+            for item in done.output
+            if item.type == "function_call"
+        ]
+    assert done.output_text == "It is sunny."
+
+
+def test_items_become_messages(responses, wants):
+    """Items of one answer are one message; texts in parts are joined; a call of another server is written anew."""
+    prompts = wants("yes")
+    said = [
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": text} for text in "ab"],
+        },
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {"role": "assistant", "content": [{"type": "output_text", "text": "See.", "annotations": []}]},
+        {"type": "function_call", "call_id": "x", "name": "tides", "arguments": '{"city": "Rome"}'},
+        {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "high"}]},
+        {"type": "message", "role": "user", "content": "And?"},
+    ]
+    responses.create(**BODY | {"input": said, "tools": TOOLS, "reasoning": {"effort": "none"}})
+    call = '<tool_call>\n{"name": "tides", "arguments": {"city": "Rome"}}\n</tool_call>'
+    answer = f"<|im_start|>assistant\n<think>\nhm\n</think>\n\nSee.\n{call}<|im_end|>\n"
+    result = "<|im_start|>user\n<tool_response>\nhigh\n</tool_response><|im_end|>\n<|im_start|>user\nAnd?<|im_end|>"
+    assert f"user\na\nb<|im_end|>\n{answer}{result}" in prompts[0]
+    assert prompts[0].endswith("<think>\n\n</think>\n\n")  # effort none is enable_thinking false
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_cut_is_incomplete(responses, wants, stream):
+    """By max_output_tokens: the status of the response and of its last item, and the reason."""
+    wants("one two three four five")
+    done = responses.create(**BODY | {"max_output_tokens": 5, "stream": stream})
+    if stream:
+        *_, end = done
+        assert end.type == "response.incomplete"
+        done = end.response
+    assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in done.output] == ["incomplete"]
+    assert "one two three".startswith(done.output_text)
+    assert done.usage.output_tokens == 5
+
+
+def test_calls_and_forms_are_enforced(responses, wants):
+    """tool_choice, one call at most, and JSON of a schema, whatever the model wants."""
+    prompts = wants("It is sunny.")
+    for choice, names in (
+        ("required", {"weather", "tides"}),
+        ({"type": "function", "name": "tides"}, {"tides"}),
+    ):
+        done = responses.create(
+            **BODY | {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+        )
+        (call,) = done.output
+        assert call.name in names
+        assert isinstance(json.loads(call.arguments)["city"], str)
+    responses.create(**BODY | {"tools": TOOLS, "tool_choice": "none"})
+    assert "tools:" not in prompts[-1]
+    for form in (
+        {
+            "type": "json_schema",
+            "name": "a",
+            "strict": True,
+            "schema": CITY | {"additionalProperties": False},
+        },
+        {"type": "json_object"},
+    ):
+        done = responses.create(**BODY | {"text": {"format": form}})
+        assert done.text.format.type == form["type"]
+        found = json.loads(done.output_text)
+        assert found.keys() == {"city"} if "schema" in form else isinstance(found, dict)
+    wants(f"{CALL}\n{CALL}")
+    one = responses.create(**BODY | {"tools": TOOLS, "parallel_tool_calls": False})
+    assert [item.type for item in one.output] == ["function_call"]
+
+
+def user(part: dict) -> list[dict]:
+    return [{"role": "user", "content": [part]}]
+
+
+WRONG = [
+    ({"input": []}, "input", "input"),
+    ({"input": None}, "input", "input"),
+    ({"tempereture": 1}, "tempereture", "no tempereture"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "send all items"),
+    ({"conversation": "conv_1"}, "conversation", "no conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "no prompt"),
+    ({"background": True}, "background", "background"),
+    ({"truncation": "auto"}, "truncation", "truncation"),
+    ({"include": ["file_search_call.results"]}, "include", "file_search_call"),
+    ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "rename 'weather'"),
+    ({"tool_choice": "required"}, "tool_choice", "no 'tools'"),
+    ({"input": user({"type": "input_image", "image_url": "x"})}, "input", "'input_image'"),
+    ({"input": user({"type": "input_file", "file_id": "x"})}, "input", "'input_file'"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
+    ({"input": [{"role": "assistant", "content": "The"}]}, "input", "continued"),
+    ({"input": "Oslo " * 2000}, "input", "context"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}},
+        "response_format",
+        "'not'",
+    ),
+    ({"text": {"verbosity": "low"}}, "text", "verbosity"),
+    ({"lora": "x"}, "lora", "no lora"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG)
+def test_what_is_wrong_is_named(served, fields, param, words):
+    """Status 400 with OpenAI's error object, before a stream begins; nothing is left behind."""
+    for stream in (False, True):
+        body = {**BODY, "stream": stream, **fields}
+        found = served.client.post(RESPONSES, json={k: v for k, v in body.items() if v is not None})
+        error = found.json()["error"]
+        assert (found.status_code, error["param"]) == (400, param)
+        assert words in error["message"]
+        assert not served.serving.queue.jobs
+
+
+def test_a_prompt_beyond_the_context_has_the_code_that_agents_compact_on(responses):
+    """context_length_exceeded, as the client raises it."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        responses.create(**BODY | {"input": "Oslo " * 2000, "stream": True})
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_pings_keep_a_stream_alive_and_an_error_ends_it(served, responses, monkeypatch):
+    """A slow prompt sends comments behind the first events; a time limit is response.failed."""
+    model = served.serving.model
+    monkeypatch.setattr(serve_responses, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(serve_responses, "PROGRESS_SECONDS", 0.05)
+    model.engine.watch(lambda layer, chosen: time.sleep(0.2))
+    try:
+        raw = served.client.post(RESPONSES, json=BODY | {"max_output_tokens": 2, "stream": True}).text
+        assert raw.split("\n\n")[2] == ": ping"
+        monkeypatch.setattr(served.serving, "limit", 0.3)
+        *_, failed = responses.create(**BODY | {"stream": True})
+        assert failed.type == "response.failed"
+        assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
+        assert "time limit" in failed.response.error.message
+    finally:
+        model.engine.watch(lambda layer, chosen: None)
+        served.idle()
+
+
+def test_a_client_that_leaves_ends_its_response(served, responses, wants):
+    """Its place is free, and the answer is computed no further."""
+    wants("one two three " * 90)
+    computed = served.serving.new_tokens
+    with responses.create(**BODY | {"max_output_tokens": 1000, "stream": True}) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+    served.idle()
+    assert (served.serving.model.status().running, served.serving.new_tokens) == (0, computed)

@@ -1,0 +1,33 @@
+"""The compiled kernel by each of its paths, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
+
+PATHS = (*(path for path in paths.PATHS if path != "avx-vnni"), "avx-vnni, VEX", "avx-vnni, EVEX")
+"""Paths that tests name; AVX-VNNI's in both encodings, of which a processor may have one or both."""
+
+
+@contextmanager
+def forced(path: str) -> Iterator[None]:
+    """Computes by one path, by AVX2 without AVX512-BF16 too; skips the test on a processor without it."""
+    if not native.available():
+        pytest.skip("the compiled kernel was not built, or the processor has no AVX2")
+    before, name, encoding = paths.chosen(), *path.partition(", ")[::2]
+    if name not in (*paths.available(), paths.EMULATED):
+        pytest.skip(f"the processor has no {name}")
+    if encoding and native.library().edgemoe_vnni_encoding(encoding == "EVEX"):
+        pytest.skip(f"the processor has no {path}")
+    paths.choose(paths.forced(name))
+    native.use_bf16(name != "avx2")
+    try:
+        yield
+    finally:
+        native.use_bf16(True)
+        paths.choose(before)

@@ -1,0 +1,176 @@
+"""Times products of an expert's rows by edgemoe's kernel and by the plainest loops of grouped.c, in one run.
+
+    python -m tools.timing.products [--rows 1 16 64 256] [--levels 2 4 8] [--cores 1 2] [--rounds 5]
+
+Prints TMAC/s a core, the best of some rounds, of one matrix [768, 2048] in groups of 64 columns, whose bytes stay in a
+cache. The plain loops know neither planes nor few rows, so they take 4-bit codes and multiples of 16 rows; they are
+compiled here, by gcc. All kernels take turns in each round, so that a slow moment of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
+from edgemoe.kernels.native.experts import NativeExpertKernel
+from edgemoe.kernels.native.structures import Expert
+from edgemoe.kernels.probe import random_experts
+from edgemoe.machine.cpu import identity
+from storage.errors import UserError
+from storage.forms import PlaneForm
+from storage.record import MatrixSpec, RecordGeometry
+from tools.command_line import make_parser, positive
+
+GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 768, 2048, 64), MatrixSpec.of("down", 2048, 384, 64)), 8)
+ROWS, COLS, GROUP = 768, 2048, 64
+
+REPEATS = 4
+"""Products of a round."""
+
+
+class Grouped(ctypes.Structure):
+    """`grouped` of grouped.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "groups", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scale", "centre", "x", "x_scale", "x_sum", "y")),
+    ]
+
+
+class PlainLoops:
+    """The loops of grouped.c, each thread with a matrix of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        compiler = shutil.which("gcc")
+        if compiler is None:
+            raise UserError("gcc, which compiles the loops to compare with", "none", "install gcc")
+        built = directory / "grouped.so"
+        source = Path(__file__).with_name("grouped.c")
+        subprocess.run(
+            [compiler, "-O3", "-fwrapv", "-shared", "-fPIC", "-o", str(built), str(source)], check=True
+        )
+        self._library = ctypes.CDLL(str(built))
+        self.names = [name for name in ("vnni", "amx") if self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        if "avx512-vnni" not in paths.available():
+            return False
+        return name == "vnni" or ("amx" in paths.available() and bool(self._library.grouped_has_amx()))
+
+    def call(self, name: str, tokens: int, cores: int) -> Callable[[], None]:
+        """A call of REPEATS products on each core."""
+        function: Any = getattr(self._library, f"grouped_{name}")
+        jobs = [self._job(tokens) for _ in range(cores)]
+
+        def run(job: Grouped) -> None:
+            for _ in range(REPEATS):
+                function(ctypes.byref(job))
+
+        def together() -> None:
+            others = [threading.Thread(target=run, args=(job,)) for job, _ in jobs[1:]]
+            for thread in others:
+                thread.start()
+            run(jobs[0][0])
+            for thread in others:
+                thread.join()
+
+        return together
+
+    @staticmethod
+    def _job(tokens: int) -> tuple[Grouped, list[torch.Tensor]]:
+        groups = COLS // GROUP
+        codes = torch.randint(0, 256, (ROWS * COLS // 2,), dtype=torch.uint8)
+        x = torch.randint(-127, 128, (groups * tokens * GROUP,), dtype=torch.int8)
+        parameters = [torch.full((groups * ROWS,), 0.01), torch.full((groups * ROWS,), 0.1)]
+        of_x = [torch.full((groups * tokens,), 0.01), torch.full((groups * tokens,), 0.1)]
+        kept = [codes, *parameters, x, *of_x, torch.empty(ROWS * tokens)]
+        job = Grouped(ROWS, groups, tokens, *(tensor.data_ptr() for tensor in kept))
+        return job, kept
+
+
+class OwnProducts:
+    """edgemoe_expert_product of one expert for each core, on a pool of so many threads."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores, self._pool = cores, native.library().edgemoe_open(cores)
+        form = PlaneForm(GEOMETRY, native.LAYOUT, native.LAYOUT)
+        self._experts = random_experts(form, GEOMETRY, cores)
+        self._kernel = NativeExpertKernel(GEOMETRY, native.LAYOUT)
+
+    def call(self, path: str, level: int, tokens: int) -> Callable[[], None]:
+        """A call of REPEATS products on each core by a path."""
+        up = self._kernel.matrices()[0]
+        count, rows = self._cores * REPEATS, self._cores * REPEATS * tokens
+        experts = (Expert * count)()
+        for i in range(count):
+            one = self._kernel.prepared(self._experts[i % self._cores], level, tokens)
+            one.x = one.y = i * tokens
+            experts[i] = one
+        x, y = torch.randn(rows, COLS).bfloat16(), torch.empty(rows, ROWS, dtype=torch.bfloat16)
+        choice = paths.forced(path)
+
+        def run() -> None:
+            paths.choose(choice)
+            result = native.library().edgemoe_expert_product(
+                *(self._pool, up, 0, experts, count, x.data_ptr(), rows, COLS, y.data_ptr(), rows, ROWS)
+            )
+            assert result == 0, result
+
+        return run
+
+    def close(self) -> None:
+        """Ends the threads."""
+        native.library().edgemoe_close(self._pool)
+
+
+def rates(calls: dict[str, Callable[[], None]], products: int, rounds: int) -> dict[str, float]:
+    """The best rate of each call in TMAC/s, the calls taking turns."""
+    best = dict.fromkeys(calls, 0.0)
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if turn:  # the first warms up
+                best[name] = max(best[name], products / (time.perf_counter() - start) / 1e12)
+    return best
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = make_parser("tools.timing.products", __doc__)
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1, 16, 64, 256], help="of an expert")
+    parser.add_argument("--levels", type=int, nargs="+", choices=(8, 4, 2), default=[2, 4, 8])
+    parser.add_argument("--cores", type=positive, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=positive, default=5)
+    given = parser.parse_args(argv)
+    print(f"{identity()['cpu']}\n| cores | rows | level | kernel | TMAC/s a core |\n|---|---|---|---|---|")
+    before = paths.chosen()
+    with tempfile.TemporaryDirectory() as directory:
+        plain = PlainLoops(Path(directory))
+        for cores in given.cores:
+            own = OwnProducts(cores)
+            for tokens, level in product(given.rows, given.levels):
+                calls = {f"edgemoe, {path}": own.call(path, level, tokens) for path in paths.available()}
+                if level == 4 and tokens % 16 == 0:
+                    calls |= {f"plain loop, {name}": plain.call(name, tokens, cores) for name in plain.names}
+                found = rates(calls, REPEATS * tokens * ROWS * COLS, given.rounds)
+                for name, rate in found.items():
+                    print(f"| {cores} | {tokens} | {level} | {name} | {rate:.3f} |", flush=True)
+            own.close()
+    paths.choose(before)
+
+
+if __name__ == "__main__":
+    main()
