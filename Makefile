@@ -2,7 +2,7 @@
 #
 #   make help                                          print this list; so does make alone
 #   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]    talk to the demo model, a checkpoint or a store
-#   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, for clients of OpenAI and Anthropic
+#   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, for clients of OpenAI, Anthropic and ollama
 #   make test [ARGS="-k planes"]                       run all tests
 #   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows

@@ -331,13 +331,13 @@ class PlaneTier:
                 this tier.
 
         Raises:
-            ValueError: experts are leased or reserved, or have fixed places; nothing has changed.
+            ValueError: experts are leased or reserved, or have places of their own; nothing has changed.
         """
+        blocks = self._blocks
+        if isinstance(blocks, FixedPlaces):
+            raise ValueError(f"{self.name}: expected blocks for any expert, got a place for each")
         with self._lock:
             self._require_unpinned()
-            blocks = self._blocks
-            if isinstance(blocks, FixedPlaces):
-                raise ValueError(f"{self.name}: expected blocks that can move, got fixed places")
             for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else self._victims_kinds:
                 while blocks.exceeds(kind, capacity):
                     version = next(self._evictable(kind, None))
@@ -347,7 +347,7 @@ class PlaneTier:
             blocks.set_capacity(capacity)
             for version in list(self._resident.values()):
                 if kinds := blocks.leaving(version.indices):
-                    self._move(version, blocks.relocate(version.indices, kinds), kinds, evicted)
+                    self._move(blocks, version, kinds, evicted)
             blocks.fit_memory()
 
     def close(self) -> None:
@@ -378,16 +378,17 @@ class PlaneTier:
 
     def _move(
         self,
+        blocks: SharedBlocks | Pool,
         version: _Version,
-        indices: Indices | None,
         kinds: Sequence[str],
         evicted: Callable[[Victim], None],
     ) -> None:
-        """Copies blocks of some kinds to other places; where there are none the expert leaves."""
+        """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
+        indices = blocks.relocate(version.indices, kinds)
         if indices is None:
             self._leave(version, 0, evicted)
             return
-        views = self._blocks.views(indices)
+        views = blocks.views(indices)
         for kind in kinds:
             views[kind][:] = version.blocks[kind]
         self._replace(version.key, _Version(version.key, version.level, indices, views, version.arriving))

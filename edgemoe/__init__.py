@@ -102,13 +102,17 @@ def load(
     kv_cache: str | None = None,
     kv_cache_k: str | None = None,
     kv_cache_v: str | None = None,
+    prefix_cache_dir: str | Path | None = None,
+    prefix_cache_limit: str | int | None = None,
     context: int | None = None,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     levels: str | None = "auto",
     exact: int | None = None,
     chunk: int | None = None,
     every: int = 4,
     threads: int | None = None,
+    kernel: str = "auto",
     keep_source: bool = False,
     **settings: Any,
 ) -> Model:
@@ -122,13 +126,18 @@ def load(
         device: cpu, cuda or auto.
         kv_cache, kv_cache_k, kv_cache_v: the format of keys and values, and of either alone: "bf16", "q8_0" or "q4_0";
             None: bf16.
+        prefix_cache_dir: directory in which KV stays for later starts; None: it ends with the model.
+        prefix_cache_limit: "20GB" or bytes of that directory's files; None: 4 GB.
         context: tokens of each sequence; None: the model's, at most 4096.
         parallel: sequences that run at once, at most 64.
+        prefill_rows: most tokens of a prompt that go through the layers together; None: as many as the context, where
+            that costs little memory.
         levels: bits per expert, "4/2" or "8/4/2/0"; "auto": the store's highest level where all experts fit, else
             8/4/2/0 at a retention of 0.9, or 4/2 for a store of 4 bits.
         exact: compute every expert at exactly this many bits: 8, 4 or 2.
         chunk, every: tokens of a prompt in one step, and decode steps between two of them (engine.scheduler.Pace).
         threads: that compute; None: one a core.
+        kernel: of the CPU, as --kernel.
         keep_source: keep the downloaded checkpoint of a Hub model.
         settings: options of `edgemoe serve --help`: retention=0.9, speculate="off", ...
 
@@ -140,7 +149,10 @@ def load(
     from edgemoe.commands.options import DEMO, demo_by_name, require_several
     from edgemoe.commands.options import run_settings as chosen
     from edgemoe.models.open import open_store
+    from edgemoe.models.prefix_directory import open_prefix_cache, require_directory
 
+    directory = Path(prefix_cache_dir) if prefix_cache_dir is not None else None
+    most = require_directory(directory, None if prefix_cache_limit is None else str(prefix_cache_limit))
     given = settings | {"levels": None if exact is not None and levels == "auto" else levels, "exact": exact}
     store, plan, run = open_store(
         demo_by_name(Path(model)) if model is not None else DEMO,
@@ -153,7 +165,9 @@ def load(
         kv_cache_v=kv_cache_v,
         context=context,
         parallel=parallel,
+        prefill_rows=prefill_rows,
         threads=threads,
+        kernel=kernel,
         keep_source=keep_source,
         shrink=True,
     )
@@ -177,4 +191,5 @@ def load(
         seed=0,
         max_new_tokens=512,
     )
-    return Model(Engine(store, plan, run), tokenizer, sampling, pace, keep=True)
+    disk = open_prefix_cache(store, directory, most) if directory else None
+    return Model(Engine(store, plan, run), tokenizer, sampling, pace, keep=True, disk=disk)

@@ -130,12 +130,14 @@ class ExpertSource(ABC):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
+        ordered: bool = False,
         compensated: Mapping[ExpertKey, int] | None = None,
     ) -> AbstractContextManager[Request]:
         """Brings the experts of `wanted` (key -> level, above 0).
 
-        Hits come first. A tier of any size works as long as one expert fits: an expert without free blocks waits until
-        leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves the tiers whole.
+        Hits come first, unless ordered. A tier of any size works as long as one expert fits: an expert without free
+        blocks waits until leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves
+        the tiers whole.
 
         What was read ahead and is wanted is used, complete or not; what is not wanted and has not begun is cancelled.
 
@@ -143,6 +145,8 @@ class ExpertSource(ABC):
             wanted: see above.
             scan: the request is one of many that say nothing about later use: the experts that it brings are evicted
                 first, from its end until a request that is no scan.
+            ordered: experts come in the order of their keys, whatever is resident. Where blocks are few, an expert that
+                waits for its turn may leave them to one whose turn it is, and come again.
             compensated: expert -> level at which its lease comes with its compensator, read where it is not in memory;
                 0: at any. A lease at another level comes without.
 
@@ -163,11 +167,16 @@ class ExpertSource(ABC):
 
     @property
     @abstractmethod
+    def scans_ahead(self) -> bool:
+        """Whether `read_ahead` has an effect in a scan now."""
+
+    @property
+    @abstractmethod
     def predicting(self) -> bool:
         """Whether a prediction waits for the next layer's request or hits."""
 
     @abstractmethod
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Starts reading what the next layer will probably request, behind every demanded read.
 
         Called within a request, at most once for a layer; calls add up. A read that fails is no error, unless its
@@ -175,6 +184,8 @@ class ExpertSource(ABC):
 
         Args:
             predicted: key -> level, above 0, the likeliest first. A resident expert costs nothing.
+            scan: they are most of the next layer's experts, and are read in the order of their keys, the order on disk,
+                many at a time; whether predictions have paid so far does not matter.
 
         Raises:
             ValueError: there is no open request.

@@ -96,6 +96,11 @@ class Fetcher(ExpertSource, PinnedExperts):
         return self._speculation.on
 
     @property
+    def scans_ahead(self) -> bool:
+        """Whether `read_ahead` has an effect in a scan now."""
+        return self._speculation.mode != "off"
+
+    @property
     def predicting(self) -> bool:
         """Whether a prediction waits for the next layer's request or hits."""
         return self._speculation.pending
@@ -115,6 +120,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
+        ordered: bool = False,
         compensated: Mapping[ExpertKey, int] | None = None,
     ) -> LayerRequest:
         """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
@@ -127,15 +133,15 @@ class Fetcher(ExpertSource, PinnedExperts):
             raise ValueError("expected an open fetcher, got a closed one")
         compensators = CompensatorLeases(self._compensators, compensated or {}, scan=scan)
         self._request = LayerRequest(
-            self._transfers, self._speculation, wanted, scan=scan, compensators=compensators
+            self._transfers, self._speculation, wanted, scan=scan, ordered=ordered, compensators=compensators
         )
         return self._request
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
-        """Starts reading predicted experts. Without effect unless `looks_ahead`."""
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
+        """Starts reading predicted experts. Without effect unless `looks_ahead`, or `scans_ahead` in a scan."""
         if self._request is None or not self._request.open:
             raise ValueError("expected an open request to read ahead in, got none")
-        self._speculation.predict(predicted)
+        self._speculation.predict(predicted, scan=scan)
         self._request.advance()
 
     def observe(self, observer: Observer) -> None:

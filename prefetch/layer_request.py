@@ -1,7 +1,8 @@
-"""One request of a layer's experts: hits first, then arrivals, in whatever blocks are free."""
+"""One request of a layer's experts: hits first, then arrivals, in whatever blocks are free; or in the order of keys."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -25,7 +26,7 @@ class LayerRequest(Request):
         transfers: run the demands.
         speculation: the prediction that this request confirms or refutes.
         wanted: as ExpertSource.request.
-        scan: as ExpertSource.request.
+        scan, ordered: as ExpertSource.request.
         compensators: of the experts; None: none is wanted.
     """
 
@@ -36,11 +37,16 @@ class LayerRequest(Request):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
+        ordered: bool = False,
         compensators: CompensatorLeases | None = None,
     ) -> None:
         self._transfers, self._speculation, self._vram = transfers, speculation, transfers.vram
         self._compensators = compensators or CompensatorLeases(None, {})
         self._wanted, self._scan = wanted, scan
+        self._turns = deque(sorted(wanted)) if ordered else None
+        """Where leases come in the order of their keys, the keys that are still to come."""
+        self._waiting: dict[ExpertKey, Lease] = {}
+        """Leases whose turn has not come."""
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
         self._arrived: list[Lease] = []
@@ -56,6 +62,7 @@ class LayerRequest(Request):
         """Leases every hit, so that no miss evicts one, takes over transfers under way, and starts the misses."""
         self._interrupt.__enter__()
         self.open = True
+        self._transfers.workers.scanning = self._scan
         try:
             self._begin()
         except BaseException:
@@ -94,12 +101,14 @@ class LayerRequest(Request):
                 self._speculation.adopt(key)
             if key not in self._transfers.under_way or not self._take_over(key):
                 self._missing.append(key)
+        if self._turns is not None:
+            self._missing = deque(sorted(self._missing))
         if self._scan:
             self._brought = came + missing
         self.advance()
 
     def __next__(self) -> list[Lease]:
-        """Hits, then arrivals."""
+        """Hits, then arrivals; or both in the order of their keys."""
         if self._current:
             self._release_current()
             self.advance()
@@ -112,6 +121,8 @@ class LayerRequest(Request):
             if not (self._awaited or self._missing or self._hits or self._arrived):
                 break
             self.advance()
+            if self._turns is not None and any(map(self._compensators.has, self._arrived)):
+                continue
             self._await_any()
         raise StopIteration
 
@@ -141,8 +152,8 @@ class LayerRequest(Request):
         begun = [transfer for transfer in self._awaited.values() if not self._cancel(transfer)]
         self._awaited.clear()
         self._release_current()
-        self._vram.release(*self._hits, *self._arrived)
-        self._hits, self._arrived = [], []
+        self._vram.release(*self._hits, *self._arrived, *self._waiting.values())
+        self._hits, self._arrived, self._waiting = [], [], {}
         if begun:
             self._end_begun(begun)
         self._compensators.finish()
@@ -178,7 +189,7 @@ class LayerRequest(Request):
             self._compensators.want(key, level)
 
     def _ready(self) -> list[Lease]:
-        """The leases that are ready now: with their compensators, where they are to have one.
+        """The leases that are ready now, with their compensators, and whose turn it is.
 
         An expert whose device copy is under way is ready only beside one that waits for its copy as well: its kernel
         would keep the other experts' kernels from starting.
@@ -191,10 +202,20 @@ class LayerRequest(Request):
         for lease in self._arrived:
             now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
             (leases if now and self._compensators.has(lease) else still).append(lease)
-        self._hits, self._arrived, self._current = hits, still, leases
+        self._hits, self._arrived = hits, still
+        leases = leases if self._turns is None else self._in_turn(leases, self._turns)
+        self._current = leases
         if self._transfers.path.asynchronous:
             self._transfers.path.hand_out(leases)
         return leases
+
+    def _in_turn(self, leases: Sequence[Lease], turns: deque[ExpertKey]) -> list[Lease]:
+        """The leases that come next in the order of keys, of these and those that wait; the others wait."""
+        self._waiting |= {lease.key: lease for lease in leases}
+        now = []
+        while turns and turns[0] in self._waiting:
+            now.append(self._waiting.pop(turns.popleft()))
+        return now
 
     def _collect(self) -> None:
         """Ends every transfer that is done, and starts those whose experts came below their level."""
@@ -224,7 +245,26 @@ class LayerRequest(Request):
             return
         if lease:
             self._vram.release(lease)
-        self._missing.append(key)
+        self._add_missing(key)
+
+    def _add_missing(self, key: ExpertKey) -> None:
+        """Adds an expert behind the missing ones, or at its place in the order of keys."""
+        if self._turns is None:
+            self._missing.append(key)
+        else:
+            insort(self._missing, key)
+
+    def _give_up_last(self) -> bool:
+        """Ends the last lease of those that wait for their turn, for an expert whose turn it is and that lacks blocks.
+
+        Its expert comes again at its turn. False: the first missing one is not the next, or no lease waits.
+        """
+        if not self._waiting or not self._turns or self._missing[0] != self._turns[0]:
+            return False
+        key = max(self._waiting)
+        self._vram.release(self._waiting.pop(key))
+        self._add_missing(key)
+        return True
 
     def _end(self, transfer: Transfer) -> Lease | None:
         return self._speculation.end_transfer(transfer) if transfer.ahead else self._transfers.end(transfer)
@@ -265,8 +305,13 @@ class LayerRequest(Request):
         """Starts the first missing expert's transfer, with blocks taken back from predictions and moves if need be."""
         key = self._missing[0]
         level = self._wanted[key]
+        if self._turns is not None and (lease := self._vram.acquire(key, level)):
+            self._arrived.append(lease)  # its lease was given up, and its blocks were not taken
+            self._missing.popleft()
+            return True
         while (transfer := self._transfers.start(key, level, ahead=False)) is None:
-            if not (self._speculation.yield_blocks() or self._transfers.end_a_move()):
+            freed = self._speculation.yield_blocks() or self._transfers.end_a_move() or self._give_up_last()
+            if not freed:
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer

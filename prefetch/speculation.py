@@ -24,6 +24,10 @@ PER_WORKER = 4
 """Transfers ahead that are under way at once, for each worker. More of them keep the disk busy for longer without the
 engine, and more of them have evicted an expert when they turn out wrong and are cancelled."""
 
+IN_A_SCAN = 64
+"""Transfers ahead of a scan that are under way at once: they keep the disk busy while a long prompt's attention is
+computed, and nearly all of them are wanted."""
+
 
 class Speculation:
     """The prediction of the coming layer, and its transfers. Used by the engine's thread.
@@ -39,7 +43,7 @@ class Speculation:
     def __init__(self, transfers: Transfers, gate: LookaheadGate) -> None:
         self.mode = "off"
         self._transfers, self._gate = transfers, gate
-        self._limit = PER_WORKER * transfers.workers.count
+        self._limit, self._scan = PER_WORKER * transfers.workers.count, False
         self._predicted: dict[ExpertKey, int] = {}
         self._candidates: deque[ExpertKey] = deque()
         self._flying: dict[ExpertKey, Transfer] = {}
@@ -57,10 +61,16 @@ class Speculation:
         """Whether a prediction has not been resolved."""
         return bool(self._predicted or self._flying)
 
-    def predict(self, predicted: Mapping[ExpertKey, int]) -> None:
-        """Adds to the prediction, the likeliest first. Leases its resident experts; `pump` starts the others."""
-        if not self.on:
+    def predict(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
+        """Adds to the prediction, the likeliest first, or in a scan in the order of keys.
+
+        Leases its resident experts; `pump` starts the others.
+        """
+        if not (self.on or (scan and self.mode != "off")):
             return
+        self._scan = scan
+        if scan:
+            predicted = dict(sorted(predicted.items()))
         new = {
             key: BASE_LEVEL if self.mode == "base" else level
             for key, level in predicted.items()
@@ -81,7 +91,8 @@ class Speculation:
             if transfer.done and transfer.requested is None:
                 self.land(transfer)
         transfers = self._transfers
-        while self._candidates and len(self._flying) < self._limit:
+        limit = max(self._limit, IN_A_SCAN) if self._scan else self._limit
+        while self._candidates and len(self._flying) < limit:
             key = self._candidates[0]
             level = self._predicted[key]
             # A transfer under way belongs to an earlier prediction or to the running layer, a moving one to neither.

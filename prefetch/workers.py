@@ -29,6 +29,9 @@ class Workers(Generic[Item]):
             of a few items then takes longer.
         name: of the threads.
 
+    Attributes:
+        scanning: whether items ahead count as well as demanded ones for the scan's threads; may be set at any time.
+
     Raises:
         ValueError: count is below 1.
     """
@@ -39,7 +42,7 @@ class Workers(Generic[Item]):
         if count < 1:
             raise ValueError(f"expected at least 1 worker, got {count}")
         self.count = count
-        self.closed = False
+        self.closed, self.scanning = False, False
         self._call = run
         self._lock = threading.Lock()
         self._demand: OrderedDict[Item, None] = OrderedDict()
@@ -102,7 +105,8 @@ class Workers(Generic[Item]):
     def _take(self, *, done: int = 0) -> Item | None:
         with self._lock:
             self._busy -= done
-            if self._busy >= self.count and len(self._demand) < MANY:
+            waiting = len(self._demand) + (len(self._ahead) if self.scanning else 0)
+            if self._busy >= self.count and waiting < MANY:
                 return None
             for queue in (self._demand, self._ahead):
                 if queue:

@@ -132,6 +132,24 @@ def load_calibration(
     """Reads the calibration in a directory. One that cannot be used is logged as a warning, with its path.
 
     Args:
+        directory, source, max_level, layers, experts: as of fitting_calibration.
+
+    Returns:
+        the calibration; None where there is no file, or one that is damaged, newer or of another model.
+    """
+    try:
+        return fitting_calibration(directory, source, max_level, layers, experts)
+    except DamagedData as error:
+        _log.warning("%s is not used: %s", directory / CALIBRATION_NAME, error)
+        return None
+
+
+def fitting_calibration(
+    directory: Path, source: str, max_level: int, layers: list[int], experts: int
+) -> Calibration | None:
+    """Reads the calibration in a directory.
+
+    Args:
         directory: of a store or a checkpoint.
         source: fingerprint of the checkpoint.
         max_level: highest level that is used.
@@ -139,21 +157,19 @@ def load_calibration(
         experts: in each of them.
 
     Returns:
-        the calibration; None where there is no file, or one that is damaged, newer or of another model.
+        None where there is no file.
+
+    Raises:
+        DamagedData: the file is damaged, newer or of another model.
     """
-    path = directory / CALIBRATION_NAME
-    if not path.exists():
+    if not (directory / CALIBRATION_NAME).exists():
         return None
-    try:
-        found = Calibration.read(directory)
-    except DamagedData as error:
-        _log.warning("%s is not used: %s", path, error)
-        return None
+    found = Calibration.read(directory)
     shape = list(found.layers), found.error.shape[1]
     if found.source != source or found.max_level < max_level or shape != (layers, experts):
-        _log.warning(
-            "%s is not used: expected a calibration of %s up to level %d, got one of %s up to level %d: %s",
-            *(path, source, max_level, shortened(found.source), found.max_level, _ACTION),
+        raise BadManifest(
+            f"a calibration of {source} up to level {max_level}",
+            f"one of {shortened(found.source)} up to level {found.max_level}",
+            _ACTION,
         )
-        return None
     return found

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             context: int = 64,
             parallel: int = 1,
             kv: str = "bf16",
+            prefill_rows: int | None = None,
             **changes: Any,
         ) -> Engine:
             """Opens one.
@@ -180,18 +182,12 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             settings = RunSettings(**{"levels": (level,), "exact": True, "readers": 4} | changes)
             store = StoreModel.open(directory).with_kv(KVFormat(kv, kv))
             each, limit = store.form.bytes_at(settings.levels[0]), None
-            if experts is not None:
-                least = store.plan(
-                    vram_limit=None, settings=settings, context=context, parallel=parallel
-                ).minimum_vram_bytes
-                limit = least + (experts - MINIMUM_EXPERTS) * each
-            plan = store.plan(
-                vram_limit=limit,
-                dram_limit=dram_experts * each,
-                settings=settings,
-                context=context,
-                parallel=parallel,
+            plan_of = partial(
+                store.plan, settings=settings, context=context, parallel=parallel, prefill_rows=prefill_rows
             )
+            if experts is not None:
+                limit = plan_of(vram_limit=None).minimum_vram_bytes + (experts - MINIMUM_EXPERTS) * each
+            plan = plan_of(vram_limit=limit, dram_limit=dram_experts * each)
             return stack.enter_context(Engine(store, plan, settings))
 
         yield open_one

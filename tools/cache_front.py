@@ -1,10 +1,14 @@
 """Measures, at caches of several sizes, the bits that a rule reads from disk and the KL that it costs.
 
     python -m tools.cache_front --model STORE --reference CHECKPOINT --text BOOK [--cache 0.25 --cache 0.4 --cache 0.6]
+        [--dram 0.3]
 
-A cache is a fraction of the bytes that all experts take at 4 bits. New tokens run one by one through the engine, with
-planes in memory used above their schedule (conservative reuse) except in rows that are exact. Bytes are counted from
-the second window on. Beside levels by damage stand other uses of a miss:
+A cache is a fraction of the bytes that all experts take at 4 bits, and --dram one of a second tier beside it. New
+tokens run one by one through the engine, with planes in memory used above their schedule (conservative reuse) except in
+rows that are exact. Bytes are counted from the second window on.
+
+Levels by damage have rows whose price counts what a missing plane takes from where it lies ("by place"), counts one in
+DRAM as one on disk ("by memory"), or counts every plane, in memory or not. Beside them stand other uses of a miss:
 
 - drop: an absent expert whose gate weight is below a fraction of the token's mean is skipped, the others are exact;
 - instead: an absent expert below that fraction is replaced by the likeliest resident expert that is not chosen.
@@ -19,7 +23,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,10 @@ WINDOW = 256
 EXACT_4 = RunSettings(levels=(4,), exact=True)
 
 
+PLACES = ("by place", "by memory", "of every plane")
+"""What the price of a level by damage counts: the seconds of missing planes, their bits, or the bits of all planes."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A row of the report.
@@ -54,21 +62,28 @@ class Rule:
         settings: of the engine, without eviction.
         drop: fraction of a token's mean gate weight below which an absent expert is skipped; 0: none is.
         instead: fraction below which a resident expert runs instead; 0: none does.
+        counts: what the price of a level counts (PLACES).
     """
 
     name: str
     settings: RunSettings
     drop: float = 0.0
     instead: float = 0.0
+    counts: str = PLACES[0]
 
 
-def rules(bits: Sequence[float]) -> list[Rule]:
-    """Every rule of a report."""
+def rules(bits: Sequence[float], *, dram: bool = False) -> list[Rule]:
+    """Every rule of a report, without a second tier or with one."""
     four = (8, 4, 2, 0)
+    places = PLACES if dram else (PLACES[0], PLACES[2])
     return [
         Rule("exact 4", EXACT_4),
         Rule("4/2 r 0.75", RunSettings(levels=(4, 2), critical="ceil")),
-        *(Rule(f"8/4/2/0 {each:g} bits", RunSettings(levels=four, bits=each)) for each in bits),
+        *(
+            Rule(f"{place} {each:g} bits", RunSettings(levels=four, bits=each), counts=place)
+            for place in places
+            for each in bits
+        ),
         *(
             Rule(f"drop below {each:g}", RunSettings(levels=(4, 0), exact=True), drop=each)
             for each in (0.5, 1.0)
@@ -138,22 +153,42 @@ def changes(engine: Engine, rule: Rule) -> Iterator[None]:
         engine._runner.configure(DropAbsent(engine, rule.drop))
     if rule.instead:
         replace_absent(engine, rule.instead)
+    if rule.counts != PLACES[0]:
+        engine._runner.configure(_told_less(engine, rule.counts))
     yield
 
 
+def _told_less(engine: Engine, counts: str) -> LevelPolicy:
+    """The engine's policy, whose price counts less of where planes lie."""
+    policy, shape = engine._runtime.policy, engine.shape
+    tiers = replace(policy.tiers, dram=1.0) if policy.tiers and counts == PLACES[1] else None
+    return LevelPolicy(policy.settings, shape.layers, shape.experts_per_layer, policy.damage, tiers)
+
+
 def measure(
-    store: StoreModel, windows: Windows, logits: LogitFile, rule: Rule, cache: float, eviction: str
+    store: StoreModel,
+    windows: Windows,
+    logits: LogitFile,
+    rule: Rule,
+    cache: float,
+    eviction: str,
+    dram: float = 0.0,
 ) -> dict[str, Any]:
-    """Runs a rule with a cache; returns its row."""
+    """Runs a rule with a cache and, where `dram` is above 0, a second tier; returns its row."""
     settings = rule.settings.with_(eviction=eviction)
-    run = cached_quality(store, settings, cache, windows, logits, partial(changes, rule=rule), lambda: None)
+    change, waste = partial(changes, rule=rule), lambda: None
+    run = cached_quality(store, settings, cache, windows, logits, change, waste, dram)
     scheduled, quality = run.use.scheduled, run.quality
-    bytes_at_4 = store.form.bytes_at(4)
+    bits = BITS_PER_WEIGHT[4] / store.form.bytes_at(4) / sum(scheduled.values())
     return {
         "cache": cache,
+        "dram": dram,
         "rule": rule.name,
-        "bits_read_per_expert": run.read_bytes / sum(scheduled.values()) / bytes_at_4 * BITS_PER_WEIGHT[4],
+        "bits_read_per_expert": run.read_bytes * bits,
+        "bits_from_dram_per_expert": run.dram_bytes * bits,
         "bits_scheduled": mean_bits(scheduled),
+        "bits_computed": run.use.bits_computed,
+        "skipped": scheduled.get(0, 0) / sum(scheduled.values()),
         "kl": quality.kl,
         "kl_stderr": quality.kl_stderr,
         "perplexity": quality.perplexity,
@@ -168,10 +203,11 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with LogitFile(sum(map(len, windows)), store.shape.vocab) as logits:
         reference_quality(reference, windows, logits, lambda: None)
         for cache in options.cache or (0.25, 0.4, 0.6):
-            for rule in rules(options.bits or (4.25, 3.85, 3.45, 3.05, 2.75)):
-                row = measure(store, windows, logits, rule, cache, options.eviction)
+            for rule in rules(options.bits or (4.25, 3.85, 3.45, 3.05, 2.75), dram=options.dram > 0):
+                row = measure(store, windows, logits, rule, cache, options.eviction, options.dram)
                 print(
-                    f"{cache:g} {rule.name}: {row['bits_read_per_expert']:.2f} bits, KL {row['kl']:.5f}",
+                    f"{cache:g} {rule.name}: {row['bits_read_per_expert']:.2f} bits from disk, "
+                    f"{row['bits_from_dram_per_expert']:.2f} from DRAM, KL {row['kl']:.5f}",
                     file=sys.stderr,
                 )
                 yield row
@@ -220,6 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cache", type=float, action="append", help="fraction of all experts' bytes at 4 bits"
     )
+    parser.add_argument("--dram", type=float, default=0.0, help="the same, of a second tier")
     parser.add_argument("--bits", type=float, action="append", help="mean bits of levels by damage")
     parser.add_argument("--eviction", default="lfru", help="as `edgemoe chat --eviction`")
     parser.add_argument("--plot", type=Path, help="PNG")

@@ -67,8 +67,8 @@ FORMAT_REMARKS = {
     "MXFP4": ("gpt-oss's blocks and scales", f"{_FLOATS}: its values are not evenly spaced"),
     "GGUF": (
         "one file, or all parts of a split one, of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
-        "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe and llama with experts "
-        "(Mixtral)",
+        "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe, olmoe, granitemoe, and llama "
+        "with experts (Mixtral)",
         "the 4-bit codes of Q4_0, Q4_1 and Q4_K exactly, at level 4, if all experts have them; otherwise level 8",
     ),
 }

@@ -29,7 +29,7 @@ CALLS_AS_JSON = _CHATML | {
         "reasoning_content": _THOUGHT,
         "tool_calls": {
             "open": "<tool_call>",
-            "close": "</tool_call>",
+            "close_pattern": r"(?<=[}\]])\s*</tool_call>",
             "content": "json",
             "transform": {"type": "function", "function": "{content}"},
             "repeats": True,
@@ -39,6 +39,9 @@ CALLS_AS_JSON = _CHATML | {
 }
 """Response template of ChatML with calls as JSON between <tool_call> tags: Hermes, Qwen 2.5 and 3."""
 
+_ARGUMENT = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))"
+"""One argument between tags, which its own text may contain too."""
+
 CALLS_AS_TAGS = _CHATML | {
     "fields": {
         "reasoning_content": _THOUGHT,
@@ -46,7 +49,7 @@ CALLS_AS_TAGS = _CHATML | {
             "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]{1,64})>",
             "close_pattern": r"</function>\s*</tool_call>",
             "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "content_args": {"tag_pattern": _ARGUMENT},
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
             "repeats": True,
         },

@@ -20,6 +20,7 @@ from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogpro
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
+from edgemoe.kv.prefix_cache import PrefixCache
 from storage.errors import UserError
 from storage.untrusted import foreign_code
 
@@ -128,6 +129,7 @@ class Model:
         sampling: the model's own.
         pace: how prompts and answers share the steps.
         keep: the KV of ended requests stays as long as there is memory (Scheduler).
+        disk: keeps it for later processes too; closed with the model. None: memory alone.
     """
 
     def __init__(
@@ -138,9 +140,10 @@ class Model:
         pace: Pace | None = None,
         *,
         keep: bool = False,
+        disk: PrefixCache | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
-        self._scheduler = Scheduler(engine, pace, keep=keep)
+        self._scheduler = Scheduler(engine, pace, keep=keep, disk=disk)
         self._vocabulary: Vocabulary | None = None
         self._reading = threading.Lock()
 
@@ -318,6 +321,17 @@ class Model:
     def keep_warm(self) -> None:
         """From now on reads experts into free blocks while no request is under way, on the thread of futures."""
         self._scheduler.start(fill=True)
+
+    def save(self, tokens: Sequence[int]) -> None:
+        """Writes the KV of these tokens to disk, as far as it is kept; from now on that of all requests too."""
+        self._scheduler.save(tokens)
+
+    def saved_kv(self, tokens: Sequence[int] = ()) -> tuple[str, int] | None:
+        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+
+        None: no KV is kept on disk.
+        """
+        return self._scheduler.saved(tokens)
 
     def forget(self) -> None:
         """Frees the KV that is kept of ended requests."""

@@ -9,6 +9,7 @@ from typing import Literal
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.prefix_cache import PrefixCacheCounts
 from prefetch.counts import TransferCounts
 
 State = Literal["waiting", "prompt", "decoding", "ended"]
@@ -23,7 +24,8 @@ class Progress:
         state: see State.
         prompt_tokens: of the whole prompt.
         cached_tokens: of these, tokens whose KV was there before.
-        done_tokens: of the prompt, tokens that have a KV, cached ones included.
+        done_tokens: of the prompt, tokens that have a KV, cached ones included; and of the step under way as many as
+            its layers amount to.
         new_tokens: of the answer, so far.
     """
 
@@ -37,7 +39,7 @@ class Progress:
     def of(cls, request: Request) -> Progress:
         """Takes it from a request, which another thread may run."""
         new = len(request.trace.token_times)
-        return cls(_state(request, new), request.prompt, request.cached, request.done, new)
+        return cls(_state(request, new), request.prompt, request.cached, request.done + request.partly, new)
 
 
 def _state(request: Request, new: int) -> State:
@@ -60,6 +62,7 @@ class Status:
         peak_bytes: the most that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
         experts: of the whole model.
+        disk: what the prefix cache has and has done; None: there is none.
         moved, use: transfers, and experts by level, of all steps.
     """
 
@@ -71,6 +74,7 @@ class Status:
     peak_bytes: int
     resident: dict[str, dict[int, int]]
     experts: int
+    disk: PrefixCacheCounts | None
     moved: TransferCounts
     use: ExpertUse
 
@@ -96,6 +100,7 @@ class Status:
             peak_bytes=engine.peak_bytes(),
             resident={name: dict(Counter(tier.resident().values())) for name, tier in tiers.items() if tier},
             experts=engine.shape.experts,
+            disk=scheduler.disk.counts() if scheduler.disk else None,
             moved=scheduler.prefill + scheduler.decode,
             use=scheduler.prefill_use + scheduler.decode_use,
         )

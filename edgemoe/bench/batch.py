@@ -167,6 +167,7 @@ def _plan(store: StoreModel, request: BenchRequest, settings: RunSettings, batch
         settings=settings,
         context=request.context or request.tokens,
         parallel=batch,
+        prefill_rows=request.prefill_rows,
     )
 
 

@@ -56,6 +56,7 @@ class BenchRequest:
         runs: of every row, prompt set and arm.
         seed: of prompts.
         context: tokens; None: the prompt and the new tokens.
+        prefill_rows: most rows of a prompt in one step; None: the plan's choice.
         warm_up: whether a run of the first row that is not counted comes first; False: the process has had one.
         fill: before warm runs free memory is filled with experts, as chat does while its user types.
         notes: sentences for the report, such as the rows that are left out.
@@ -71,6 +72,7 @@ class BenchRequest:
     runs: int = 3
     seed: int = 0
     context: int | None = None
+    prefill_rows: int | None = None
     warm_up: bool = True
     fill: bool = False
     notes: tuple[str, ...] = ()
@@ -158,6 +160,7 @@ def make_plans(store: StoreModel, request: BenchRequest) -> list[MemoryPlan]:
             dram_limit=request.dram_limit if row.settings.cache or row.dram_on_demand else 0,
             settings=row.settings,
             context=request.context or request.tokens,
+            prefill_rows=request.prefill_rows,
         )
         for row in request.rows
     ]

@@ -263,6 +263,7 @@ class TimedSource(ExpertSource):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
+        ordered: bool = False,
         compensated: Mapping[ExpertKey, int] | None = None,
     ) -> Iterator[Request]:
         """Brings experts between two dense spans (ExpertSource.request)."""
@@ -270,7 +271,7 @@ class TimedSource(ExpertSource):
         layers = {key.layer for key in wanted}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._source.request(wanted, scan=scan, compensated=compensated) as request:
+            with self._source.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
                 yield TimedRequest(request, self._timeline, name)
         finally:
             self.begin()
@@ -286,6 +287,11 @@ class TimedSource(ExpertSource):
         return self._source.looks_ahead
 
     @property
+    def scans_ahead(self) -> bool:
+        """Whether the source reads a scan's experts ahead."""
+        return self._source.scans_ahead
+
+    @property
     def predicting(self) -> bool:
         """Whether the source has a prediction that waits."""
         return self._source.predicting
@@ -298,9 +304,9 @@ class TimedSource(ExpertSource):
         """Sets the source's tier of compensators."""
         self._source.use_compensators(where)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Passes predicted experts to the source."""
-        self._source.read_ahead(predicted)
+        self._source.read_ahead(predicted, scan=scan)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Fills the source's free blocks."""

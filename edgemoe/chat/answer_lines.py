@@ -97,8 +97,11 @@ def _hot(answer: Answer) -> str:
 
 
 def _compensated(answer: Answer) -> str:
-    """How many (token, expert) pairs were computed with a compensator, where any may be."""
-    return "" if answer.compensated is None else f", {answer.compensated['pairs']} pairs compensated"
+    """How many (token, expert) pairs were computed with a compensator, where any may be, and what was read for it."""
+    found = answer.compensated
+    if found is None:
+        return ""
+    return f", {found['pairs']} pairs compensated ({format_size(found['bytes_read'])} read)"
 
 
 def _cost(answer: Answer) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from edgemoe.api.model import Model
 from edgemoe.api.status import Progress
 from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.chat.transcript import SavedKV
 from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer, Generation
@@ -107,6 +108,44 @@ class Conversation:
         self._turns = list(messages[len(self._system) :])
         return length
 
+    def saved_kv(self, *, write: bool = False) -> tuple[SavedKV | None, int]:
+        """Returns what the KV of the conversation is of, and how many of its tokens have theirs on disk.
+
+        Args:
+            write: writes it first, with that of all later turns; otherwise the tokens are not counted.
+
+        Returns:
+            (None, 0) where no KV is kept on disk.
+        """
+        tokens = self._shown(self._turns[self._left :]) if write and self._turns else []
+        if write:
+            self._model.save(tokens)
+        found = self._model.saved_kv(tokens)
+        return (SavedKV(self._kv_format, found[0]), found[1]) if found else (None, 0)
+
+    def kv_note(self, saved: SavedKV | None) -> str:
+        """Says where the KV of a conversation that was just restored comes from; "" where the file says nothing.
+
+        Args:
+            saved: of the conversation's file.
+        """
+        now, tokens = self.saved_kv(write=True)
+        if saved is None:
+            return ""
+        if now is None:
+            return "its KV is computed again: this chat keeps none on disk"
+        if saved.format != now.format:
+            return f"its KV is computed again: it was saved as {saved.format}, and this chat has {now.format}"
+        if saved.root != now.root:
+            return "its KV is computed again: it was saved with another model or other settings"
+        if not tokens:
+            return "its KV is computed again: no block of it is on disk"
+        return f"the KV of {tokens} tokens comes from disk"
+
+    @property
+    def _kv_format(self) -> str:
+        return str(self._model.engine.shape.kv.format)
+
     def ask(
         self, prompt: str, on_text: Callable[[str], None], on_shift: Callable[[int], None] = lambda left: None
     ) -> Answer:
@@ -148,6 +187,10 @@ class Conversation:
         self._turns, self._left = [*turns, {"role": "assistant", "content": answer.text}], left
         return answer
 
+    def _shown(self, turns: Sequence[Message]) -> list[int]:
+        """Encodes some turns with the system message."""
+        return encode_chat(self._tokenizer, [*self._system, *turns])
+
     def _fitting(self, turns: list[Message]) -> tuple[list[int], int]:
         """Encodes the turns that the context holds, with the system message.
 
@@ -161,11 +204,11 @@ class Conversation:
         answer = min(self.sampling.max_new_tokens, context // 4)
         questions = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
         left = self._left if self._left in questions else 0
-        tokens = encode_chat(self._tokenizer, [*self._system, *turns[left:]])
+        tokens = self._shown(turns[left:])
         if len(tokens) + answer > context:
             for later in [i for i in questions if i > left]:
                 left = later
-                tokens = encode_chat(self._tokenizer, [*self._system, *turns[left:]])
+                tokens = self._shown(turns[left:])
                 if len(tokens) <= context // 2:
                     break
         return tokens, left

@@ -126,8 +126,10 @@ def _system(chat: Chat, argument: str) -> None:
 
 def _save(chat: Chat, argument: str) -> None:
     path = Path(argument).expanduser()
-    transcript.save(path, chat.conversation.messages)
-    chat.say(f"saved {len(chat.conversation.messages)} messages in {path}")
+    kv, tokens = chat.conversation.saved_kv(write=True)
+    transcript.save(path, chat.conversation.messages, kv)
+    of_kv = f", and the KV of {tokens} tokens on disk" if tokens else ""
+    chat.say(f"saved {len(chat.conversation.messages)} messages in {path}{of_kv}")
 
 
 def _load(chat: Chat, argument: str) -> None:
@@ -135,7 +137,8 @@ def _load(chat: Chat, argument: str) -> None:
     messages = transcript.load(path)
     tokens = chat.conversation.restore(messages)
     chat.cancelled = None
-    chat.say(f"loaded {len(messages)} messages, {tokens} tokens, from {path}")
+    note = chat.conversation.kv_note(transcript.load_kv(path))
+    chat.say(f"loaded {len(messages)} messages, {tokens} tokens, from {path}" + (note and f" ({note})"))
 
 
 def _stats(chat: Chat, argument: str) -> None:
@@ -180,7 +183,7 @@ COMMANDS = {
     "regen": Command("", "answer the last question again", _regen),
     "set": Command("[NAME VALUE]", f"show or change settings: {', '.join(SETTINGS)}", _set),
     "system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
-    "save": Command("FILE", "write the conversation to a JSON file", _save),
+    "save": Command("FILE", "write the conversation to a JSON file, and its KV to disk", _save),
     "load": Command("FILE", "continue a conversation from such a file", _load),
     "stats": Command("", "cost of the last answer and of all answers", _stats),
     "mem": Command("", "limits, peaks and resident experts", _mem),

@@ -5,18 +5,35 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
 from edgemoe.api.template import Message
-from edgemoe.chat.conversation import Conversation
 from storage.atomic import replacing, write_all
 from storage.errors import EdgemoeError, UserError
 
+if TYPE_CHECKING:
+    from edgemoe.chat.conversation import Conversation
+
 FORMAT = "edgemoe conversation"
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedKV:
+    """What the KV of a saved conversation is of, so that it can be found on disk.
+
+    Args:
+        format: of keys and values, in words.
+        root: hash of all that KV depends on beside tokens, in hex.
+    """
+
+    format: str
+    root: str
+
 
 MOST_BYTES = 64 << 20
 """Maximum size of a file to load."""
@@ -27,14 +44,14 @@ def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
     path = _last()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        save(path, conversation.messages)
+        save(path, conversation.messages, conversation.saved_kv()[0])
     except (OSError, UserError) as error:
         logging.getLogger("edgemoe").warning("the conversation is not kept for --continue: %s", error)
     then()
 
 
-def load_last() -> list[Message]:
-    """Loads the conversation that keep_last saved last.
+def load_last() -> tuple[list[Message], SavedKV | None]:
+    """Loads the conversation that keep_last saved last, and what its KV is of.
 
     Raises:
         UserError: there is none, or from load.
@@ -43,15 +60,20 @@ def load_last() -> list[Message]:
     if not path.exists():
         wanted = "a conversation to continue"
         raise UserError(wanted, f"none in {path}", "start one at a terminal, without --continue")
-    return load(path)
+    return load(path), load_kv(path)
 
 
 def _last() -> Path:
     return Path(platformdirs.user_state_dir("edgemoe"), "last-conversation.json")
 
 
-def save(path: Path, messages: Sequence[Message]) -> None:
+def save(path: Path, messages: Sequence[Message], kv: SavedKV | None = None) -> None:
     """Writes a conversation. Replaces another conversation, but no other file.
+
+    Args:
+        path: of the file.
+        messages: of the conversation.
+        kv: what its KV on disk is of; None: it has none there.
 
     Raises:
         UserError: no messages, another file at `path`, or a failed write. A full disk is a UserError too, so that the
@@ -65,13 +87,24 @@ def save(path: Path, messages: Sequence[Message]) -> None:
         except UserError as error:
             wanted = f"no file or a saved conversation at {path}"
             raise UserError(wanted, "a file that is no conversation", "choose another name") from error
-    document = {"format": FORMAT, "version": VERSION, "messages": [dict(m) for m in messages]}
+    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "messages": [dict(m) for m in messages]}
+    if kv:
+        document["kv"] = asdict(kv)
     data = json.dumps(document, indent=1).encode() + b"\n"
     try:
         with replacing(path, len(data)) as file:
             write_all(file, data)
     except (OSError, EdgemoeError) as error:
         raise _unusable("writable", path, error) from error
+
+
+def load_kv(path: Path) -> SavedKV | None:
+    """Reads what the KV of a saved conversation is of; None where the file does not say."""
+    try:
+        found = json.loads(path.read_bytes()).get("kv")
+        return SavedKV(str(found["format"]), str(found["root"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def load(path: Path) -> list[Message]:

@@ -97,6 +97,7 @@ def bench_command(
     kv: options.KVOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     threads: options.ThreadsOption = None,
     kernel: options.KernelOption = "auto",
     prompts: PromptOptions,
@@ -141,11 +142,18 @@ def bench_command(
 
     def request_for(store: StoreModel) -> BenchRequest:
         rows, notes = (
-            (single_row(plan_levels(store, choose, *sizes, tokens)[1]), ())
+            (single_row(plan_levels(store, choose, *sizes, tokens, prefill_rows=prefill_rows)[1]), ())
             if wanted.ablation is None
             else _ablation(wanted.ablation, store.manifest.max_level, chosen)
         )
-        return BenchRequest(rows, *sizes, seed=wanted.seed, context=context, notes=notes, **vars(prompts))
+        return BenchRequest(
+            *(rows, *sizes),
+            seed=wanted.seed,
+            context=context,
+            prefill_rows=prefill_rows,
+            notes=notes,
+            **vars(prompts),
+        )
 
     def check(planned: StoreModel) -> None:
         make_plans(planned.with_kv(stored), request_for(planned.with_kv(stored)))

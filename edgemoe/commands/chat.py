@@ -21,6 +21,8 @@ from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.engine.sampling import Sampling
+    from edgemoe.kv.prefix_cache import PrefixCache
+    from edgemoe.models.store_model import StoreModel
 
 EXAMPLES = (
     "Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
@@ -91,8 +93,10 @@ def chat_command(
     system: SystemOption = None,
     limits: options.LimitOptions,
     kv: options.KVOptions,
+    disk: options.PrefixCacheOptions,
     chosen: options.SettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     threads: options.ThreadsOption = None,
     kernel: options.KernelOption = "auto",
     wanted: SamplingOptions,
@@ -105,6 +109,10 @@ def chat_command(
     /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are read
     into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130.
     Ctrl-D exits.
+
+    /save, /load and --continue keep KV beside the text, so that a long conversation goes on at once: in
+    --prefix-cache-dir, or in the cache's own directory `kv`, of a chat at a terminal too. --prefix-cache-limit 0 keeps
+    none there.
     """
     from edgemoe.console.loading import loading, starting
     from edgemoe.models.open import open_store
@@ -116,6 +124,7 @@ def chat_command(
         model,
         choose,
         context=context,
+        prefill_rows=prefill_rows,
         threads=threads,
         kernel=kernel,
         keep_source=keep_source,
@@ -143,26 +152,30 @@ def chat_command(
     # Wrong options are refused before the model is loaded.
     if prompt is not None:
         refuse_command(prompt)
-    messages = load_last() if turns.resume else []
+    messages, saved = load_last() if turns.resume else ([], None)
     renderer().start()  # runs beside loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
     sampling = _sampling(store.directory, tokenizer.eos_token_id, wanted)
     about = introduction(store.directory, str(model))
     kept = turns.resume or (prompt is None and sys.stdin.isatty())
+    cache = _prefix_cache(store, disk, kept=kept)
     look = Look(turns.markdown, not turns.no_wrap, turns.reasoning)
     import_renderers(look)
     source = open_turns(COMPLETIONS) if whole is None else whole
     with ExitStack() as stack:
         with loading(plan.dense_bytes):
             engine = stack.enter_context(Engine(store, plan, settings))
+        open_model = stack.enter_context(Model(engine, tokenizer, sampling, keep=True, disk=cache))
         if engine.damage and not turns.as_json:
             say(f"levels by damage, measured on {engine.damage.origin}")
         before, answered = stack.enter_context(keeping_heat(store.directory, store.manifest, engine.heat))
         engine.fill_first(before)
-        conversation = Conversation(Model(engine, tokenizer, sampling, keep=True), system)
+        conversation = Conversation(open_model, system)
         if messages:
             conversation.restore(messages)
             conversation.set_system(system or conversation.system)
+            if (note := conversation.kv_note(saved)) and not turns.as_json:
+                say(f"(continues {len(messages)} messages: {note})")
         run_chat(
             engine,
             conversation,
@@ -174,6 +187,29 @@ def chat_command(
             look=look,
             answered=partial(keep_last, conversation, answered) if kept else answered,
         )
+
+
+def _prefix_cache(store: StoreModel, given: options.PrefixCacheOptions, *, kept: bool) -> PrefixCache | None:
+    """Opens the KV on disk that the options name.
+
+    Without --prefix-cache-dir that of saved conversations: from the first answer on where the conversation is `kept`
+    for --continue, else from /save or /load on. None where this model or machine has none.
+    """
+    from edgemoe.models.cache import kv_directory
+    from edgemoe.models.prefix_directory import open_prefix_cache, require_directory
+
+    directory, limit = given.prefix_cache_dir, given.prefix_cache_limit
+    most = require_directory(directory or kv_directory(), limit)
+    if directory:
+        return open_prefix_cache(store, directory, most)
+    if not most:
+        return None
+    try:
+        return open_prefix_cache(store, kv_directory(), most, automatic=kept)
+    except UserError:
+        if limit is not None:
+            raise
+        return None
 
 
 def _prompt(prompt: str | None, turns: TurnOptions) -> str | None:

@@ -20,6 +20,7 @@ def plan_command(
     kv: options.KVOptions,
     levels: options.LevelOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     parallel: options.ParallelOption = 1,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -31,7 +32,14 @@ def plan_command(
 
     choose = partial(options.run_settings, **vars(levels))
     _, plan, settings = open_store(
-        model, choose, context=context, parallel=parallel, convert=False, **vars(limits), **vars(kv)
+        model,
+        choose,
+        context=context,
+        parallel=parallel,
+        prefill_rows=prefill_rows,
+        convert=False,
+        **vars(limits),
+        **vars(kv),
     )
     if as_json:
         print(json.dumps(plan.as_json()))

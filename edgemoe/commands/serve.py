@@ -18,6 +18,7 @@ from edgemoe.commands.options.groups import grouped, option
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from edgemoe.kv.formats import KVFormat
+from edgemoe.models.prefix_directory import require_directory
 from storage.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from edgemoe.serve.serving import Serving
 
 EXAMPLES = (
-    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve --host 0.0.0.0 "
-    "--api-key-file KEY | curl http://127.0.0.1:8080/v1/models"
+    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve "
+    "--prefix-cache-dir ~/kv --prefix-cache-limit 20GB | edgemoe serve --host 0.0.0.0 --api-key-file KEY "
+    "| curl http://127.0.0.1:8080/v1/models"
 )
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
@@ -67,8 +69,10 @@ def serve_command(
     address: AddressOptions,
     limits: options.LimitOptions,
     kv: options.KVOptions,
+    disk: options.PrefixCacheOptions,
     chosen: options.StepSettingOptions,
     context: options.ContextOption = None,
+    prefill_rows: options.PrefillRowsOption = None,
     parallel: options.ParallelOption = 1,
     queue: QueueOption = 8,
     request_timeout: Annotated[
@@ -81,7 +85,7 @@ def serve_command(
     kernel: options.KernelOption = "auto",
     keep_source: options.KeepSourceOption = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's and Anthropic's interface (docs/serving.md).
+    """Serve a model over HTTP, in the interfaces of OpenAI, Anthropic and ollama (docs/serving.md).
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.
@@ -92,6 +96,7 @@ def serve_command(
     run = options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
     options.require_several(run, parallel, "--parallel 8")
     KVFormat.of(**vars(kv))
+    require_directory(disk.prefix_cache_dir, disk.prefix_cache_limit)
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):
@@ -110,12 +115,14 @@ def serve_command(
         serving,
         model,
         context=context,
+        prefill_rows=prefill_rows,
         parallel=parallel,
         threads=threads,
         kernel=kernel,
         keep_source=keep_source,
         **vars(limits),
         **vars(kv),
+        **vars(disk),
         **vars(chosen),
     )
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # a line a request

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 
 import torch
 
@@ -18,6 +19,7 @@ from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
 from edgemoe.experts.use import ExpertUse
@@ -37,10 +39,10 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
+from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -49,6 +51,7 @@ from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
+from edgemoe.policy.tier_prices import TierPrices
 from prefetch.base import ExpertSource
 from prefetch.counts import TransferCounts
 from prefetch.fetcher import Fetcher
@@ -63,6 +66,9 @@ __all__ = ["Engine", "StoreModel"]
 
 RANDOM_TOKENS = 512
 """Tokens that experts are measured on where a store has no calibration."""
+
+SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
+"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
 
 FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
@@ -113,7 +119,9 @@ class Engine:
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._place = store.device.place if store.device else torch.device("cpu")
         form = form_of(store.form, settings)
-        self.memory = LimitedMemory(plan, BlockSplit.of(store.shape, form, settings), self._resize)
+        self.memory = LimitedMemory(
+            plan, BlockSplit.of(store.shape, form, settings, store.known_damage(settings)), self._resize
+        )
         self.budget = self.memory.budget
         kernel = wrap_kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
         with ExitStack() as opened:
@@ -140,6 +148,7 @@ class Engine:
             self._source = wrap_source(fetcher)
             opened.callback(self._source.close)
             self._source.configure(settings.speculate)
+            self._held = HeldExperts(fetcher, self.shape.layers, self.shape.experts_per_layer)
             # Damage may have to be measured, by steps of this engine.
             one = {"levels": settings.levels[:1], "bits": None, "tpot_target": None, "hotness": None}
             first = settings.with_(**one) if settings.priced or settings.hotness else settings
@@ -297,7 +306,26 @@ class Engine:
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             self._require_gate("--lynx")
-        return LevelPolicy(settings, self.shape.layers, self.shape.experts_per_layer, self.damage)
+        shape, tiers = self.shape, None
+        if settings.priced and not settings.exact:
+            tiers = TierPrices(self._held.places, self._dram_price, settings.promotion == "whole")
+        return LevelPolicy(settings, shape.layers, shape.experts_per_layer, self.damage, tiers)
+
+    @cached_property
+    def _dram_price(self) -> float:
+        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
+
+        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
+        """
+        if self.dram is None:
+            return 1.0
+        plan, kinds = self.plan, self.store.form.kinds_at(self.plan.levels[0])
+        fastest = {} if self.device else plan.vram_blocks
+        if all(fastest.get(k.name, 0) + plan.dram_blocks.get(k.name, 0) >= self.shape.experts for k in kinds):
+            return 1.0
+        with closing(RecordReader.open(self.store.directory, self.store.manifest)) as reader:
+            read = read_speed(reader, self.store.manifest, plan.levels[0], SPEED_SECONDS)
+        return min(read / copy_speed(self.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
 
     def _require_gate(self, option: str) -> None:
         """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
@@ -465,7 +493,7 @@ class Engine:
         """Runs the rows of a step and appends them to their sequences.
 
         Args:
-            step: of at most PREFILL_ROWS rows.
+            step: of at most the plan's prefill_rows, or as many rows as sequences.
             all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
 
         Returns:
@@ -477,10 +505,11 @@ class Engine:
             NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
             DamagedData: a read failed; no sequence has changed.
             StepCancelled: as Step; no sequence has changed.
-            ValueError: more than PREFILL_ROWS rows, for which the plan has no workspace.
+            ValueError: more rows, for which the plan has no workspace.
         """
-        if step.rows > PREFILL_ROWS:
-            raise ValueError(f"expected at most {PREFILL_ROWS} rows in a step, got {step.rows}")
+        most = self.plan.prefill_rows
+        if step.rows > max(most, len(step.segments)):
+            raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
         if hot:
             hot.before_step(prompt=prompt)
@@ -490,7 +519,7 @@ class Engine:
         return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
-        """Appends at most PREFILL_ROWS tokens; returns the logits after each of them, float32 [tokens, vocab].
+        """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
 
         With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
         expert is computed at the highest level that any of the tokens wants.
@@ -504,8 +533,8 @@ class Engine:
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
         """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
 
-        A long prompt takes several steps. Each one's experts are ranked for its own tokens; their attention is counted,
-        and ranked, over all of the prompt so far.
+        A prompt of more tokens than the plan's prefill_rows takes several steps. Each one's experts are ranked for its
+        own tokens; their attention is counted, and ranked, over all of the prompt so far.
 
         Raises:
             as require_prompt.
@@ -514,8 +543,9 @@ class Engine:
         self.require_prompt(tokens)
         sequence.require(len(tokens))
         prompt = PromptAttention()
-        for start in range(0, len(tokens), PREFILL_ROWS):
-            part = tuple(tokens[start : start + PREFILL_ROWS])
+        rows = self.plan.prefill_rows
+        for start in range(0, len(tokens), rows):
+            part = tuple(tokens[start : start + rows])
             logits = self.step(Step((Segment(sequence, part, prompt),)))
         return logits[0]
 

@@ -47,8 +47,8 @@ class Answer:
     """Of decode steps whose sequences agreed on experts: distinct experts of a layer before and after, summed over
     layers and steps, as active_before and active; and (token, expert) pairs that changed, as remapped. None without."""
     compensated: dict[str, int] | None
-    """With --compensate: (token, expert) pairs that were computed with their low-rank compensator, as pairs; and
-    experts, each once a layer and step, as experts. None without."""
+    """With --compensate: (token, expert) pairs that were computed with their low-rank compensator, as pairs; experts,
+    each once a layer and step, as experts; and bytes of compensators read from disk, as bytes_read. None without."""
     effective_retention: float | None
     """Fraction of (token, expert) pairs scheduled at the highest level.
 
@@ -180,7 +180,11 @@ class Generation:
             reused=use.reused,
             hot={"experts": engine.hot.size} | both.transitions if engine.hot else None,
             lynx=trace.decode_use.agreement if engine.settings.remapping else None,
-            compensated=use.compensation if engine.settings.compensation else None,
+            compensated=(
+                use.compensation | {"bytes_read": both.compensator_bytes}
+                if engine.settings.compensation
+                else None
+            ),
             effective_retention=fraction_at(
                 use.experts if engine.hot else use.scheduled, engine.settings.levels[0]
             ),

@@ -7,15 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import xxhash
 
+import edgemoe
 from edgemoe.engine.engine import Engine
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
+from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from storage.errors import DoesNotFit
 
 LEAST_TOKENS = 8
 """Fewest tokens that are worth a copy, or a place."""
+
+READ_BYTES = 32 << 20
+"""Bytes of blocks that are read from disk between two steps: a chunk of a prompt takes longer to compute."""
 
 
 @dataclass(eq=False)
@@ -33,6 +39,22 @@ class Kept:
     hashes: list[bytes]
 
 
+@dataclass(eq=False)
+class Reading:
+    """Blocks on disk that a prompt begins with, and that its sequence lacks.
+
+    Args:
+        tokens: int64 [n] of the prompt, at least those of all blocks.
+        hashes: of its beginnings.
+        next, end: blocks that are still to be read.
+    """
+
+    tokens: Tokens
+    hashes: list[bytes]
+    next: int
+    end: int
+
+
 class KeptSequences:
     """Sequences of the requests that run, and of those that have ended, within the budget's KV.
 
@@ -41,17 +63,25 @@ class KeptSequences:
     request that continues all of it; of another one the prefix is copied, and it stays whole as long as it stays. For
     the thread that runs steps.
 
+    Below them lie the blocks of a prefix cache: a prompt that begins with more of these than of any sequence reads them
+    (`read_blocks`), and those of every prompt and every ended sequence are written.
+
     Args:
         engine: of the sequences.
+        disk: blocks on disk; None: memory alone.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, disk: PrefixCache | None = None) -> None:
+        self._engine, self._disk = engine, disk
+        self._identity = _identity(engine)
+        self._compensators = xxhash.xxh3_128_hexdigest(repr(engine.store.manifest.compensators).encode())
         self._kept = list[Kept]()
         """The most recently used last."""
         self._by_hash = defaultdict[bytes, list[Kept]](list)
         self._running = dict[SequenceKV, bytes]()
         """Sequence of a request -> root of its hashes."""
+        self._reading = dict[SequenceKV, Reading]()
+        """Of requests whose prompts have blocks on disk that are not read yet."""
 
     @property
     def nbytes(self) -> int:
@@ -74,8 +104,9 @@ class KeptSequences:
             DoesNotFit: there is too little memory even without kept sequences; none of them has changed.
         """
         self._require_context()
-        wanted, root = np.asarray(tokens, np.int64), self._root()
-        best, shared = self._longest(wanted, root)
+        wanted, root = np.asarray(tokens, np.int64), self.root()
+        hashes = chain(root, wanted)
+        best, shared = self._longest(wanted, hashes)
         for others, sequence in running:
             if self._running.get(sequence) == root:
                 other = Kept(np.asarray(others[: sequence.length], np.int64), sequence, [])
@@ -86,7 +117,36 @@ class KeptSequences:
         else:
             sequence, shared = self._from(best, shared)
         self._running[sequence] = root
+        blocks = self._disk.held(hashes) if self._disk else 0
+        if blocks * BLOCK >= shared + LEAST_TOKENS:
+            self._reading[sequence] = Reading(wanted, hashes, shared // BLOCK, blocks)
         return sequence, shared
+
+    def read_blocks(self, sequence: SequenceKV) -> int | None:
+        """Reads the next blocks of a request's prompt from disk, up to READ_BYTES.
+
+        Returns:
+            The tokens of the prompt that the sequence has now; None: there is nothing to read.
+
+        Raises:
+            as reserve.
+        """
+        reading = self._reading.get(sequence)
+        if reading is None or self._disk is None:
+            return None
+        most = max(READ_BYTES // self._engine.shape.kv.bytes_for(BLOCK), 1)
+        for index in range(reading.next, min(reading.next + most, reading.end)):
+            start, end = index * BLOCK, (index + 1) * BLOCK
+            self.reserve(sequence, end - sequence.length)
+            if not self._disk.read(sequence, reading.hashes, reading.tokens, index):
+                reading.end = index
+                sequence.restore(min(sequence.length, start))
+                break
+            sequence.restore(end)
+            reading.next = index + 1
+        if reading.next >= reading.end:
+            del self._reading[sequence]
+        return sequence.length
 
     def _require_context(self) -> None:
         """Raises DoesNotFit where one more whole context does not fit beside those promised, with nothing kept."""
@@ -94,10 +154,9 @@ class KeptSequences:
         more = (len(self._running) + 1) * each - self._bytes_of(self._running) - self.nbytes
         self._engine.memory.require_kv(max(more, 0))
 
-    def _longest(self, wanted: Tokens, root: bytes) -> tuple[Kept | None, int]:
+    def _longest(self, wanted: Tokens, hashes: list[bytes]) -> tuple[Kept | None, int]:
         """The kept sequence with most of the wanted first tokens, and their number: by hashes, then token by token."""
         best, most = None, 0
-        hashes = chain(root, wanted)
         for blocks in reversed(range(len(hashes))):
             for kept in self._by_hash.get(hashes[blocks], ()):
                 if (shared := _shared(kept, wanted)) > most:
@@ -118,6 +177,7 @@ class KeptSequences:
             if not mine:
                 raise
             self._take(best)  # it would have to leave: its prefix need not
+            self._written(best.sequence)
             return best.sequence, self._engine.crop(best.sequence, shared)
         if mine:
             self._kept.remove(best)
@@ -154,6 +214,27 @@ class KeptSequences:
             self._free(self._engine.bytes_to_reserve(tokens, sequence))
             self._engine.reserve_tokens(sequence, tokens)
 
+    def has_prompt(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
+        """Has the blocks of a request's prompt written to disk beside the steps that answer it."""
+        root = self._running.get(sequence)
+        if self._disk and self._disk.automatic and root is not None and root == self.root():
+            known = np.asarray(tokens[: sequence.length], np.int64)
+            self._disk.offer(sequence, chain(root, known), known)
+
+    def save(self, tokens: Sequence[int]) -> None:
+        """Begins to keep blocks on disk, with those of the kept sequence that has most of the first tokens."""
+        if self._disk:
+            self._disk.start()
+            wanted = np.asarray(tokens, np.int64)
+            best, _ = self._longest(wanted, chain(self.root(), wanted))
+            if best:
+                self._disk.offer(best.sequence, best.hashes, best.tokens)
+
+    def saved(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """Returns the root of hashes with the settings of now, in hex, and how many of the first tokens are on disk."""
+        hashes = chain(self.root(), np.asarray(tokens, np.int64))
+        return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
+
     def keep(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
         """Takes the sequence of an ended request; frees it, or those that it continues, where one has all of another.
 
@@ -163,9 +244,9 @@ class KeptSequences:
             sequence: of the request.
             tokens: of which the first have their KV in the sequence.
         """
-        root, known = self._running.pop(sequence), np.asarray(tokens[: sequence.length], np.int64)
-        if len(known) < LEAST_TOKENS or root != self._root():
-            self._engine.end_sequence(sequence)
+        root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
+        if len(known) < LEAST_TOKENS or root != self.root():
+            self._end(sequence)
             return
         made = Kept(known, sequence, chain(root, known))
         for kept in list(self._by_hash.get(root, ())):
@@ -174,12 +255,35 @@ class KeptSequences:
         self._kept.append(made)
         for digest in made.hashes:
             self._by_hash[digest].append(made)
+        if self._disk:
+            self._disk.offer(sequence, made.hashes, known)
 
-    def discard(self, sequence: SequenceKV) -> None:
-        """Frees the sequence of an ended request, and every kept one, as each may have its KV from the other."""
-        del self._running[sequence]
-        self._engine.end_sequence(sequence)
+    def discard(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
+        """Frees the sequence of an ended request, and every kept one, as each may have its KV from the other.
+
+        Args:
+            sequence: of the request, whose blocks leave the disk too.
+            tokens: of which the first have their KV in the sequence.
+        """
+        root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
+        self._end(sequence)
         self.clear()
+        if self._disk:
+            self._disk.drop(chain(root, known))
+
+    def _leave(self, sequence: SequenceKV) -> bytes:
+        """Ends the request of a sequence; returns the root of its hashes."""
+        self._reading.pop(sequence, None)
+        return self._running.pop(sequence)
+
+    def _end(self, sequence: SequenceKV) -> None:
+        self._written(sequence)
+        self._engine.end_sequence(sequence)
+
+    def _written(self, sequence: SequenceKV) -> None:
+        """Waits until no row of a sequence is being written to disk: they are about to change."""
+        if self._disk:
+            self._disk.release(sequence)
 
     def clear(self) -> None:
         """Frees every kept sequence."""
@@ -188,7 +292,7 @@ class KeptSequences:
 
     def _drop(self, kept: Kept) -> None:
         self._take(kept)
-        self._engine.end_sequence(kept.sequence)
+        self._end(kept.sequence)
 
     def _take(self, kept: Kept) -> None:
         self._kept.remove(kept)
@@ -197,13 +301,23 @@ class KeptSequences:
             if not self._by_hash[digest]:
                 del self._by_hash[digest]
 
-    def _root(self) -> bytes:
-        """The hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
+    def root(self) -> bytes:
+        """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
         engine, settings = self._engine, self._engine.settings
-        damage = engine.damage.origin if engine.damage and settings.priced else None
-        of_model = engine.store.manifest.source, engine.shape.kv
-        parts = of_model, settings.levels_by, settings.remapping, settings.compensation, damage
-        return xxhash.xxh3_128_digest(repr(parts).encode())
+        damage = engine.damage.digest if engine.damage and settings.priced else None
+        compensators = self._compensators if settings.compensation else None
+        ranked = settings.levels_by, settings.remapping, settings.compensation, compensators, damage
+        return xxhash.xxh3_128_digest(repr((self._identity, *ranked)).encode())
+
+
+def _identity(engine: Engine) -> tuple[object, ...]:
+    """What KV depends on beside tokens and settings: store, form of the KV, program, kernels, vectors of the processor.
+
+    Equal in a later process where all of them are.
+    """
+    store, vectors = engine.store, torch.backends.cpu.get_cpu_capability()
+    program = edgemoe.__version__, torch.__version__, store.compute.name, vectors
+    return store.manifest.fingerprint, engine.shape.kv, program
 
 
 def _shared(kept: Kept, tokens: Tokens) -> int:

@@ -20,6 +20,7 @@ from edgemoe.kernels import threads
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.layers.graph.decode import GraphDecode
+from edgemoe.layers.row_blocks import in_row_blocks
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from prefetch.sigint import DeferredInterrupt
@@ -41,6 +42,8 @@ class ModelRunner:
         family = known_family(model.config.model_type)
         parts = model, family.fused_gqa, runtime
         self._fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
+        if runtime.device is None:
+            in_row_blocks(model)  # behind the fused paths, which look at the modules themselves
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the policy of the steps that follow."""

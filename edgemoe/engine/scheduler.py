@@ -1,8 +1,8 @@
 """Requests of one engine: which of them wait, which one's prompt runs, and which decode together.
 
 Steps are homogeneous: a chunk of one prompt, or one token of every running sequence. While sequences decode, a chunk
-comes after every `Pace.every` of their steps, so running answers go on while a prompt comes in. Sequences join and
-leave between steps.
+comes after every `Pace.every` of their steps, and as many of their steps run between two layers of the chunk for each
+WORK_BETWEEN of its work, so running answers go on while a prompt comes in. Sequences join and leave between steps.
 
     submit ──► arrivals ──► KV fits the budget ──► chunks of its prompt ──► decodes with the others ──► end
 """
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -25,17 +26,22 @@ from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels import threads
+from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.counts import TransferCounts
 from prefetch.sigint import DeferredInterrupt
 from storage.errors import DoesNotFit, NotFinite, UserError
 
-CHUNK_BESIDE_OTHERS = 128
-"""Tokens of a prompt's chunk where several sequences may run: it bounds the gap between two of their tokens."""
+CHUNK_BESIDE_OTHERS = 2048
+"""Most tokens of a prompt's chunk where several sequences may run: one layer of it bounds the gap between two of their
+tokens."""
+
+WORK_BETWEEN = 128
+"""Tokens of a prompt that the model computes while other sequences wait for their next tokens. A layer of a larger
+chunk is not divided: no other step may run while its experts are computed."""
 
 REQUESTS_A_TRIM = 64
 """Ended requests after which free memory goes back to the system: that takes a millisecond."""
@@ -106,6 +112,7 @@ class Request:
     Attributes:
         cached: tokens of the prompt that are not computed again.
         done: tokens of the prompt that the sequence has.
+        partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: that ended it.
     """
@@ -128,6 +135,7 @@ class Request:
         self.cancelled, self.kept = False, self.sequence is not None
         self.attention = PromptAttention()
         self.cached = self.done = self.sequence.length if self.sequence else 0
+        self.partly = 0
 
     @property
     def ended(self) -> bool:
@@ -140,8 +148,8 @@ class Pace:
     """How prompts and answers share the steps.
 
     Args:
-        chunk: tokens of a prompt in one step, 1 to PREFILL_ROWS; None: PREFILL_ROWS where one sequence may run,
-            CHUNK_BESIDE_OTHERS where several may. It never depends on what runs, so neither do answers.
+        chunk: tokens of a prompt in one step, 1 to the plan's prefill_rows; None: as many, but at most
+            CHUNK_BESIDE_OTHERS where several sequences may run. It never depends on what runs, so neither do answers.
         every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
     """
 
@@ -149,10 +157,28 @@ class Pace:
     every: int = 4
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and not 1 <= self.chunk <= PREFILL_ROWS:
-            raise UserError(f"a chunk of 1 to {PREFILL_ROWS} tokens", f"{self.chunk}", "choose another one")
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError("a chunk of 1 token or more", f"{self.chunk}", "choose another one")
         if self.every < 0:
             raise UserError("0 or more decode steps between two chunks", f"{self.every}", "choose 4")
+
+    def rows(self, engine: Engine) -> int:
+        """Tokens of a prompt in one step of an engine.
+
+        Raises:
+            UserError: a chunk of more rows than the plan has memory for.
+        """
+        most = engine.plan.prefill_rows
+        if self.chunk is not None:
+            if self.chunk > most:
+                raise UserError(
+                    f"a chunk of 1 to {most} tokens", f"{self.chunk}", f"give --prefill-rows {self.chunk} too"
+                )
+            return self.chunk
+        if engine.plan.parallel == 1:
+            return most
+        # On a device no other step runs between two layers.
+        return WORK_BETWEEN if engine.device else min(most, CHUNK_BESIDE_OTHERS)
 
 
 class Scheduler:
@@ -165,12 +191,16 @@ class Scheduler:
         engine: runs the steps; no other caller uses it while requests run.
         pace: how prompts and answers share the steps.
         keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
+        disk: has their blocks on disk, where `keep`; closed with the scheduler. None: memory alone.
     """
 
-    def __init__(self, engine: Engine, pace: Pace | None = None, *, keep: bool = False) -> None:
-        self.engine, self._pace = engine, pace or Pace()
-        self._kept = KeptSequences(engine) if keep else None
-        self._chunk = self._pace.chunk or (PREFILL_ROWS if engine.plan.parallel == 1 else CHUNK_BESIDE_OTHERS)
+    def __init__(
+        self, engine: Engine, pace: Pace | None = None, *, keep: bool = False, disk: PrefixCache | None = None
+    ) -> None:
+        self.engine, self._pace, self.disk = engine, pace or Pace(), disk
+        self._kept = KeptSequences(engine, disk) if keep else None
+        self._chunk = self._pace.rows(engine)
+        self._work, self._work_between = 0, WORK_BETWEEN * len(engine.store.manifest.layers)
         self._arrived = Arrivals[Request]()
         self._prompt: Request | None = None
         self._running: list[Request] = []
@@ -199,6 +229,23 @@ class Scheduler:
         with self.paused():
             if self._kept:
                 self._kept.clear()
+
+    def save(self, tokens: Sequence[int]) -> None:
+        """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
+
+        Not to be called by a callback.
+        """
+        if self._kept and self.disk:
+            with self.paused():
+                self._kept.save(tokens)
+                self.disk.flush()
+
+    def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
+        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+
+        None: no KV is kept on disk.
+        """
+        return self._kept.saved(tokens) if self._kept and self.disk else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -302,6 +349,8 @@ class Scheduler:
                 self._end(request, error=_closed())
             if self._kept:
                 self._kept.clear()
+            if self.disk:
+                self.disk.close()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -362,9 +411,10 @@ class Scheduler:
             self._decode(self._running)
         self._hand_out()
 
-    def _end_cancelled(self) -> None:
+    def _end_cancelled(self, within: Request | None = None) -> None:
+        """Ends requests that were cancelled, except one whose step is under way."""
         for request in [*self._arrived, *self._running, *([self._prompt] if self._prompt else [])]:
-            if request.cancelled:
+            if request.cancelled and request is not within:
                 self._end(request, CANCELLED)
 
     def _admit(self) -> None:
@@ -393,25 +443,70 @@ class Scheduler:
         request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
         request.done = request.cached
 
+    def _read_blocks(self, request: Request) -> bool:
+        """Reads the next blocks of a prompt that are on disk; False: there are none."""
+        assert request.sequence
+        try:
+            read = self._kept.read_blocks(request.sequence) if self._kept else None
+        except Exception as error:
+            self._end(request, error=error)
+            return True
+        if read is not None:
+            request.done = request.cached = read
+        return read is not None
+
     def _prefill(self, request: Request) -> None:
+        if self._read_blocks(request):
+            return
         assert request.sequence
         chunk = min(self._chunk, self.engine.plan.scored_rows) if request.on_rows else self._chunk
         part = tuple(request.tokens[request.done : request.done + chunk])
-        step = Step((Segment(request.sequence, part, request.attention),), lambda: self._unwanted(request))
+        step = Step(
+            (Segment(request.sequence, part, request.attention),),
+            lambda: self._unwanted(request),
+            partial(self._between, request, len(part)),
+        )
         logits = self._run(step, [request], all_rows=request.on_rows is not None)
+        request.partly = 0
         if logits is None:
             return
         if request.on_rows:
             self._score(request, request.on_rows, logits)
         request.done += len(part)
-        counts, use = self.engine.take_counts(), self.engine.take_use()
-        self.prefill, self.prefill_use = self.prefill + counts, self.prefill_use + use
-        request.trace.prefill += counts
-        request.trace.prefill_use += use
+        self._count_prefill(request)
         if request.done == request.prompt and not request.ended:
             self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None
+            if self._kept:
+                self._kept.has_prompt(request.sequence, request.tokens)
+
+    def _count_prefill(self, request: Request) -> None:
+        counts, use = self.engine.take_counts(), self.engine.take_use()
+        self.prefill, self.prefill_use = self.prefill + counts, self.prefill_use + use
+        request.trace.prefill += counts
+        request.trace.prefill_use += use
+
+    def _between(self, request: Request, rows: int, layer: int) -> None:
+        """Notes how far a prompt's step is, before a layer's experts; runs decode steps of the others where it is time.
+
+        Args:
+            request: of the prompt.
+            rows: of the step.
+            layer: of the model.
+        """
+        request.partly = rows * layer // self.engine.shape.layers
+        self._work += rows
+        if not self._running or self._work < self._work_between or self.engine.device:
+            return
+        self._work = 0
+        self._count_prefill(request)
+        for _ in range(self._pace.every):
+            self._end_cancelled(within=request)
+            if not self._running or self._unwanted(request):
+                return
+            self._decode(self._running)
+            self._hand_out()
 
     def _score(
         self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor
@@ -510,7 +605,7 @@ class Scheduler:
         if self._kept is None:
             self.engine.end_sequence(sequence)
         elif isinstance(error, NotFinite):
-            self._kept.discard(sequence)
+            self._kept.discard(sequence, tokens)
         else:
             self._kept.keep(sequence, tokens)
 

@@ -11,6 +11,9 @@ import torch
 from cache.base import Lease
 from storage.base import ExpertKey
 
+MOST_ROWS = 512
+"""Rows of an expert that are computed in one call: what a call allocates does not grow with a prompt."""
+
 _LEVEL_RANGE = 16
 """Above every level: packs (expert, level) into one number."""
 
@@ -30,6 +33,16 @@ class Assignment:
     rows: int
     places: torch.Tensor
     compensated: int = 0
+
+    def parts(self, most: int) -> Iterator[Assignment]:
+        """Itself in parts of at most `most` rows."""
+        if self.rows <= most:
+            yield self
+            return
+        for start in range(0, self.rows, most):
+            places = self.places[start : start + most]
+            compensated = min(max(self.compensated - start, 0), len(places))
+            yield Assignment(self.level, len(places), places, compensated)
 
 
 @dataclass(frozen=True)
@@ -127,11 +140,15 @@ class Assignments:
         }
 
     def batches(self, leases: Sequence[Lease], most: int) -> Iterator[list[tuple[Lease, Assignment]]]:
-        """Splits leased experts' assignments into calls of at most `most` rows, or of one larger assignment."""
+        """Splits leased experts' assignments into calls of at most `most` rows, or of a larger part of one assignment.
+
+        A part has at most MOST_ROWS rows.
+        """
         batch: list[tuple[Lease, Assignment]] = []
         left = most
         for lease in leases:
-            for assignment in self.by_expert[lease.key.expert]:
+            parts = (part for one in self.by_expert[lease.key.expert] for part in one.parts(MOST_ROWS))
+            for assignment in parts:
                 left -= assignment.rows
                 if batch and left < 0:
                     yield batch

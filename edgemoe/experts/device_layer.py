@@ -32,10 +32,12 @@ class DeviceExpertLayer(ExpertLayer):
         self._logits = found["logits"]
         return chosen, gates, found["ranks"]
 
-    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Predicted | None) -> None:
+    def _look_ahead(
+        self, hidden: torch.Tensor, slots: int, predicted: Predicted | None, *, scan: bool = False
+    ) -> None:
         """Starts reading, unless the source did not look ahead yet when the layer's state came to the host."""
         if self._logits is not None:
-            super()._look_ahead(hidden, slots, predicted)
+            super()._look_ahead(hidden, slots, predicted, scan=scan)
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits that came with the router's choice."""

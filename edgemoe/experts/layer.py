@@ -14,12 +14,11 @@ import torch
 
 from cache.base import Lease
 from edgemoe.experts.assignments import Assignments
+from edgemoe.experts.row_sum import PromptSum, RowSum
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
 from edgemoe.kernels.compensators import Compensators, ExpertCompensator
-from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kv.step import StepKV
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import LevelPolicy, without_skipped
@@ -122,6 +121,7 @@ class ExpertLayer:
         activation: the name under which kernels fuse its activation, or CUSTOM.
         next_router: the next layer that has experts, and logits [T, E] of which the top k are its router's choice on
             a state [T, H]; None: this is the last one.
+        next_gates: those logits and experts int64 [T, k] -> their gate weights [T, k]; None: it cannot be said.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class ExpertLayer:
         module: Any,
         activation: str,
         next_router: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None,
+        next_gates: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.layer, self.runtime, self.next_router = layer, runtime, next_router
+        self.layer, self.runtime, self.next_router, self._next_gates = layer, runtime, next_router, next_gates
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
         self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
@@ -160,6 +161,9 @@ class ExpertLayer:
         """
         runtime, policy, step = self.runtime, self.runtime.policy, self.runtime.step
         step.check_cancelled()
+        if step.between:
+            step.between(self.layer)
+            runtime.step = step  # a step that ran in between has ended
         if runtime.watch:
             runtime.watch(self.layer, chosen)
         chosen, gates, ranks = self._on_host(hidden, chosen, gates, step)
@@ -186,7 +190,8 @@ class ExpertLayer:
         """Brings a layer's experts into memory and computes them as they come.
 
         Every expert writes rows of its own, and a token's rows are summed in the router's order, so the result does not
-        depend on the order in which experts come. Skipped experts are neither requested nor computed.
+        depend on the order in which experts come. A prompt's rows in RAM would take too much memory: they are summed at
+        once (PromptSum), and its experts come in a fixed order. Skipped experts are neither requested nor computed.
 
         Args:
             hidden: bf16 [T, H], contiguous.
@@ -200,20 +205,18 @@ class ExpertLayer:
         runtime = self.runtime
         if assignments.skipped:
             runtime.use.add([(0, 0, pairs) for pairs in assignments.skipped])
-        # The last row is the zero row of skipped pairs.
-        rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
-        places: list[torch.Tensor] = []
+        ordered = not runtime.step.decode and hidden.device.type == "cpu"
+        rows: RowSum = (PromptSum if ordered else RowSum)(hidden, assignments)
         wanted = assignments.wanted(self.layer)
         several = not runtime.step.decode or len(hidden) > 1
         scans = several and runtime.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), runtime.policy.experts)
         compensated = self._compensated(assignments) if runtime.compensators else None
-        with runtime.source.request(wanted, scan=scan, compensated=compensated) as request:
-            self._look_ahead(hidden, assignments.gates.shape[1], predicted)
-            row = 0
+        with runtime.source.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
+            self._look_ahead(hidden, assignments.gates.shape[1], predicted, scan=scan)
             for leases in request:
-                row = self._compute(leases, hidden, assignments, rows, row, places)
-        return self._summed(rows, places, assignments.gates, add_to)
+                self._compute(leases, hidden, assignments, rows)
+        return rows.result(add_to)
 
     def _on_host(
         self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepKV
@@ -221,26 +224,45 @@ class ExpertLayer:
         """The router's choice, its gate weights, and the rows' ranks by attention received, in RAM."""
         return chosen, gates, step.ranks
 
-    def _look_ahead(self, hidden: torch.Tensor, slots: int, predicted: Predicted | None) -> None:
-        """Starts reading the next layer's predicted experts (DyMoE eq. 6-8)."""
-        if not self.looks_ahead:
+    def _look_ahead(
+        self, hidden: torch.Tensor, slots: int, predicted: Predicted | None, *, scan: bool = False
+    ) -> None:
+        """Starts reading the next layer's predicted experts (DyMoE eq. 6-8); in a scan, if they are most of them."""
+        scan = scan and self.next_router is not None and self.runtime.source.scans_ahead
+        if not (self.looks_ahead or scan):
             return
-        if predicted is None:
-            logits, runtime = self._next_logits(hidden), self.runtime
-            predicted = (
-                predict(logits, slots, decode=runtime.step.decode, remapping=runtime.remapping),
-                None,
-            )
-        self.read_ahead(*predicted)
+        self.read_ahead(*(predicted or self._predict(hidden, slots)), scan=scan)
+
+    def _predict(self, hidden: torch.Tensor, slots: int) -> Predicted:
+        """The next layer's experts on this layer's state, and in decode their levels, where these go by damage."""
+        runtime, logits = self.runtime, self._next_logits(hidden)
+        decode = runtime.step.decode
+        experts = predict(logits, slots, decode=decode, remapping=runtime.remapping)
+        if not (decode and self._next_gates and runtime.policy.settings.priced):
+            return experts, None
+        assert self.next_router
+        chosen = torch.tensor(experts)
+        gates = self._next_gates(logits, chosen)
+        return experts, runtime.policy.levels(self.next_router[0], chosen, gates, None, decode=True).tolist()
 
     def read_ahead(
-        self, experts: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
+        self,
+        experts: Sequence[Sequence[int]],
+        by_rule: Sequence[Sequence[int]] | None = None,
+        *,
+        scan: bool = False,
     ) -> None:
-        """Starts reading the next layer's predicted experts, with their levels, within this request (Predicted)."""
+        """Starts reading the next layer's predicted experts, with their levels, within this request (Predicted).
+
+        Args:
+            experts, by_rule: Predicted.
+            scan: the request is part of a scan.
+        """
         assert self.next_router
-        layer = self.next_router[0]
-        levels = self.runtime.policy.predicted(layer, experts, by_rule)
-        self.runtime.source.read_ahead({ExpertKey(layer, expert): level for expert, level in levels.items()})
+        layer, policy = self.next_router[0], self.runtime.policy
+        levels = policy.predicted(layer, experts, by_rule)
+        wanted = {ExpertKey(layer, expert): level for expert, level in levels.items()}
+        self.runtime.source.read_ahead(wanted, scan=scan and is_scan(len(wanted), policy.experts))
 
     def _next_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The next router's logits [T, E] on this layer's state, in RAM."""
@@ -252,15 +274,14 @@ class ExpertLayer:
         leases: Sequence[Lease],
         hidden: torch.Tensor,
         assignments: Assignments,
-        rows: torch.Tensor,
-        row: int,
-        places: list[torch.Tensor],
-    ) -> int:
-        """Computes leased experts into rows from `row` on, and adds the places of these rows. Returns the next row."""
+        rows: RowSum,
+    ) -> None:
+        """Computes leased experts and adds their rows."""
         tokens, slots = assignments.gates.shape
         exact = self.runtime.policy.settings.exact
-        most = BATCH_ROWS if hidden.device.type == "cpu" else len(rows)
+        most = BATCH_ROWS if hidden.device.type == "cpu" else assignments.rows
         for batch in assignments.batches(leases, most):
+            self.runtime.step.check_cancelled()
             parts, numbers, used, taken = (
                 list[Part](),
                 list[int](),
@@ -278,17 +299,15 @@ class ExpertLayer:
                 taken.append(one.places)
             self.runtime.use.add(used)
             own = torch.cat(taken)
-            end = row + len(own)
+            out = rows.room(own)
             if tokens == 1:
                 x = hidden.expand(len(own), -1)
             else:
                 x = hidden.index_select(0, (own // slots).to(hidden.device, non_blocking=True))
-            self.apply(x, parts, numbers, rows[row:end])
+            self.apply(x, parts, numbers, out)
             if self.runtime.probe:
-                self.runtime.probe.computed(self, x, parts, numbers, rows[row:end])
-            places.append(own)
-            row = end
-        return row
+                self.runtime.probe.computed(self, x, parts, numbers, out)
+            rows.add(own, out)
 
     def _compensated(self, assignments: Assignments) -> dict[ExpertKey, int]:
         """Experts that are to be compensated, as of ExpertSource.request: where they are computed at the base level."""
@@ -321,28 +340,6 @@ class ExpertLayer:
         up, down = (bias[of_row] for bias in self._biases)
         kernel.forward(x, parts, Activation(CUSTOM, lambda y: activation.apply(y + up)), out)
         out += down
-
-    def _summed(
-        self,
-        rows: torch.Tensor,
-        places: Sequence[torch.Tensor],
-        gates: torch.Tensor,
-        add_to: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Each token's weighted sum over its rows, in float32 and in the router's order."""
-        row_of = torch.full((gates.numel(),), -1)
-        if places:
-            row_of[torch.cat(list(places))] = torch.arange(len(rows) - 1)
-        if rows.device.type == "cpu" and native.available():
-            return weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
-        rows[-1].zero_()
-        own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
-        gates = gates.to(rows.device, non_blocking=True)
-        total = own[:, 0].float() * gates[:, :1]
-        for slot in range(1, gates.shape[1]):
-            total.addcmul_(own[:, slot].float(), gates[:, slot : slot + 1])
-        summed = total.to(rows.dtype)
-        return summed if add_to is None else add_to.add_(summed.view_as(add_to))
 
 
 def experts_forward(

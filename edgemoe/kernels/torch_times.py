@@ -47,11 +47,16 @@ def _samples() -> Iterator[tuple[str, str, int, list[Callable[[], object]]]]:
             products = probe.EXPERTS * rows * geometry.weights
             yield work, name, products, [probe.expert_call(kernel, experts, level, rows)]
     codes = torch.randint(-127, 128, probe.DENSE, dtype=torch.int8)
-    scale, wide = torch.full(probe.DENSE[:1], 0.01).bfloat16(), codes.bfloat16()
+    scale = torch.full(probe.DENSE[:1], 0.01).bfloat16()
+
+    def widened(x: torch.Tensor) -> torch.Tensor:
+        """A product in bf16; memory holds the weight in 8 bits alone, so that every product widens it."""
+        return F.linear(x, codes.bfloat16()).mul_(scale)
+
     for name, rows in probe.SAMPLE.items():
         x = torch.randn(rows, probe.DENSE[1]).bfloat16()
         int8 = partial(torch.ops.aten._weight_int8pack_mm, x, codes, scale)
-        yield paths.WORKS[2], name, rows * codes.numel(), [partial(F.linear, x, wide), int8]
+        yield paths.WORKS[2], name, rows * codes.numel(), [partial(widened, x), int8]
     heads, kv_heads, dim = probe.ATTENTION
     rows = probe.ATTENTION_ROWS
     q = torch.randn(1, heads, rows, dim).bfloat16()

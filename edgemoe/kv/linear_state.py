@@ -29,11 +29,18 @@ class LinearStates:
         self._recurrent = torch.zeros(recurrent, device=place)
         self._valid = 0
 
-    def of(self, layer: int, *, fresh: bool) -> LayerState:
-        """Returns a layer's state for the current step; `fresh` where the sequence has no token before the step."""
-        slot, old = self._slots[layer], self._valid
+    def of(self, layer: int, *, fresh: bool, continued: bool = False) -> LayerState:
+        """Returns a layer's state for the current step, or for a block of its rows.
+
+        Args:
+            layer: of the model.
+            fresh: the sequence has no token before these rows.
+            continued: they are not the step's first ones.
+        """
+        slot, new = self._slots[layer], 1 - self._valid
+        old = new if continued else self._valid
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
-        return LayerState((conv[old], conv[1 - old]), (recurrent[old], recurrent[1 - old]), fresh)
+        return LayerState((conv[old], conv[new]), (recurrent[old], recurrent[new]), fresh)
 
     def copy(self, other: LinearStates) -> None:
         """Takes another sequence's valid states."""

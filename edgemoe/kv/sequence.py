@@ -147,6 +147,22 @@ class SequenceKV:
             return wide, wide[..., : shape.latent]
         return wide, decode(shape.format.values, values, shape.value_dim)
 
+    def rows(self, first: int, end: int) -> list[memoryview]:
+        """Returns the stored bytes of some tokens' keys and values, writable, layer by layer and head by head; in RAM.
+
+        Args:
+            first, end: tokens, within the reserved ones.
+        """
+        assert first <= end <= self.reserved
+        stored = (self.keys,) if self.shape.latent else (self.keys, self.values)
+        heads = (head[first:end] for kind in stored for layer in kind for head in layer)
+        return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
+
+    def restore(self, length: int) -> None:
+        """Makes the first tokens, whose rows have been written from outside (`rows`), the only valid ones."""
+        assert not self.states
+        self.length = length
+
     def commit(self, tokens: int) -> None:
         """Makes the last `tokens` tokens that a step wrote valid."""
         self.length += tokens

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from transformers.cache_utils import Cache
 
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import PromptAttention
+
+BLOCK_ROWS = 512
+"""Token rows that a layer's parts, except its experts, compute at a time. Fixed, so that an answer does not depend on
+how many rows a step of its prompt has."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,10 @@ class Step:
 
     Args:
         segments: at least one.
-        cancelled: called before every layer with experts that runs through transformers' modules; True ends the step
+        cancelled: called between two parts of every layer that runs through transformers' modules; True ends the step
             with StepCancelled. None: nothing cancels it.
+        between: called with the number of each such layer with experts, before its experts; it may run other steps.
+            None: there is nothing to do.
 
     Raises:
         ValueError: a sequence twice, or prompts beside new tokens.
@@ -45,6 +52,7 @@ class Step:
 
     segments: tuple[Segment, ...]
     cancelled: Callable[[], bool] | None = None
+    between: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if len({id(segment.sequence) for segment in self.segments}) < len(self.segments):
@@ -67,6 +75,21 @@ class StepCancelled(Exception):
     """A step ended because its caller does not want it any more. No sequence has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpanPlace:
+    """Where a span lies in its step.
+
+    Args:
+        row: the first row of its segment in the step.
+        part: the span's rows among those of its segment; all of them, except within a block.
+        rows: of its segment.
+    """
+
+    row: int
+    part: range
+    rows: int
+
+
 class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     """The state of one step: its sequences' KV behind transformers' cache interface, and what layers tell each other.
 
@@ -80,25 +103,74 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
-        self._cancelled = step.cancelled
+        self._cancelled, self.between = step.cancelled, step.between
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
         self.prompts = [segment.prompt or PromptAttention() for segment in step.segments]
         """Of each span."""
         self.spans: list[tuple[SequenceKV, int, int]] = []
-        """(sequence, its first row in the step, rows)."""
+        """(sequence, its first row in the step, rows); within `block` of its rows."""
+        self.rows, self.places = step.rows, list[SpanPlace]()
+        """Rows in all, and where each span lies in the step."""
         row = 0
         for segment in step.segments:
             tokens = len(segment.tokens)
             segment.sequence.require(tokens)
             self.spans.append((segment.sequence, row, tokens))
+            self.places.append(SpanPlace(row, range(tokens), tokens))
             row += tokens
 
     def check_cancelled(self) -> None:
         """Raises StepCancelled where the step is not wanted any more."""
         if self._cancelled and self._cancelled():
             raise StepCancelled
+
+    def receive(
+        self,
+        place: SpanPlace,
+        prompt: PromptAttention,
+        layer: int,
+        received: torch.Tensor,
+        window: int | None,
+    ) -> None:
+        """Adds the attention that tokens receive from a span; behind the last of its segment its rows have ranks.
+
+        Args:
+            place, prompt: of the span; `signal` is set.
+            layer, received, window: as PromptAttention.receive and ranks.
+        """
+        assert self.signal
+        if place.row == place.part.start == 0:
+            self.ranks = torch.empty(self.rows, device=received.device)
+        prompt.receive(layer, received, place.part, self.signal)
+        if place.part.stop == place.rows and self.ranks is not None:
+            own = slice(place.row, place.row + place.rows)
+            self.ranks[own] = prompt.ranks(layer, place.rows, window, self.signal)
+
+    @contextmanager
+    def block(self, rows: range) -> Iterator[None]:
+        """Makes some of the step's rows the whole step, for one module of one layer that takes them block by block.
+
+        The tokens before them count as tokens of their sequences, whose keys and values the module has written.
+        """
+        whole = self.spans, self.prompts, self.places
+        spans, prompts, places, before = [], [], [], list[tuple[SequenceKV, int]]()
+        for (sequence, row, count), prompt in zip(self.spans, self.prompts, strict=True):
+            first, end = max(row, rows.start), min(row + count, rows.stop)
+            if first < end:
+                spans.append((sequence, first - rows.start, end - first))
+                prompts.append(prompt)
+                places.append(SpanPlace(row, range(first - row, end - row), count))
+                before.append((sequence, sequence.length))
+                sequence.length += first - row
+        self.spans, self.prompts, self.places = spans, prompts, places
+        try:
+            yield
+        finally:
+            self.spans, self.prompts, self.places = whole
+            for sequence, length in before:
+                sequence.length = length
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -206,8 +206,7 @@ def attention(
             )
     window = None if attention_mask is None else int(attention_mask)
     out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    kv.ranks = torch.empty(query.shape[2], device=query.device) if kv.signal else None
-    for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
+    for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
         span = slice(row, row + rows)
         with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
             queries, read = _visible(module, sequence, query[0, :, span], key[0, :, span], value[0, :, span])
@@ -217,11 +216,12 @@ def attention(
             else:
                 summed = attend_tiles(queries, read, tokens, scaling, window, s_aux)
             out[:, span] = _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
-            if kv.ranks is not None and kv.signal:
+            if kv.signal:
                 layer: Any = module.layer_idx
-                keys, skipped = partial(_keys_of, read), first_counted(kv.signal, rows)
+                skipped = first_counted(kv.signal, place.part, place.rows)
+                keys = partial(_keys_of, read)
                 received = attention_received(queries, keys, tokens, scaling, window, skipped, s_aux)
-                kv.ranks[span] = prompt.ranks(layer, received, rows, window, kv.signal)
+                kv.receive(place, prompt, layer, received, window)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

@@ -23,7 +23,7 @@ from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
-from edgemoe.layers.router import SoftmaxRouter, next_logits
+from edgemoe.layers.router import SoftmaxRouter, next_gates, next_logits
 from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.model_code import without_compiler
 from edgemoe.machine.pages import in_huge_pages
@@ -159,13 +159,13 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
     following: list[int | None] = [*list(modules)[1:], None]
     kind = DeviceExpertLayer if runtime.device else ExpertLayer
     named = family.activation_key and getattr(model.config, family.activation_key)
-    activation = fused_name(named) if named else CUSTOM
+    activation, gates = fused_name(named) if named else CUSTOM, next_gates(family, model.config)
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_router = None
         if after is not None:
             next_router = after, next_logits(_router_beside(model, modules[after]), family)
         module: Any = model.get_submodule(name)
-        module.edgemoe = kind(layer, runtime, module, activation, next_router)
+        module.edgemoe = kind(layer, runtime, module, activation, next_router, gates)
 
 
 def _router_beside(model: nn.Module, experts: str) -> Any:

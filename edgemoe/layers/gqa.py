@@ -69,17 +69,17 @@ class GroupedQueryAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask)
         cosine, sine = position_embeddings
         projected = self.qkv(hidden_states[0])
-        attended, ranks = [], []
-        for (sequence, row, rows), prompt in zip(kv.spans, kv.prompts, strict=True):
+        attended = []
+        for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
             part = slice(row, row + rows)
             keys, values = sequence.slices[sequence.slots[self.layer]]
             rotation = cosine[0, part], sine[0, part]
             received = None
             if kv.signal:
-                received = Received(torch.empty(sequence.length + rows), first_counted(kv.signal, rows))
+                counted = first_counted(kv.signal, place.part, place.rows)
+                received = Received(torch.empty(sequence.length + rows), counted)
             kv_of = keys, values, sequence.length, window, sequence.shape.format
             attended.append(self.native(projected[part], rotation, *kv_of, received))
-            if received and kv.signal:
-                ranks.append(prompt.ranks(self.layer, received.sums, rows, window, kv.signal))
-        kv.ranks = torch.cat(ranks) if ranks else None
+            if received:
+                kv.receive(place, prompt, self.layer, received.sums, window)
         return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None

@@ -31,9 +31,10 @@ class PerSequence(nn.Module):
             _warn_of_load()
         cache_params.ranks = None
         out = []
-        for sequence, row, rows in cache_params.spans:
+        for (sequence, row, rows), place in zip(cache_params.spans, cache_params.places, strict=True):
             assert sequence.states is not None
-            state = sequence.states.of(self.layer, fresh=sequence.length == 0)
+            continued = place.part.start > 0
+            state = sequence.states.of(self.layer, fresh=sequence.length == 0, continued=continued)
             with threads.for_product(64 * rows * hidden_states.shape[2]):
                 out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
         return torch.cat(out, dim=1)

@@ -75,3 +75,26 @@ def _chosen_logits(router: Any, hidden: torch.Tensor) -> torch.Tensor:
     logits = gates.new_full((len(gates), len(router.weight)), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())
+
+
+def next_gates(family: Family, config: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """Returns a function from logits [T, E] of `next_logits` and experts int64 [T, k] to their gate weights [T, k].
+
+    None where the family's gate weights are no function of such logits.
+
+    Args:
+        family: of the model.
+        config: transformers' config of the model.
+    """
+    if not family.product_router:
+        return lambda logits, chosen: logits.gather(1, chosen).exp()
+    if family.gate is None:
+        return None
+    sigmoid, normalise = family.gate.function == "sigmoid", bool(family.gate.normalise(config))
+
+    def gates(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        scores = logits.float().sigmoid() if sigmoid else logits.float().softmax(-1)
+        taken = scores.gather(1, chosen)
+        return taken / taken.sum(1, keepdim=True) if normalise else taken
+
+    return gates

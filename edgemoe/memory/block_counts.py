@@ -20,11 +20,19 @@ HOT_FRACTION = 0.25
 """Blocks of upper planes per resident expert where not all experts fit at the lower level of precision by hotness."""
 
 
-def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int, top_k: int) -> float:
+def fraction_at(
+    settings: RunSettings,
+    level: int,
+    *,
+    layers: int,
+    experts: int,
+    top_k: int,
+    damage: Damage | None = None,
+) -> float:
     """Expected fraction, 0 to 1, of a new token's unskipped experts that `settings` puts at `level` or above.
 
-    One or two levels put a known number of each layer's experts there. Where damage decides, it and gate weights are
-    unknown before a model runs: typical errors and the gate weights of SAMPLE_TOKENS random tokens stand for them.
+    One or two levels put a known number of each layer's experts there. Where damage decides and is not known yet,
+    typical errors and the gate weights of SAMPLE_TOKENS random tokens stand for it.
 
     Args:
         settings: their levels and all that ranks experts.
@@ -32,6 +40,7 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
         layers: of the model.
         experts: in a layer.
         top_k: experts of a token.
+        damage: of the model's experts, with a sample of its routing; None: it is not known yet.
     """
     kept = [bits for bits in settings.levels if bits]
     if settings.hotness and level > kept[-1]:
@@ -39,14 +48,21 @@ def fraction_at(settings: RunSettings, level: int, *, layers: int, experts: int,
         return HOT_FRACTION if most is None else min(HOT_FRACTION, most / experts)
     if level <= kept[-1]:
         return 1.0
-    logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
-    gates, chosen = logits.softmax(-1).topk(top_k)
-    damage = Damage.typical(range(layers), experts, chosen, gates)
-    policy = LevelPolicy(settings, layers, experts, damage)
+    known = damage or _typical(layers, experts, top_k)
+    policy = LevelPolicy(settings, layers, experts, known)
     if not settings.priced:
         return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
-    levels = torch.stack([policy.levels(i, chosen, gates, None, decode=True) for i in range(layers)])
+    every = max(known.chosen.shape[1] // SAMPLE_TOKENS, 1)
+    sample = zip(known.layers, known.chosen[:, ::every], known.gates[:, ::every], strict=True)
+    levels = torch.stack([policy.levels(*each, None, decode=True) for each in sample])
     return int((levels >= level).sum()) / max(int((levels > 0).sum()), 1)
+
+
+def _typical(layers: int, experts: int, top_k: int) -> Damage:
+    """Typical errors, and the choices and gate weights of SAMPLE_TOKENS random tokens."""
+    logits = SAMPLE_SPREAD * torch.randn(SAMPLE_TOKENS, experts, generator=torch.Generator().manual_seed(0))
+    gates, chosen = logits.softmax(-1).topk(top_k)
+    return Damage.typical(range(layers), experts, chosen, gates)
 
 
 def count_hot_blocks(

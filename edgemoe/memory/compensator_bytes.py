@@ -15,6 +15,9 @@ from storage.sizes import format_least, format_size
 EXPERT_BYTES = 2048
 """Most bytes that the interpreter takes for a compensator that is in memory or was, as memory.plan.EXPERT_BYTES."""
 
+READ_BYTES = 200_000
+"""Bytes that a disk reads in the time that a read takes beside its bytes: small reads are worth more a byte saved."""
+
 FEWEST = 2
 """Fewest of the largest compensators that a budget holds: one is used while another arrives."""
 
@@ -23,11 +26,12 @@ FEWEST = 2
 class CompensatorBytes:
     """Bytes of a model's compensators, and how much they are used.
 
-    >>> small = CompensatorBytes(total=40_000, largest=4_000, fixed=500, used=0.25)
-    >>> small.minimum, small.budget(900_000, 1_000_000), small.budget(2_000_000, 1_000_000)
-    (8000, 8910, 40000)
+    >>> some = CompensatorBytes(experts=10, total=40_000_000, largest=4_000_000, fixed=500, used=0.25)
+    >>> some.minimum, some.budget(900_000_000, 1_000_000_000), some.budget(2_000_000_000, 1_000_000_000)
+    (8000000, 9333333, 40000000)
 
     Args:
+        experts: of the model.
         total: of all compensators.
         largest: of one.
         fixed: of what the interpreter and C have for each, and of V x for the rows of a call.
@@ -35,6 +39,7 @@ class CompensatorBytes:
         limit: most bytes of compensators in memory; None: by `budget`.
     """
 
+    experts: int
     total: int
     largest: int
     fixed: int
@@ -59,8 +64,8 @@ class CompensatorBytes:
     def budget(self, free: int, planes: int) -> int:
         """Divides free bytes between compensators and planes.
 
-        Where not all of both fit, compensators get a part of the bytes: their own, by how often one is used, beside
-        those of all planes.
+        Where not all of both fit, compensators get a part of the bytes: what it costs to read all of them, by how often
+        one is used, beside what it costs to read all planes.
 
         Args:
             free: bytes for both.
@@ -68,15 +73,16 @@ class CompensatorBytes:
         """
         if self.limit is not None:
             return self.least
-        weight = self.used * self.total
-        part = max(int(free * weight / (weight + planes)), free - planes)
+        reads = self.experts * READ_BYTES
+        own, others = self.used * (self.total + reads), planes + reads
+        part = max(int(free * own / (own + others)), free - planes)
         return max(self.minimum, min(self.total, part))
 
     def with_(self, other: CompensatorBytes) -> CompensatorBytes:
         """The bytes that are enough for either, one after the other."""
         if not (self.total and other.total):
             return self if self.total else other
-        names = ("total", "largest", "fixed", "used")
+        names = ("experts", "total", "largest", "fixed", "used")
         return CompensatorBytes(*(max(getattr(self, name), getattr(other, name)) for name in names))
 
     @classmethod
@@ -88,7 +94,7 @@ class CompensatorBytes:
         """
         ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
         widest = max(gate + up for gate, up, _ in ranks) + max(down for *_, down in ranks)
-        made = cls(index.nbytes, index.largest, _fixed(len(ranks), widest), used, limit)
+        made = cls(len(ranks), index.nbytes, index.largest, _fixed(len(ranks), widest), used, limit)
         if limit is not None and limit < made.minimum:
             least = format_least(made.minimum)
             raise DoesNotFit(
@@ -105,10 +111,10 @@ class CompensatorBytes:
         mean = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
         largest = CompensatorGeometry.of(geometry, (mean.most,) * 3).nbytes
         total = experts * (mean.nbytes + 2 * BLOCK)
-        return cls(total, largest, _fixed(experts, 3 * mean.most), used)
+        return cls(experts, total, largest, _fixed(experts, 3 * mean.most), used)
 
 
-NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0)
+NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0, 0)
 
 
 def _fixed(experts: int, widest: int) -> int:

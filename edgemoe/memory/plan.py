@@ -8,16 +8,18 @@ import torch
 
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.kv.blocks import whole_blocks
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
-from edgemoe.memory.workspace import scored_rows, workspace_bytes
+from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
 from storage.device import Device
-from storage.errors import DoesNotFit
+from storage.errors import DoesNotFit, UserError
 from storage.forms import P4
 from storage.record import RecordGeometry
 
@@ -74,6 +76,8 @@ class MemoryPlan:
     """Rows of one step whose logits the workspace holds, all of them."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
+    prefill_rows: int = BLOCK_ROWS
+    """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
     first_kv_bytes: int = 0
     """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
     first_blocks: dict[str, int] = field(default_factory=dict)
@@ -141,14 +145,14 @@ class MemoryPlan:
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
         kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
         factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
-        experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
-        most = format_size(self.kv_bytes)
-        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {most}" if self.grows else f"KV {most}"
         if self.compensators_resident_bytes < self.compensators_total_bytes:
             resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
             factors = (
                 f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
             )
+        experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
+        whole = format_size(self.kv_bytes)
+        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {whole}" if self.grows else f"KV {whole}"
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
@@ -170,6 +174,8 @@ def make_plan(
     device: Device | None = None,
     parallel: int = 1,
     compensators: CompensatorBytes = NO_COMPENSATORS,
+    damage: Damage | None = None,
+    prefill_rows: int | None = None,
 ) -> MemoryPlan:
     """Divides the limits.
 
@@ -184,13 +190,17 @@ def make_plan(
         device: whose memory `vram_limit` limits; None: RAM.
         parallel: sequences that run at once.
         compensators: that settings use.
+        damage: of the model's experts; None: it is not known yet.
+        prefill_rows: most rows of a prompt in one step; None: workspace.default_prefill_rows.
 
     Raises:
+        UserError: prefill_rows for a device, or below 2.
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
     """
     level = settings.levels[0]
     each = form.bytes_at(level)
-    fixed = _fixed_bytes(shape, geometry, context, parallel, device)
+    rows = _prefill_rows(shape, each * shape.experts, context, prefill_rows, device)
+    fixed = _fixed_bytes(shape, geometry, context, parallel, device, rows)
     whole, taken = shape.experts * each, sum(fixed.values()) + compensators.fixed
     minimum = taken + compensators.least + MINIMUM_EXPERTS * each
     if vram_limit is None:
@@ -201,6 +211,8 @@ def make_plan(
         parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
+        if rows > BLOCK_ROWS:
+            less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
         if parallel > 1:
             purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
@@ -209,7 +221,7 @@ def make_plan(
     free = vram_limit - taken
     resident = min(compensators.budget(free, whole), free - MINIMUM_EXPERTS * each)
     planes = free - resident
-    split = BlockSplit.of(shape, form, settings)
+    split = BlockSplit.of(shape, form, settings, damage)
     first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
     first_blocks = split.blocks(planes + fixed["kv_bytes"] - first_kv)
     # Tiers in RAM are exclusive.
@@ -237,15 +249,35 @@ def make_plan(
         ),
         parallel=parallel,
         kv_cache=str(shape.kv.format),
-        first_kv_bytes=first_kv,
-        first_blocks=first_blocks,
         compensators_bytes=compensators.fixed + resident,
         compensators_resident_bytes=resident,
         compensators_total_bytes=compensators.total,
+        first_kv_bytes=first_kv,
+        first_blocks=first_blocks,
         scored_rows=scored_rows(
             shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
         ),
+        prefill_rows=rows,
     )
+
+
+def _prefill_rows(
+    shape: ModelShape, experts_bytes: int, context: int, given: int | None, device: Device | None
+) -> int:
+    """Most rows of a prompt in one step.
+
+    Raises:
+        UserError: as make_plan.
+    """
+    if given is None:
+        place = device.place if device else torch.device("cpu")
+        return default_prefill_rows(shape, experts_bytes, context, place)
+    if device:
+        found = f"--device {device.name}, where a step has {BLOCK_ROWS}"
+        raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")
+    if given < 2:
+        raise UserError("2 or more rows for --prefill-rows", f"{given}", f"choose a multiple of {BLOCK_ROWS}")
+    return given
 
 
 def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
@@ -257,11 +289,16 @@ def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: 
 
 
 def _fixed_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, parallel: int, device: Device | None
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    parallel: int,
+    device: Device | None,
+    prefill_rows: int,
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
     place = device.place if device else torch.device("cpu")
-    workspace = workspace_bytes(shape, geometry, context, place, parallel)
+    workspace = workspace_bytes(shape, geometry, context, place, parallel, prefill_rows)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from cache.policies import is_pooled
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
 from edgemoe.memory.model_shape import ModelShape
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import BlockKind, ResidentForm
@@ -32,18 +34,27 @@ class BlockSplit:
     hot: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, shape: ModelShape, form: ResidentForm, settings: RunSettings) -> BlockSplit:
+    def of(
+        cls, shape: ModelShape, form: ResidentForm, settings: RunSettings, damage: Damage | None = None
+    ) -> BlockSplit:
         """The split of a model under settings.
+
+        Args:
+            shape, form, settings: of the model.
+            damage: of its experts; None: it is not known yet.
 
         Raises:
             UserError: levels of precision by hotness take the same blocks.
         """
-        sizes = {"layers": shape.layers, "experts": shape.experts_per_layer, "top_k": shape.top_k}
+        layers, experts = shape.layers, shape.experts_per_layer
+        fraction = partial(
+            fraction_at, settings, layers=layers, experts=experts, top_k=shape.top_k, damage=damage
+        )
         kinds = form.kinds_at(settings.levels[0])
         if settings.hotness:
             require_sizes(form, settings.levels)
         pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-        fractions = {kind: 1.0 if pooled else fraction_at(settings, kind.level, **sizes) for kind in kinds}
+        fractions = {kind: 1.0 if pooled else fraction(kind.level) for kind in kinds}
         most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
         hot = (settings.levels[-1], most_hot(settings.hotness, shape)) if settings.hotness else None
         return cls(fractions, most, hot)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from edgemoe.experts.assignments import MOST_ROWS
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.formats import TILE, TILE_QUERIES
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 from storage.record import RecordGeometry
 
-PREFILL_ROWS = 512
-"""Most token rows in one step of a prefill. Fixed, so that an answer does not depend on limits."""
+PREFILL_FRACTION = 0.05
+"""Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit
+decides nothing here, so that an answer does not depend on it."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 """A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
@@ -25,30 +28,60 @@ CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
 
+def default_prefill_rows(shape: ModelShape, experts_bytes: int, context: int, place: torch.device) -> int:
+    """Rows of a prompt's step: as many as the context has, in whole blocks, where that costs little memory.
+
+    Args:
+        shape: of the model.
+        experts_bytes: of all experts at the highest level of the settings.
+        context: tokens.
+        place: on a device it is one block.
+    """
+    if place.type != "cpu":
+        return BLOCK_ROWS
+    affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(shape))
+    return max(min(-(-context // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
+
+
 def workspace_bytes(
-    shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device, parallel: int = 1
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    place: torch.device,
+    parallel: int = 1,
+    prefill_rows: int = BLOCK_ROWS,
 ) -> int:
     """Upper estimate of the bytes that one step allocates, without weights and KV.
 
-    Hidden states, which live through a whole layer, and the largest of the layer's three parts: attention, a dense
-    product, its experts. Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of
-    them takes some more.
+    What lives through a whole layer, for all rows of a prompt's step; and the largest of the layer's three parts, for a
+    block of rows: attention, a dense product, its experts. Activations are bf16 with float32 copies. Each sequence has
+    a row of logits; sampling one of them takes some more.
     """
-    rows = max(min(context, PREFILL_ROWS), parallel)
+    rows = max(min(context, BLOCK_ROWS), parallel)
     attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
     largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
+    more = max(min(context, prefill_rows) - rows, 0) * _bytes_a_row(shape)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    return _hidden_bytes(shape, rows) + largest + logits + kept
+    return _hidden_bytes(shape, rows) + largest + more + logits + kept
 
 
 def scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:
     """Rows whose logits fit the bytes of a workspace once the layers are done, beside hidden states and the head."""
-    rows = max(min(context, PREFILL_ROWS), parallel)
+    rows = max(min(context, BLOCK_ROWS), parallel)
     left = workspace - _hidden_bytes(shape, rows) - SLICE_BYTES - shape.vocab * SAMPLING_BYTES
     of_slice = SLICE_BYTES // (4 * shape.hidden)
-    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), PREFILL_ROWS), 1)
+    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
+
+
+def _bytes_a_row(shape: ModelShape) -> int:
+    """What each row of a long step takes through a whole layer.
+
+    Hidden states before the layer, behind attention, their norm and one more, bf16; the experts' float32 sums; the
+    router's logits and choice, and where each expert's rows lie.
+    """
+    return shape.hidden * (4 * 2 + 4) + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
 
 
 def _hidden_bytes(shape: ModelShape, rows: int) -> int:
@@ -97,7 +130,7 @@ def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place
     """A layer's experts; the kernel computes in one call all of them, on a CPU one or several of BATCH_ROWS in all."""
     assigned = called = rows * shape.top_k
     if place.type == "cpu":
-        called = max(rows, min(BATCH_ROWS, called))
+        called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     scratch = compute(place).kernel.scratch_bytes(geometry)
     return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + one_call + scratch

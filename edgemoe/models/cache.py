@@ -57,6 +57,11 @@ def kernels_directory() -> Path:
     return _cache_directory() / "kernels"
 
 
+def kv_directory() -> Path:
+    """The directory of saved conversations' KV (kv.prefix_cache)."""
+    return _cache_directory() / "kv"
+
+
 def file_name(text: str) -> str:
     """Makes `text` one harmless file name."""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", text)

@@ -128,6 +128,7 @@ def open_store(
     kv_cache_v: str | None = None,
     context: int | None,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     threads: int | None = None,
     kernel: str = "auto",
     keep_source: bool = False,
@@ -141,7 +142,7 @@ def open_store(
         model, device, threads, kernel, keep_source, check_files: for open_model.
         vram_limit, dram_limit: sizes such as 12GB, or None.
         kv_cache, kv_cache_k, kv_cache_v: for KVFormat.of.
-        choose, context, parallel, shrink: for plan_levels.
+        choose, context, parallel, prefill_rows, shrink: for plan_levels.
         convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
 
     Raises:
@@ -156,7 +157,12 @@ def open_store(
         devices.open_device(device)
 
     def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
-        return plan_levels(store.with_kv(form), choose, vram, dram, context, parallel=parallel, shrink=shrink)
+        return plan_levels(
+            *(store.with_kv(form), choose, vram, dram, context),
+            parallel=parallel,
+            prefill_rows=prefill_rows,
+            shrink=shrink,
+        )
 
     if convert:
         store = open_model(
@@ -181,6 +187,7 @@ def plan_levels(
     context: int | None,
     *,
     parallel: int = 1,
+    prefill_rows: int | None = None,
     shrink: bool = False,
 ) -> tuple[MemoryPlan, RunSettings]:
     """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
@@ -191,6 +198,7 @@ def plan_levels(
         vram, dram: limits in bytes, as StoreModel.plan takes them.
         context: tokens of KV of each sequence; None: the model's default.
         parallel: sequences that run at once.
+        prefill_rows: most rows of a prompt in one step; None: the plan's choice.
         shrink: to the machine's free memory, as within_memory.
 
     Raises:
@@ -199,11 +207,12 @@ def plan_levels(
     _warn_of_context(store.config.get("max_position_embeddings"), context)
     level = store.manifest.max_level
     highest, fewer = choose(level, fits=True), choose(level, fits=False)
-    plan = store.plan(vram_limit=vram, dram_limit=dram, settings=highest, context=context, parallel=parallel)
+    divided = partial(store.plan, parallel=parallel, prefill_rows=prefill_rows)
+    plan = divided(vram_limit=vram, dram_limit=dram, settings=highest, context=context)
     if shrink:
-        plan = within_memory(store, plan, highest)
+        plan = within_memory(store, plan, highest, prefill_rows)
     vram, dram = plan.vram_limit_bytes, plan.dram_limit_bytes
-    plan_of = partial(store.plan, vram_limit=vram, dram_limit=dram, context=plan.context, parallel=parallel)
+    plan_of = partial(divided, vram_limit=vram, dram_limit=dram, context=plan.context)
     settings = highest
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
         plan, settings = plan_of(settings=fewer), fewer
@@ -240,8 +249,12 @@ def _warn_of_context(trained: int | None, context: int | None) -> None:
         )
 
 
-def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> MemoryPlan:
+def within_memory(
+    store: StoreModel, plan: MemoryPlan, settings: RunSettings, prefill_rows: int | None = None
+) -> MemoryPlan:
     """Shrinks a plan that needs more memory than the machine has free, with a warning; otherwise returns it.
+
+    `prefill_rows` is what the plan was made with.
 
     Raises:
         DoesNotFit: the smallest limit that works exceeds the free memory too.
@@ -272,4 +285,5 @@ def within_memory(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
         settings=settings,
         context=plan.context,
         parallel=plan.parallel,
+        prefill_rows=prefill_rows,
     )

@@ -279,6 +279,10 @@ def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
         checkpoint, name = Checkpoint.open(model), model.resolve().name
         store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
         return _Place(store, name, None, checkpoint)
+    if (model / "adapter_config.json").exists():
+        raise UserError(
+            f"a whole model at {model}", "a LoRA adapter", "merge it into its model, and give the result"
+        )
     raise UserError(
         f"a model at {model}",
         "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan, make_plan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
+from storage.calibration import fitting_calibration
 from storage.checkpoint import Checkpoint, Config, bounded_config
 from storage.dense import DenseWeights
 from storage.device import Device
-from storage.errors import ModelRefused, UserError
+from storage.errors import DamagedData, ModelRefused, UserError
 from storage.expert_weights import ExpertWeights
 from storage.header import Spec, read_header, tensor_bytes
 from storage.layout import LAYOUTS
@@ -143,6 +146,7 @@ class StoreModel:
         context: int | None = None,
         parallel: int = 1,
         compensators: CompensatorBytes = NO_COMPENSATORS,
+        prefill_rows: int | None = None,
     ) -> MemoryPlan:
         """Divides memory limits (memory.plan.make_plan).
 
@@ -153,6 +157,7 @@ class StoreModel:
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
             compensators: others than the store's, for which there is room as well.
+            prefill_rows: most rows of a prompt in one step; None: as many as the context, where that costs little.
 
         Raises:
             UserError: settings that this store or device cannot run.
@@ -178,7 +183,20 @@ class StoreModel:
             device=self.device,
             parallel=parallel,
             compensators=self.compensator_bytes(settings).with_(compensators),
+            damage=self.known_damage(settings),
+            prefill_rows=prefill_rows,
         )
+
+    def known_damage(self, settings: RunSettings) -> Damage | None:
+        """What fewer bits of each expert cost, where settings go by it and a calibration lies beside the store."""
+        if not (settings.priced and self.manifest.layers):
+            return None
+        layers = self.manifest.layers
+        fits = sorted(layers), max(len(layer.records) for layer in layers.values())
+        with suppress(DamagedData):  # the engine names the file
+            found = fitting_calibration(self.directory, self.manifest.source, settings.levels[0], *fits)
+            return Damage.of(found) if found else None
+        return None
 
     def compensator_bytes(self, settings: RunSettings) -> CompensatorBytes:
         """Bytes of the compensators that settings use.

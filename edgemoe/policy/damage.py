@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
+import xxhash
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from storage.base import LEVELS
@@ -85,6 +86,14 @@ class Damage:
         sample = chosen.expand(count, -1, -1), gates.float().expand(count, -1, -1)
         return cls("typical errors", tuple(layers), table, *sample)
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that levels follow from: equal digests choose equal levels."""
+        digest = xxhash.xxh3_128(repr(self.layers).encode())
+        for part in (self.table, self.chosen, self.gates):
+            digest.update(part.contiguous().numpy().data)
+        return digest.hexdigest()
+
     def of_layer(self, layer: int, levels: tuple[int, ...]) -> torch.Tensor:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""
         return _of_layer(self, layer, levels)
@@ -130,18 +139,19 @@ class Damage:
         return first * math.exp(math.log2(tokens / low) * math.log(second / first))
 
 
-def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float) -> torch.Tensor:
+def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float | torch.Tensor) -> torch.Tensor:
     """The level of least cost.
 
     Args:
         damage: float32 [..., levels], of each level.
         levels: high to low; of a tie the higher one is taken.
-        price: of a bit; 0 gives the least damage.
+        price: of a bit; 0 gives the least damage. Or of each level, float32 [..., levels].
 
     Returns:
         int64 [...], levels.
     """
-    return torch.tensor(levels)[(damage + prices(levels, price)).argmin(dim=-1)]
+    of_level = prices(levels, price) if isinstance(price, float | int) else price
+    return torch.tensor(levels)[(damage + of_level).argmin(dim=-1)]
 
 
 def prices(levels: tuple[int, ...], price: float) -> torch.Tensor:

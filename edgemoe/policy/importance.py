@@ -26,11 +26,14 @@ class PromptAttention:
 
     Each layer's sums are kept from step to step. So after any step they are those of DyMoE eq. 1 over all queries of
     the prompt so far; tokens before the prompt (earlier turns) receive attention, and their own queries count nothing.
+    The rows of a step may come in several blocks.
 
     >>> prompt, zeros = PromptAttention(), torch.zeros(1, 3, 4)
-    >>> keys = lambda first, end: zeros[:, first:end]
+    >>> def keys(first: int, end: int) -> torch.Tensor:
+    ...     return zeros[:, first:end]
     >>> received = attention_received(zeros, keys, 3, 1.0, None, 0)  # every query looks at all that it sees
-    >>> prompt.ranks(0, received, 3, None, "heavy-hitters").tolist()
+    >>> prompt.receive(0, received, range(3), "heavy-hitters")
+    >>> prompt.ranks(0, 3, None, "heavy-hitters").tolist()
     [0.0, 0.3333333432674408, 0.6666666865348816]
     """
 
@@ -39,16 +42,28 @@ class PromptAttention:
         self._sums: dict[int, torch.Tensor] = {}
         self._step_sums: dict[int, torch.Tensor] = {}
 
-    def ranks(
-        self, layer: int, received: torch.Tensor, rows: int, window: int | None, signal: str
-    ) -> torch.Tensor:
-        """Ranks a layer's rows of a step among all N tokens of the sequence so far. May run twice for one step.
+    def receive(self, layer: int, received: torch.Tensor, block: range, signal: str) -> None:
+        """Adds the attention of a block of a step's rows. Blocks come in order; all of them may come twice in a step.
 
         Args:
             layer: of the model.
-            received: float32 [N], attention that each token receives from the step's rows, from first_counted(signal,
-                rows) on: the sum of the mean over heads. Overwritten.
-            rows: R of the step, the last of the N tokens.
+            received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
+                first_counted on: the sum of the mean over heads. Overwritten.
+            block: the rows among those of the step.
+            signal: as of `ranks`.
+        """
+        of_prompt = None if signal == "heavy-hitters-last" else self._sums.get(layer)
+        earlier = self._step_sums.get(layer) if block.start else of_prompt
+        if earlier is not None:
+            received[: len(earlier)] += earlier
+        self._step_sums[layer] = received
+
+    def ranks(self, layer: int, rows: int, window: int | None, signal: str) -> torch.Tensor:
+        """Ranks a layer's rows of a step among all N tokens of the sequence, once all blocks have come.
+
+        Args:
+            layer: of the model.
+            rows: R, of the step.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
                 "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
@@ -57,12 +72,8 @@ class PromptAttention:
         Returns:
             float32 [R]: the fraction of all N tokens that received more; of equals the earlier token ranks first.
         """
+        received = self._step_sums[layer]
         tokens = len(received)
-        if signal != "heavy-hitters-last":
-            if layer in self._sums:
-                earlier = self._sums[layer]
-                received[: len(earlier)] += earlier
-            self._step_sums[layer] = received
         if signal == "heavy-hitters-mean":
             received = received / queries_seeing(range(tokens - rows - self._rows, tokens), window, received)
         order = received.argsort(descending=True, stable=True)
@@ -77,9 +88,16 @@ class PromptAttention:
         self._step_sums = {}
 
 
-def first_counted(signal: str, rows: int) -> int:
-    """The first of a step's rows whose attention counts for a signal of PromptAttention.ranks."""
-    return max(rows - LAST_QUERIES, 0) if signal == "heavy-hitters-last" else 0
+def first_counted(signal: str, block: range, rows: int) -> int:
+    """The first row of a block whose attention counts for a signal of PromptAttention.ranks, from the block's start.
+
+    Args:
+        signal: as there.
+        block: rows among those of a step.
+        rows: of the step.
+    """
+    last = signal == "heavy-hitters-last"
+    return min(max(rows - LAST_QUERIES - block.start, 0), len(block)) if last else 0
 
 
 def attention_received(

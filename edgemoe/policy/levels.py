@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import torch
 
@@ -12,6 +12,7 @@ from edgemoe.policy.damage import Damage, cheapest, prices
 from edgemoe.policy.importance import expert_importance
 from edgemoe.policy.schedule import critical_counts, retention, row_sums, two_levels
 from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.tier_prices import TierPrices
 
 UNIFORM, RANKED, PRICED = range(3)
 """Kinds of a DecodeRule, as in csrc/levels.h."""
@@ -26,18 +27,22 @@ class DecodeRule:
         levels: high to low.
         critical: RANKED: how many experts, the likeliest first, get the high level.
         damage: PRICED: float32 [experts, levels], contiguous.
-        price: PRICED: of each level; level i of expert e costs gate^2 * damage[e, i] + price[i].
+        price: PRICED: float32 [places, levels], contiguous; level i of expert e costs gate^2 * damage[e, i] +
+            price[held[e], i].
+        held: PRICED: int64 [experts], contiguous, the place of each expert (tier_prices.place_of), which changes while
+            the model runs; None: every expert's is 0.
     """
 
     kind: int
     levels: tuple[int, ...]
     critical: int
     damage: torch.Tensor | None = None
-    price: tuple[float, ...] = ()
+    price: torch.Tensor | None = None
+    held: torch.Tensor | None = None
 
 
 class LevelPolicy:
-    """Decides at how many bits every (token, slot) pair of a layer is computed. Stateless.
+    """Decides at how many bits every (token, slot) pair of a layer is computed. Stateless, but for what `tiers` reads.
 
     >>> policy = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75), layers=3, experts=8)
     >>> chosen, gates = torch.tensor([[5, 1, 0, 7]]), torch.tensor([[0.4, 0.3, 0.2, 0.1]])
@@ -50,17 +55,25 @@ class LevelPolicy:
         layers: of the model.
         experts: in a layer.
         damage: of the model's experts.
+        tiers: what planes cost a new token from where they are, where settings go by damage and are not exact; None:
+            all alike.
 
     Raises:
         ValueError: settings that go by damage, without it.
     """
 
     def __init__(
-        self, settings: RunSettings, layers: int, experts: int, damage: Damage | None = None
+        self,
+        settings: RunSettings,
+        layers: int,
+        experts: int,
+        damage: Damage | None = None,
+        tiers: TierPrices | None = None,
     ) -> None:
         if settings.priced and damage is None:
             raise ValueError(f"expected the damage of each level for {settings.name}, got None")
         self.settings, self.experts, self._layers, self.damage = settings, experts, layers, damage
+        self.tiers = tiers if settings.priced and not settings.exact else None
         levels = settings.scheduled
         fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
         self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
@@ -147,7 +160,8 @@ class LevelPolicy:
         levels, weights = self.settings.levels, gates * gates
         damage = self._damage(layer)
         if decode:
-            return cheapest(weights.unsqueeze(-1) * damage[chosen], levels, self._price(0))
+            price = self._prices if self.tiers is None else self._prices[self.tiers.held[layer][chosen]]
+            return cheapest(weights.unsqueeze(-1) * damage[chosen], levels, price)
         summed = torch.zeros(self.experts).index_add_(0, chosen.reshape(-1), weights.reshape(-1))
         return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(chosen)))[chosen]
 
@@ -166,9 +180,8 @@ class LevelPolicy:
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
             return DecodeRule(RANKED, levels, self.critical(layer, slots))
-        return DecodeRule(
-            PRICED, levels, 0, self._damage(layer), tuple(prices(levels, self._price(0)).tolist())
-        )
+        held = self.tiers.held[layer] if self.tiers else None
+        return DecodeRule(PRICED, levels, 0, self._damage(layer), self._prices, held)
 
     def predicted(
         self, layer: int, rows: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
@@ -213,6 +226,14 @@ class LevelPolicy:
         """Damage [experts, levels] of a layer's experts for a gate weight of 1."""
         assert self.damage
         return self.damage.of_layer(layer, self.settings.levels)
+
+    @cached_property
+    def _prices(self) -> torch.Tensor:
+        """The price of each level for a new token, at each place that is told apart: float32 [places, levels]."""
+        levels = self.settings.levels
+        if self.tiers is None:
+            return prices(levels, self._price(0)).unsqueeze(0)
+        return self._price(0) * self.tiers.paid_bits(levels)
 
     def _price(self, tokens: int) -> float:
         """The price of a bit for a prompt of `tokens` tokens; 0: for single tokens."""

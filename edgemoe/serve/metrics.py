@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgemoe.api.model import Model
     from edgemoe.api.status import Status
     from edgemoe.engine.generate import Answer
+    from edgemoe.kv.prefix_cache import PrefixCacheCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -134,6 +135,8 @@ class _Live(Collector):
             status = self.model.status()
             yield from self._gauges(status)
             yield from self._counters(status)
+            if status.disk:
+                yield from self._disk(status.disk)
 
     def _gauges(self, status: Status) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", "Sequences that run.", status.running)
@@ -167,6 +170,9 @@ class _Live(Collector):
         yield self._family(
             counter, "edgemoe:compensated", "Experts computed with --compensate.", "count", factors
         )
+        family = counter("edgemoe:compensator_bytes", "Bytes read for these.", labels=["model_name"])
+        family.add_metric([self._name], moved.compensator_bytes)
+        yield family
         moves = moved.transitions
         size = moves.pop("moved_bytes")
         yield self._family(counter, "edgemoe:expert_transitions", "Of --policy hotness.", "kind", moves)
@@ -180,6 +186,20 @@ class _Live(Collector):
         family = counter("edgemoe:transition_bytes", "Bytes that these moved.", labels=["model_name"])
         family.add_metric([self._name], size)
         yield family
+
+    def _disk(self, disk: PrefixCacheCounts) -> Iterator[Metric]:
+        """The prefix cache's figures; without one there are none."""
+        yield self._gauge("edgemoe:prefix_cache_disk_bytes", "Of KV on disk.", disk.used_bytes)
+        yield self._gauge("edgemoe:prefix_cache_disk_limit_bytes", "Its limit.", disk.limit_bytes)
+        counter, label = CounterMetricFamily, "kind"
+        hits = counter("edgemoe:prefix_cache_disk_hits", "Tokens whose KV was read.", labels=["model_name"])
+        hits.add_metric([self._name], disk.tokens_read)
+        yield hits
+        moved = {"read": disk.bytes_read, "written": disk.bytes_written}
+        yield self._family(counter, "edgemoe:prefix_cache_moved_bytes", "From and to disk.", label, moved)
+        ended = {"evicted": disk.evicted, "dropped": disk.dropped, "failed": disk.failures}
+        blocks = {"read": disk.blocks_read, "written": disk.blocks_written, **ended}
+        yield self._family(counter, "edgemoe:prefix_cache_blocks", "Files of KV.", label, blocks)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -20,7 +20,8 @@ from storage.errors import UserError
 from storage.export.dense import DenseTensors
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
-from storage.export.multipliers import ExportNames, without_multipliers
+from storage.export.multipliers import without_multipliers
+from storage.export.names import ExportNames
 from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import Symmetric, int4, int8
 from storage.header import header_bytes, tensor_bytes

@@ -24,7 +24,7 @@ from storage.export.dense import DenseTensors
 from storage.export.gguf_fields import add_fields, architecture_of, header, sizes
 from storage.export.levels import Levels, layer_level
 from storage.export.matrices import Affine, StoreExperts
-from storage.export.multipliers import ExportNames
+from storage.export.names import ExportNames
 from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
 from storage.export.symmetric import int8
 from storage.formats.gguf_model import OUTSIDE

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from storage.checkpoint import Config
 from storage.errors import ModelRefused
-from storage.expert_weights import ExpertNames
 from storage.export.dense import EMBEDDING, HEAD, DenseTensors
+from storage.export.names import ExportNames
 from storage.untrusted import CHECK_ORIGIN, shortened
 
 _KEYS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -33,28 +33,6 @@ _FORMS = {
     "mixtral": {"architectures": ["MixtralForCausalLM"], "sliding_window": None},
 }
 """model_type without multipliers -> the config values that it needs besides."""
-
-
-class ExportNames(ExpertNames, Protocol):
-    """Names of a family's tensors in the checkpoints that engines load."""
-
-    @property
-    def model_type(self) -> str:
-        """As in config.json."""
-
-    @property
-    def fused_checkpoints(self) -> bool:
-        """Whether checkpoints of the Hub have the experts of a layer in one tensor."""
-
-    @property
-    def quantized_as(self) -> ExportNames | None:
-        """The family without multipliers in whose form engines load quantized experts; None: this one."""
-
-    def router(self, layer: int) -> str:
-        """The name in a checkpoint of the Hub of a layer's router weight."""
-
-    def in_checkpoint(self, name: str) -> str:
-        """The name in a checkpoint of the Hub of a dense tensor."""
 
 
 def without_multipliers(

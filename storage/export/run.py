@@ -19,7 +19,7 @@ from storage.export.checkpoint import CheckpointPlan, CompressedPlan, PlanMaker
 from storage.export.directory import ExportDirectory
 from storage.export.levels import Levels
 from storage.export.matrices import StoreExperts
-from storage.export.multipliers import ExportNames
+from storage.export.names import ExportNames
 from storage.export.plan import Errors, Made, Plan, PlannedFile
 from storage.export.sink import Sink
 from storage.manifest import DENSE_NAME, Manifest

@@ -67,18 +67,24 @@ class StressRig(Rig):
 
         transfers.await_done, transfers.end = opening, counting
 
-    def one_request(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str) -> None:
-        """Requests experts, predicts within the first list, and ends the request as `end` says."""
+    def one_request(
+        self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str, *, ordered: bool
+    ) -> None:
+        """Requests experts, as a scan if `ordered`, predicts within the first list, and ends as `end` says."""
         self.reader.errors = {key: broken(key) for key in [*wanted, *predicted][:1] if end == "error"}
         got = []
-        with suppress(ChecksumMismatch, RuntimeError), self.fetcher.request(wanted) as request:
+        with (
+            suppress(ChecksumMismatch, RuntimeError),
+            self.fetcher.request(wanted, scan=ordered, ordered=ordered) as request,
+        ):
             if not wanted:
-                self.fetcher.read_ahead(predicted)
+                self.fetcher.read_ahead(predicted, scan=ordered)
             for leases in request:
                 if not got:
-                    self.fetcher.read_ahead(predicted)
+                    self.fetcher.read_ahead(predicted, scan=ordered)
                 for lease in leases:
                     assert lease.level >= wanted[lease.key]
+                    assert not (ordered and got) or lease.key > got[-1]
                     assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
                     got.append(lease.key)
                 if end == "one":
@@ -104,6 +110,7 @@ class StressRig(Rig):
     workers=st.integers(1, 4),
     mode=st.sampled_from(["full", "full", "base", "auto"]),
     requests=st.lists(REQUEST, max_size=12),
+    ordered=st.booleans(),
 )
 def test_any_predictions_and_requests(
     form: ToyForm,
@@ -112,13 +119,14 @@ def test_any_predictions_and_requests(
     workers: int,
     mode: str,
     requests: list[tuple[dict[ExpertKey, int], dict[ExpertKey, int], str, bool]],
+    ordered: bool,
 ) -> None:
-    """Leases have the right bytes; every byte read was demanded, hidden or wasted; no lease is left."""
+    """Leases have the right bytes, in order where it is wanted; every byte read was demanded, hidden or wasted."""
     r = StressRig(form, vram, dram, workers, mode, LookaheadGate(window=3, rest=2))
     try:
         for wanted, predicted, end, flowing in requests:
             (r.reader.open.set if flowing else r.reader.open.clear)()
-            r.one_request(wanted, predicted, end)
+            r.one_request(wanted, predicted, end, ordered=ordered)
         r.fetcher.release_pins()
         r.whole()
         counts = r.fetcher.take_counts()

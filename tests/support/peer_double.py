@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A peer with the protocol of tools/peers/run.py that answers at once; replaces the Python of --llama-python.
 
-PEER_DOUBLE names a file to which every request is appended; PEER_FAILS is empty, "exit", "silence" or "memory".
+PEER_DOUBLE names a file to which every request is appended; PEER_FAILS is empty, "exit", "silence", "memory", or
+"repacking", which crashes where the request has that.
 """
 
 import json
@@ -17,6 +18,8 @@ with Path(os.environ["PEER_DOUBLE"]).open("a") as log:
 failure = os.environ.get("PEER_FAILS")
 if failure == "exit":
     sys.exit("no such model")
+if failure == "repacking" and request["repacking"]:
+    os.kill(os.getpid(), 11)
 if failure == "memory":
     hoard = b"1" * (2 << 30)
 if failure == "silence":

@@ -39,7 +39,7 @@ def test_rows(store, checkpoint, tmp_path, capsys):
     ]
     assert cache_front.main([*map(str, options), "--cache", "0.5", "--cache", "0.9"]) == 0
     rows = {(row["cache"], row["rule"]): row for row in json.loads(capsys.readouterr().out)}
-    assert len(rows) == 2 * 7
+    assert len(rows) == 2 * 8
     assert rows[0.5, "exact 4"]["kl"] == rows[0.9, "exact 4"]["kl"]
     assert rows[0.5, "exact 4"]["bits_scheduled"] == 4.5
     small, large = (rows[cache, "exact 4"]["bits_read_per_expert"] for cache in (0.5, 0.9))

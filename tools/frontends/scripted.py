@@ -157,7 +157,8 @@ def scripted_server(work: Path, wanted: Wanted, *, context: int = 65536) -> Iter
     store, prompts = make_store(work), list[str]()
     listening = Address(port=0).listen()
     serving = Serving("scripted", most=8)
-    server = Server(serving, Access(), lambda line: None)
+    ready = threading.Event()
+    server = Server(serving, Access(), lambda line: ready.set() if line == "ready" else None)
 
     def load(opened: ExitStack) -> Any:
         model = opened.enter_context(edgemoe.load(store, context=context))
@@ -167,6 +168,8 @@ def scripted_server(work: Path, wanted: Wanted, *, context: int = 65536) -> Iter
     thread = threading.Thread(target=server.serve_model, args=(load, listening))
     thread.start()
     try:
+        if not ready.wait(60):
+            raise TimeoutError("expected a model that loads within 60 s, got none: see the error above")
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", prompts
     finally:
         server.should_exit = True

@@ -22,8 +22,7 @@ from transformers import AutoTokenizer
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.formats import KVFormat
-from edgemoe.kv.step import Segment, Step
-from edgemoe.memory.workspace import PREFILL_ROWS
+from edgemoe.kv.step import BLOCK_ROWS, Segment, Step
 from edgemoe.policy.settings import RunSettings
 from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser, positive
@@ -51,8 +50,8 @@ def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, 
     prompt, rest = window[:-DECODED], window[-DECODED:]
     try:
         parts = [
-            engine.all_logits(sequence, prompt[at : at + PREFILL_ROWS], decode=False)
-            for at in range(0, len(prompt), PREFILL_ROWS)
+            engine.all_logits(sequence, prompt[at : at + BLOCK_ROWS], decode=False)
+            for at in range(0, len(prompt), BLOCK_ROWS)
         ]
         tokens = [engine.step(Step((Segment(sequence, (token,)),))) for token in rest]
     finally:

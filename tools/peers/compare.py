@@ -13,7 +13,8 @@ times are of the steps that all of them share.
 Under a limit the runs are cold: the clock starts when the model is open. llama.cpp then has in memory whatever mapping
 the file left there, edgemoe whatever loading filled its free blocks with (a row such as 4-empty fills none). `load s`
 is the time before. Without a limit the runs are warm: random tokens and the prompt itself run first, for ten seconds,
-so that the whole model is resident. llama.cpp maps its model; its weight repacking is off under a limit. edgemoe's
+so that the whole model is resident. llama.cpp maps its model; its weight repacking is off under a limit, and where
+llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's
 --vram-limit is the limit less --beside, the memory that its process takes outside --vram-limit.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
@@ -86,6 +87,8 @@ class Comparison:
     quality: Sequence[EvaluationRow] = ()
     runs: list[Json] = field(default_factory=list)
     popularity: dict[str, list[list[int]]] = field(default_factory=dict)
+    crash: str | None = None
+    """How the peer crashed with weight repacking, which is off from then on."""
 
     def order(self) -> Iterator[tuple[int, Case, Program]]:
         """Yields every run as (round, case, program); the programs alternate, another one first each round."""
@@ -109,6 +112,7 @@ class Comparison:
             "warm_up_s": WARM_UP_SECONDS,
             "threads": self.options.threads,
             "capped": limit is not None,
+            "repacking": limit is None and self.crash is None,
             "popularity": popularity,
             "experts": self.experts,
         }
@@ -120,6 +124,11 @@ class Comparison:
     def run(self, program: Program, case: Case, number: int) -> None:
         """Runs a program once and appends the result to `runs`."""
         outcome = self._child(program, case, self.request(program, case, number))
+        repacks = program.settings is None and case.limit is None and self.crash is None
+        if repacks and outcome.crashed:
+            self.crash = f"off: {program.name} crashes with it ({outcome.failure})"
+            say(f"  {self.crash}; once more without")
+            outcome = self._child(program, case, self.request(program, case, number))
         self.runs.append(run_of(program.name, case, number, outcome))
 
     def count(self) -> None:
@@ -139,6 +148,8 @@ class Comparison:
         """The rows, popularity and runs so far, as one JSON object."""
         own = {p.name: run_settings(8, **p.settings) for p in self.programs if p.settings is not None}
         rows = summarize(self.runs, self.programs[0].name, self.quality, own)
+        if self.crash:
+            facts = facts | {"repacking": self.crash}
         return {"environment": facts, "rows": rows, "popularity": self.popularity, "runs": self.runs}
 
 
@@ -187,7 +198,8 @@ def show(comparison: Comparison, facts: Json) -> None:
         one, other = comparison.popularity
         layers = compare(comparison.popularity[one], comparison.popularity[other])
         print("\n" + popularity_table(layers, (one, other)))
-    print("\n" + "\n".join(f"- {name}: {json.dumps(value)}" for name, value in facts.items()))
+    conditions = comparison.report(facts)["environment"]
+    print("\n" + "\n".join(f"- {name}: {json.dumps(value)}" for name, value in conditions.items()))
     if comparison.options.plot and rows:
         plot(rows, comparison.options.plot)
 

@@ -28,7 +28,7 @@ from edgemoe.bench.summary import decode_bound
 from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace, Request, Scheduler
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
@@ -88,8 +88,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def most_tokens(prompts: list[list[int]], new_tokens: int) -> int:
-    """Most tokens of an answer when the last prompt's has `new_tokens`: a step more for each chunk between."""
-    return new_tokens + sum(math.ceil(len(prompt) / CHUNK_BESIDE_OTHERS) for prompt in prompts[1:])
+    """Most tokens of an answer when the last prompt's has `new_tokens`: those between add some."""
+    apart = WORK_BETWEEN, CHUNK_BESIDE_OTHERS
+    return new_tokens + sum(math.ceil(len(prompt) / rows) for prompt in prompts[1:] for rows in apart)
 
 
 def _run(

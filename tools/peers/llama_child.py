@@ -2,7 +2,8 @@
 
 The protocol is that of tools/peers/run.py. Runs under any Python that has llama-cpp-python; edgemoe need not be
 installed there. The model is a GGUF, mapped into memory, on the CPU. Weight repacking makes a private copy of the
-weights in another order; where memory is capped (`capped`) it is off, because the copy cannot be paged out to the file.
+weights in another order. The request says whether it is on (`repacking`): where memory is capped it is off, because the
+copy cannot be paged out to the file.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def load_model(request: dict[str, Any]) -> Any:
         parameters.load_mode = 1  # LLAMA_LOAD_MODE_MMAP; earlier versions have the switch use_mmap
     else:
         parameters.use_mmap = True
-    parameters.use_extra_bufts = not request["capped"]
+    parameters.use_extra_bufts = request["repacking"]
     model = llama_cpp.llama_model_load_from_file(request["model"].encode(), parameters)
     if not model:
         raise SystemExit(f"expected a GGUF that llama.cpp loads, got {request['model']}: name another")
@@ -174,7 +175,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "llama-cpp-python": llama_cpp.__version__,
             "system": llama_cpp.llama_print_system_info().decode(),
             "mmap": "on",
-            "repacking": "off" if request["capped"] else "on",
+            "repacking": "on" if request["repacking"] else "off",
         },
     }
 

@@ -1,8 +1,8 @@
-"""Summarizes runs of several programs: a row for each program, limit, prompt length and batch, with ratios of means.
+"""Summarizes runs of several programs: a row for each program, limit, prompt length and batch, with ratios.
 
 Where several prompts decode together TPOT is the time of a step, which decodes a token of each, and tok/s counts all of
-them. A ratio is the peer's mean time over the row's, so more than 1 is in edgemoe's favour. The bound is the bound of
-`edgemoe bench`, at the best bandwidths that any run probed: one slow probe does not lower it.
+them. A ratio is the peer's mean, or median, time over the row's: more than 1 is in edgemoe's favour. The bound is that
+of `edgemoe bench`, at the best bandwidths that any run probed: one slow probe does not lower it.
 """
 
 from __future__ import annotations
@@ -86,15 +86,16 @@ def summarize(
     for (name, case), row in rows.items():
         against = rows.get((peer, case))
         for measure in ("ttft_s", "tpot_s"):
-            row[f"ratio_{measure[:-2]}"] = _ratio(against, row, measure)
+            row[f"ratio_{measure[:-2]}"] = _ratio(against, row, measure, "mean")
+            row[f"ratio_{measure[:-2]}_p50"] = _ratio(against, row, measure, "p50")
         row["quality"] = quality_of(quality, settings[name]) if name in settings else None
     return list(rows.values())
 
 
-def _ratio(against: Json | None, row: Json, measure: str) -> float | None:
-    if against is None or against[measure]["mean"] is None or row[measure]["mean"] is None:
+def _ratio(against: Json | None, row: Json, measure: str, of: str) -> float | None:
+    if against is None or against[measure][of] is None or row[measure][of] is None:
         return None
-    return float(against[measure]["mean"] / row[measure]["mean"])
+    return float(against[measure][of] / row[measure][of])
 
 
 def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]) -> Json:
@@ -176,7 +177,9 @@ COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
     ("p99", _number("itl_s.p99", 1, 1000)),
     ("p99/p50", _number("p99_over_median", 2)),
     ("TTFT ratio", _number("ratio_ttft", 2)),
+    ("of medians", _number("ratio_ttft_p50", 2)),
     ("TPOT ratio", _number("ratio_tpot", 2)),
+    ("of medians", _number("ratio_tpot_p50", 2)),
     ("of bound %", _number("fraction_of_bound", 0, 100)),
     ("hits %", _number("hit_rate", 0, 100)),
     ("SSD MB a token", _number("ssd_bytes_per_token", 0, 1e-6)),

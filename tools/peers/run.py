@@ -4,8 +4,8 @@ The program is a child process with a small protocol: it reads one JSON object, 
 the answer, as the last line of stdout.
 
     request: model, prompts (token ids of each; all decode together), new_tokens, warm_up (prompts to answer first,
-             untimed, for warm_up_s seconds), threads, capped, popularity (count instead of measuring), and fields of
-             a single program
+             untimed, for warm_up_s seconds), threads, capped, repacking (llama.cpp's, of weights), popularity (count
+             instead of measuring), and fields of a single program
     answer:  load_s, token_times (seconds from the start to the last prompt's first token, and to the end of each step
              that decodes a token of every prompt), tokens (the last prompt's, ids), versions, and fields of a single
              program; with popularity: counts, [layer][expert] -> times chosen
@@ -49,11 +49,13 @@ class Outcome:
         answer: the child's answer; empty if it failed.
         failure: why there is no answer; None after a success.
         used: the cgroup's counters, bytes.
+        crashed: a signal ended the child, and not for memory.
     """
 
     answer: dict[str, Any]
     failure: str | None
     used: Usage
+    crashed: bool = False
 
 
 def interrupt_on_signals() -> None:
@@ -111,7 +113,7 @@ def _outcome(code: int, printed: str, errors: str, used: Usage) -> Outcome:
         return Outcome(answer, None, used)
     why = "killed for memory" if used.oom_kills else f"exit code {code}"
     last = (errors.strip().splitlines() or [""])[-1]
-    return Outcome({}, f"{why}: {last[-500:]}", used)
+    return Outcome({}, f"{why}: {last[-500:]}", used, crashed=code < 0 and not used.oom_kills)
 
 
 @contextmanager

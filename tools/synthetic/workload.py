@@ -96,6 +96,7 @@ class Shape:
 
 PRESETS = {
     "qwen3-30b-a3b": Shape(2048, 48, 128, 768, 8, 32, 4, 128, 151936),
+    "demo": Shape(256, 6, 32, 96, 4, 8, 4, 32, 4096, rope_theta=1e4, tied=True),
     "small": Shape(256, 2, 8, 256, 2, 4, 2, 64, 4096),
     "tiny": Shape(64, 2, 8, 32, 2, 4, 2, 16, 320),
 }

@@ -129,9 +129,11 @@ class Belady(EvictionPolicy):
 def blocks_for(source: TraceSource, resident: float) -> dict[str, int]:
     """The engine's blocks for a tier of a fraction of all experts' bytes at 4 bits: kind -> blocks."""
     experts, settings = source.layers * source.experts, source.settings
-    sizes = {"layers": source.layers, "experts": source.experts, "top_k": source.top_k}
+    fraction = partial(
+        fraction_at, settings, layers=source.layers, experts=source.experts, top_k=source.top_k
+    )
     kinds = _SIZED.kinds_at(settings.levels[0])
-    fractions = {kind: fraction_at(settings, kind.level, **sizes) for kind in kinds}
+    fractions = {kind: fraction(kind.level) for kind in kinds}
     size = int(resident * experts * _SIZED.bytes_at(4))
     if size < MINIMUM_EXPERTS * sum(kind.size for kind in kinds):
         least = MINIMUM_EXPERTS * sum(kind.size for kind in kinds) / (experts * _SIZED.bytes_at(4))

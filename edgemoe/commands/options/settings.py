@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgemoe.commands.options.groups import one_of, option
 from edgemoe.kv.formats import KINDS
@@ -100,6 +101,19 @@ class KVOptions:
     )
     kv_cache_k: str | None = option("Format of keys alone.", autocompletion=one_of(*KINDS))
     kv_cache_v: str | None = option("Format of values alone.", autocompletion=one_of(*KINDS))
+
+
+@dataclass(frozen=True)
+class PrefixCacheOptions:
+    """Options of KV on disk (models.prefix_directory)."""
+
+    prefix_cache_dir: Path | None = option(
+        "Directory in which keys and values stay for later starts, in blocks of 256 tokens: a prompt that begins as an "
+        "earlier one did reads them. Several processes and models may share it."
+    )
+    prefix_cache_limit: str | None = option(
+        "Hard limit on the bytes of that directory's files, such as 20GB; the least recently used leave. Default: 4GB."
+    )
 
 
 @dataclass(frozen=True)

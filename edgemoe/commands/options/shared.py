@@ -77,6 +77,18 @@ ContextOption = Annotated[
 ]
 
 
+PrefillRowsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-rows",
+        min=2,
+        help="Most tokens of a prompt that go through the layers together: each such part reads every expert that it "
+        "wants once, so fewer take less memory and more reads. Multiples of 512 have the same bits under --exact. "
+        "Default: as many as --context, where that takes at most 5 % of the experts' bytes.",
+    ),
+]
+
+
 ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", "-t", min=1, max=1024, help="Threads that compute. Default: one a core."),

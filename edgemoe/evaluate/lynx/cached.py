@@ -30,17 +30,28 @@ class Cached:
         quality: over all windows.
         use: from the second window on, when the cache is full.
         read_bytes: from disk, from the second window on.
+        dram_bytes: from the second tier, from the second window on.
         tokens: from the second window on.
     """
 
     quality: Quality
     use: ExpertUse
     read_bytes: int
+    dram_bytes: int
     tokens: int
 
 
-def cached_plan(store: StoreModel, settings: RunSettings, cache: float, context: int) -> MemoryPlan:
-    """A plan whose tier of experts has a fraction of the bytes that all experts take at 4 bits.
+def cached_plan(
+    store: StoreModel, settings: RunSettings, cache: float, context: int, dram: float = 0.0
+) -> MemoryPlan:
+    """A plan whose tiers of experts have fractions of the bytes that all experts take at 4 bits.
+
+    Args:
+        store: of the model.
+        settings: of the engine.
+        cache: fraction of the fastest tier.
+        context: tokens.
+        dram: fraction of a second tier; 0: there is none.
 
     Raises:
         DoesNotFit: fewer than two experts fit.
@@ -48,8 +59,8 @@ def cached_plan(store: StoreModel, settings: RunSettings, cache: float, context:
     least = store.plan(vram_limit=None, settings=settings, context=context)
     experts = sum(len(layer.records) for layer in store.manifest.layers.values())
     fixed = least.dense_bytes + least.kv_bytes + least.workspace_bytes
-    tier = int(cache * experts * store.form.bytes_at(4))
-    return store.plan(vram_limit=fixed + tier, settings=settings, context=context)
+    tier, slower = (int(fraction * experts * store.form.bytes_at(4)) for fraction in (cache, dram))
+    return store.plan(vram_limit=fixed + tier, dram_limit=slower, settings=settings, context=context)
 
 
 def cached_rows(
@@ -88,6 +99,7 @@ def cached_quality(
     reference: LogitFile | None,
     changed: Callable[[Engine], AbstractContextManager[None]],
     done: Callable[[], None],
+    dram: float = 0.0,
 ) -> Cached:
     """Measures one setting in steps of one token, with an engine of its own.
 
@@ -99,12 +111,13 @@ def cached_quality(
         reference: logits of the same windows, or None.
         changed: engine -> a block inside of which it runs.
         done: called after every window.
+        dram: fraction of a second tier; 0: there is none.
 
     Raises:
         DoesNotFit: from cached_plan.
     """
-    plan = cached_plan(store, settings, cache, max(map(len, windows)))
-    read, use, meter = 0, ExpertUse(), QualityMeter()
+    plan = cached_plan(store, settings, cache, max(map(len, windows)), dram)
+    read, copied, use, meter = 0, 0, ExpertUse(), QualityMeter()
     with Engine(store, plan, settings) as engine, changed(engine):
         sequence = engine.new_sequence()
         for number, window in enumerate(windows):
@@ -114,6 +127,11 @@ def cached_quality(
             ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
             meter.add(ours, window, reference.read(number) if reference else None)
             if number:
-                use, read = use + engine.take_use(), read + engine.take_counts().ssd_bytes
+                counts = engine.take_counts()
+                use, read, copied = (
+                    use + engine.take_use(),
+                    read + counts.ssd_bytes,
+                    copied + counts.dram_bytes,
+                )
             done()
-    return Cached(meter.quality(), use, read, sum(map(len, windows[1:])))
+    return Cached(meter.quality(), use, read, copied, sum(map(len, windows[1:])))

@@ -306,17 +306,16 @@ class NativeDecodeLayers:
 
 
 def level_rule(rule: DecodeRule) -> LevelRule:
-    """The structure of a rule, whose table the rule must outlive."""
-    table = rule.damage
+    """The structure of a rule, which must outlive it with its tables."""
+    tables = {"damage": rule.damage, "price": rule.price, "held": rule.held}
     structure = LevelRule(
         rule=rule.kind,
         count=len(rule.levels),
         critical=rule.critical,
-        experts=0 if table is None else len(table),
-        damage=None if table is None else table.data_ptr(),
+        experts=0 if rule.damage is None else len(rule.damage),
+        **{name: table.data_ptr() for name, table in tables.items() if table is not None},
     )
     structure.level[: len(rule.levels)] = rule.levels
-    structure.price[: len(rule.price)] = rule.price
     return structure
 
 

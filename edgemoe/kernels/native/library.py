@@ -19,11 +19,14 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 24
+_INTERFACE = 26
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
 """The layout that the kernel reads."""
+
+_WORTH_THREADS = 1 << 15
+"""Numbers of a norm that take one thread longer than waking the others."""
 
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 
@@ -40,6 +43,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _N, _N]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
+    "edgemoe_add_rows": (ctypes.c_int, [_P, _P, _P, _P, _N, _N, _P]),
+    "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
     "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
@@ -177,15 +182,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
         bf16 [..., K].
 
     Raises:
+        MemoryError: no memory for the call.
         ValueError: K of the arguments differs.
     """
     y = torch.empty_like(x)
     cols = weight.numel()
     if x.shape[-1] != cols:
         raise ValueError(f"expected rows of {cols}, got {x.shape[-1]}")
-    library().edgemoe_rms_norm(
-        x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
-    )
+    of = x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
+    if x.numel() < _WORTH_THREADS:
+        library().edgemoe_rms_norm(*of)
+    elif result := library().edgemoe_norm_rows(threads(), *of):
+        raise failure(result, "norms of rows")
     return y
 
 

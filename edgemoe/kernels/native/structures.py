@@ -106,8 +106,7 @@ class LevelRule(ctypes.Structure):
         *_fields(_INT, "rule count"),
         ("level", _INT * MOST_LEVELS),
         *_fields(_INT, "critical experts"),
-        ("damage", _POINTER),
-        ("price", _FLOAT * MOST_LEVELS),
+        *_fields(_POINTER, "damage price held"),
     ]
 
 

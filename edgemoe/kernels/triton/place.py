@@ -12,32 +12,37 @@ import torch
 import triton
 import triton.language as tl
 
-from edgemoe.policy.levels import PRICED, RANKED, DecodeRule
+from edgemoe.policy.levels import RANKED, DecodeRule
+from edgemoe.policy.tier_prices import PLACES
 
 PLACE = 5
 """int64 numbers of an expert's place: addresses of base, d4 and d8; its level in the device's memory; its level."""
 
 MOST_LEVELS = 4
-_SLOTS_AT = 3 + 2 * MOST_LEVELS
+_PRICES_AT = 3 + MOST_LEVELS
+_SLOTS_AT = _PRICES_AT + PLACES * MOST_LEVELS
 
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Options of the launch: damage is rounded before its price is added, as in C."""
 
 
 def rules_of(rules: Sequence[DecodeRule], slots: int, *, exact: bool, renormalise: bool) -> torch.Tensor:
-    """The numbers of each layer's rule, float32 [layers, 11 + slots].
+    """The numbers of each layer's rule, float32 [layers, 71 + slots].
 
-    A layer has: whether levels go by damage, `exact`, `renormalise`, four levels, their four prices (infinity: there is
-    no such level), and where levels do not go by damage, the level of each slot.
+    A layer has: whether levels go by damage, `exact`, `renormalise`, four levels, their four prices at each place of an
+    expert (infinity: there is no such level), and where levels do not go by damage, the level of each slot.
     """
     numbers = torch.zeros(len(rules), _SLOTS_AT + slots)
     numbers[:, 1], numbers[:, 2] = exact, renormalise
-    numbers[:, 3 + MOST_LEVELS : _SLOTS_AT] = torch.inf
+    numbers[:, _PRICES_AT:_SLOTS_AT] = torch.inf
     for layer, rule in zip(numbers, rules, strict=True):
-        if rule.kind == PRICED:
+        if rule.price is not None:
             layer[0] = 1
             layer[3 : 3 + len(rule.levels)] = torch.tensor(rule.levels)
-            layer[3 + MOST_LEVELS :][: len(rule.price)] = torch.tensor(rule.price)
+            prices = layer[_PRICES_AT:_SLOTS_AT].view(PLACES, MOST_LEVELS)
+            prices[:, : len(rule.levels)] = (
+                rule.price
+            )  # the same at every place where the rule does not tell them apart
         else:
             high, low = rule.levels[0], rule.levels[-1]
             critical = rule.critical if rule.kind == RANKED else slots
@@ -74,7 +79,7 @@ def place_experts(
     Args:
         report: int32 [3 k], as choose_experts'.
         places: int64 [E, PLACE], of the layer's experts; level 0: no address is valid.
-        rules: float32 [11 + k], of the layer (rules_of).
+        rules: float32 [71 + k], of the layer (rules_of).
         damage: float32 [E, 4], of the layer (damage_of).
         offsets: int64 [2, 5], from the start of its plane to each address of an item, for gate_up and down.
         stopped: int32 [1].
@@ -106,23 +111,29 @@ def place(
     K: tl.constexpr,
     K_PADDED: tl.constexpr,
 ):
-    """One program: see place_experts. The literals 4, 5, 8 and 11 are MOST_LEVELS, PLACE, ITEM and _SLOTS_AT."""
+    """One program: see place_experts.
+
+    The literals 4, 5, 7, 8 and 71 are MOST_LEVELS, PLACE, _PRICES_AT, ITEM and _SLOTS_AT.
+    """
     slot = tl.arange(0, K_PADDED)
     inside = slot < K
     expert = tl.load(report + slot, mask=inside, other=0)
     bits = tl.load(report + 2 * K + slot, mask=inside, other=0)
     gate = bits.to(tl.float32, bitcast=True)
-    by_order = tl.load(rules + 11 + slot, mask=inside, other=0)
+    by_order = tl.load(rules + 71 + slot, mask=inside, other=0)
+    at = places + expert.to(tl.int64) * 5
+    own, highest = tl.load(at + 3, mask=inside, other=0), tl.load(at + 4, mask=inside, other=0)
+    held = (
+        4 * ((own > 0).to(tl.int64) + (own > 2) + (own > 4)) + (highest > 0) + (highest > 2) + (highest > 4)
+    )
     level = tl.zeros((K_PADDED,), tl.float32) + tl.load(rules + 3)
     least = tl.full((K_PADDED,), float("inf"), tl.float32)
     for i in tl.static_range(4):
         lost = gate * gate * tl.load(damage + expert * 4 + i, mask=inside, other=0)
-        cost = lost + tl.load(rules + 7 + i)
+        cost = lost + tl.load(rules + 7 + 4 * held + i)
         level = tl.where(cost < least, tl.load(rules + 3 + i), level)
         least = tl.where(cost < least, cost, least)
     wanted = tl.where(inside, tl.where(tl.load(rules) > 0, level, by_order), 0).to(tl.int64)
-    at = places + expert.to(tl.int64) * 5
-    own, highest = tl.load(at + 3, mask=inside, other=0), tl.load(at + 4, mask=inside, other=0)
     missing = tl.sum(tl.where(wanted > highest, 1, 0), 0)
     stop = tl.maximum(tl.load(stopped), tl.where(missing > 0, 1, 0))
     reused = tl.where(tl.load(rules + 1) > 0, wanted, tl.maximum(own, wanted))

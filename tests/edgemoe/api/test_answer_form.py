@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -151,3 +153,26 @@ def test_a_hostile_response_template_is_refused(template, found):
     tokenizer.response_template = template
     with pytest.raises(ModelRefused, match=found):
         AnswerForm.of(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "most"), [("qwen3-hermes", CALLS_AS_JSON, 30), ("qwen3-xml", CALLS_AS_TAGS, 40)]
+)
+def test_well_formed_answers_of_a_conformance_suite(family, template, most):
+    """canitoolcall's recorded and rendered answers, whole and by character: tags within arguments are their text."""
+    data = Path(pytest.importorskip("canitoolcall").__file__).parent / "_data/fixtures" / family
+    lines = [line for path in sorted(data.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
+    cases = [case for case in map(json.loads, lines) if not {"malformed", "truncated"} & {*case["tags"]}]
+    assert len(cases) >= most
+    form = AnswerForm(template, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
+    for case in cases:
+        wanted, text = case["expected"], case["raw_output"]
+        for pieces in ([text], list(text)):
+            reader = read(form, pieces, case.get("generation_prompt") or PROMPT, case.get("tools") or [])
+            found = [{"name": call.name, "arguments": call.arguments} for call in reader.calls]
+            calls = [
+                {name: call[name] for name in ("name", "arguments")} for call in wanted["tool_calls"] or []
+            ]
+            assert found == calls, case["id"]
+            for kind in ("content", "reasoning_content"):
+                assert reader.texts.get(kind, "") == (wanted.get(kind) or "").strip(), case["id"]

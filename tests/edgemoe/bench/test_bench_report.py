@@ -15,6 +15,7 @@ from edgemoe.bench.environment import _commit
 from edgemoe.bench.rows import single_row
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.engine.engine import StoreModel
+from edgemoe.machine import tier_speed
 from edgemoe.policy.settings import RunSettings
 
 
@@ -32,17 +33,17 @@ def bench(directory: Path, settings: RunSettings, **options):
 
 def test_copies_are_measured_side_by_side(monkeypatch):
     """PROBE_THREADS copies run at once: each waits for the others, and together they copy all bytes."""
-    together = threading.Barrier(bandwidth_module.PROBE_THREADS)
+    together = threading.Barrier(tier_speed.PROBE_THREADS)
     copied: list[int] = []
 
     def copy(target: np.ndarray, source: np.ndarray) -> None:
         together.wait(30)
         copied.append(source.nbytes)
 
-    monkeypatch.setattr(bandwidth_module.np, "copyto", copy)
-    assert bandwidth_module._copy() > 0
+    monkeypatch.setattr(tier_speed.np, "copyto", copy)
+    assert tier_speed.copy_speed(None, 1 << 20, 0.1) > 0
     assert sum(copied) % (1 << 20) == 0
-    assert len(copied) % bandwidth_module.PROBE_THREADS == 0
+    assert len(copied) % tier_speed.PROBE_THREADS == 0
 
 
 def test_reused_planes_are_read_from_vram(tiny_store):

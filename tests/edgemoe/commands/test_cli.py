@@ -17,6 +17,7 @@ from small_store import flip
 from edgemoe import __version__
 from edgemoe.chat import transcript
 from edgemoe.console.sizes import format_least, format_size, parse_size
+from edgemoe.kernels.native import library as native
 from edgemoe.models.heat import NAME as HEAT
 from storage.manifest import MANIFEST_NAME, Manifest
 
@@ -141,6 +142,18 @@ def test_short_options_and_threads(tiny_store):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     answer, threads = done.stdout.splitlines()
     assert (json.loads(answer)["new_tokens"], threads) == (2, "3 3")
+
+
+def test_a_kernel_is_forced_without_a_change_of_answer(run, tiny_store):
+    """The same answer by AVX2 as by the fastest paths; a name that is not here exits 2 and says which are."""
+    if not native.available():
+        pytest.skip("no compiled kernel on this machine")
+    ask = "chat", "-m", tiny_store, "-p", "the fox", "-n", "4", "--temperature", "0"
+    answers = [run(*ask, "--json", "--kernel", name) for name in ("auto", "avx2", "auto")]
+    assert [code for code, _, _ in answers] == [0, 0, 0]
+    assert len({json.loads(out)["text"] for _, out, _ in answers}) == 1
+    code, _, err = run(*ask, "--kernel", "avx9")
+    assert (code, "expected one of auto, avx2" in err) == (2, True)
 
 
 def test_version_and_short_help(run):

@@ -268,7 +268,7 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
     assert {"lockable", "vram_free", "disk_free", "cores", "layout"} <= set(found)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
     for word in (
@@ -312,6 +312,13 @@ def test_a_missing_directory_exits_2(run, tmp_path):
     """A path that is no name of the Hub is refused without a request to the network."""
     code, _, err = run("plan", "--model", tmp_path / "none")
     assert (code, "no such directory" in err) == (2, True)
+
+
+def test_a_lora_adapter_is_refused_by_name(run, tmp_path):
+    """A folder that peft has written holds no model."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    code, _, err = run("bench", "--model", str(tmp_path))
+    assert (code, "a LoRA adapter: merge it" in err) == (2, True)
 
 
 def test_a_linked_store_is_not_removed(run, store, tmp_path):

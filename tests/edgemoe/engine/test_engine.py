@@ -12,14 +12,12 @@ import torch
 from conftest import a_tokenizer
 from transformers import Qwen3MoeForCausalLM
 
-from edgemoe.engine import engine as engine_module
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.machine.process import disk_read_bytes
-from edgemoe.memory import workspace as workspace_module
 from edgemoe.models.resolve import convert_checkpoint
 from storage.errors import UserError
 
@@ -179,10 +177,8 @@ def test_sequences_of_one_step_do_not_see_each_other(open_engine, prompts, store
 
 
 def test_a_long_prompt_takes_several_steps(open_engine, prompts, model, store, monkeypatch):
-    """A prompt of more than PREFILL_ROWS tokens takes several steps and keeps the checkpoint's logits."""
-    for module in (engine_module, workspace_module):
-        monkeypatch.setattr(module, "PREFILL_ROWS", 4)
-    engine, rows, step = open_engine(store), [], Engine.step
+    """A prompt of more than the plan's prefill_rows takes several steps and keeps the checkpoint's logits."""
+    engine, rows, step = open_engine(store, prefill_rows=4), [], Engine.step
     monkeypatch.setattr(Engine, "step", lambda self, one: (rows.append(one.rows), step(self, one))[1])
     tokens = prompts[0]
     got = engine.prefill(a_sequence(engine), tokens)

@@ -36,9 +36,9 @@ class Recorded(TimedSource):
         self.wanted.append(dict(wanted))
         return super().request(wanted, **how)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int]) -> None:
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], **how: bool) -> None:
         self.predicted.append(dict(predicted))
-        super().read_ahead(predicted)
+        super().read_ahead(predicted, **how)
 
 
 def run(store: StoreModel, monkeypatch: pytest.MonkeyPatch, experts: int, **changes: object):

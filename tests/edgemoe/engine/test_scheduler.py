@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
 
+from edgemoe.engine import scheduler as scheduler_module
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
+from edgemoe.kv.step import BLOCK_ROWS, Segment, Step
 from edgemoe.machine.process import resident_bytes
-from edgemoe.memory.workspace import PREFILL_ROWS
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt
 from storage.errors import (
@@ -100,8 +100,12 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
         {"level": 4, "kv": "q4_0"},
     ],
 )
-def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
-    """64 requests that join and are cancelled at random steps, in little memory: the same bits as one by one."""
+def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how, monkeypatch):
+    """64 requests that join and are cancelled at random steps, in little memory: the same bits as one by one.
+
+    Other sequences decode between all layers of a prompt.
+    """
+    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 1)
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
@@ -144,8 +148,9 @@ def test_a_step_is_of_one_kind_and_has_each_sequence_once(open_engine, tiny_stor
         Step((Segment(one, (3,)), Segment(one, (4,))))
     with pytest.raises(ValueError, match="prompts or of new tokens"):
         Step((Segment(one, (3,)), Segment(two, (4,), PromptAttention())))
-    with pytest.raises(ValueError, match=f"at most {PREFILL_ROWS} rows"):
-        engine.step(Step((Segment(one, (3,) * (PREFILL_ROWS + 1)),)))
+    assert engine.plan.prefill_rows == BLOCK_ROWS
+    with pytest.raises(ValueError, match=f"at most {BLOCK_ROWS} rows"):
+        engine.step(Step((Segment(one, (3,) * (BLOCK_ROWS + 1)),)))
 
 
 def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
@@ -184,6 +189,69 @@ def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_sto
     assert steps[: len(expected)] == expected
     assert set(steps[len(expected) :]) == {("decode", 1)}
     assert first.trace.decode_rows == first.trace.decode_steps + 1
+
+
+def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_store, monkeypatch):
+    """Two layers of 8 rows are the work of one pause, which comes before the second layer's experts: two decode steps.
+
+    A request that is cancelled before a pause ends there. Each request keeps its counts.
+    """
+    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 8)
+    engine, steps, step = open_engine(tiny_store, experts=3, parallel=3), [], Engine.step
+
+    def noted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
+        steps.append(("decode" if one.decodes else "chunk", one.rows))
+        logits = step(self, one, **how)
+        steps.append("end")
+        return logits
+
+    scheduler = Scheduler(engine, Pace(chunk=8, every=2))
+    first, second, prompt = Kept([5] * 4, 30), Kept([6] * 4, 30), Kept([9] * 16, 2)
+    for request in (first, second):
+        scheduler.submit(request)
+    while len(scheduler._running) < 2:
+        scheduler._step()
+    scheduler.submit(prompt)
+    monkeypatch.setattr(Engine, "step", noted)
+    scheduler._since_chunk, scheduler._work = 2, 0
+    scheduler._step()
+    decode = [("decode", 2), "end"]
+    assert steps == [("chunk", 8), *decode, *decode, "end"]
+    assert (prompt.done, prompt.partly) == (8, 0)
+    total = scheduler.prefill + scheduler.decode
+    assert prompt.trace.prefill.requests > 0
+    assert total.requests == sum(r.trace.prefill.requests for r in (first, second, prompt)) + (
+        scheduler.decode.requests
+    )
+    steps.clear()
+    engine.watch(lambda layer, chosen: scheduler.cancel(second))
+    scheduler._since_chunk, scheduler._work = 2, 0
+    scheduler._step()
+    assert steps[:1] == [("chunk", 8)]
+    assert second.reason == CANCELLED
+    assert ("decode", 1) in steps
+    scheduler.wait(first)
+    scheduler.wait(prompt)
+    assert (first.reason, prompt.reason) == ("length", "length")
+
+
+def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store, monkeypatch):
+    """A cancel that comes while other sequences decode within the prompt's step ends the prompt, and them not."""
+    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 1)
+    engine = open_engine(tiny_store, parallel=2)
+    scheduler, used = Scheduler(engine, Pace(chunk=8, every=2)), engine.budget.used
+    first, prompt = Kept([5] * 4, 12), Kept([9] * 16, 2)
+    scheduler.submit(first)
+    scheduler._step()
+    scheduler.submit(prompt)
+    on_token = first.on_token
+    first.on_token = lambda token, logits: (scheduler.cancel(prompt), on_token(token, logits))[1]
+    scheduler._since_chunk = 4
+    scheduler._step()
+    assert prompt.reason == CANCELLED
+    scheduler.wait(first)
+    assert torch.equal(torch.stack(first.rows), alone(open_engine(tiny_store), [5] * 4, 12))
+    assert_nothing_is_left(engine, used)
 
 
 def test_prompts_first_fill_a_step(open_engine, tiny_store):

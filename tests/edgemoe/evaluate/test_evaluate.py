@@ -23,7 +23,7 @@ from edgemoe.evaluate.run import EvalReport, EvalRequest, run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
-from edgemoe.memory.workspace import PREFILL_ROWS
+from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings
@@ -396,8 +396,8 @@ def test_options_without_effect_are_refused(command, arguments, said):
 
 def test_the_largest_window_is_one_step(command):
     """--window is at most the rows of one step of the engine."""
-    most, *_ = command("--model", "there-is-none", "--window", PREFILL_ROWS)
-    beyond, *_ = command("--model", "there-is-none", "--window", PREFILL_ROWS + 1)
+    most, *_ = command("--model", "there-is-none", "--window", BLOCK_ROWS)
+    beyond, *_ = command("--model", "there-is-none", "--window", BLOCK_ROWS + 1)
     assert isinstance(most, UserError)
     assert "neither --text nor --tasks" in str(most)
     assert isinstance(beyond, SystemExit)

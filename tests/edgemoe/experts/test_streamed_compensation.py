@@ -18,7 +18,8 @@ from integrity import check_integrity
 from small_store import flip
 
 import edgemoe
-from edgemoe.console.sizes import format_least
+from edgemoe.chat.answer_lines import stats_line
+from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.compensator_bytes import CompensatorBytes
@@ -307,25 +308,30 @@ def test_a_limit_of_compensators_is_kept_or_refused(own):
 
 
 def test_bytes_of_a_budget_by_use():
-    """By hand: as often used as planes, a part by size; half as often, half the weight; what planes leave is theirs."""
-    each = {"total": 1000, "largest": 10, "fixed": 0}
-    assert CompensatorBytes(**each, used=1.0).budget(1100, 9000) == 110
-    assert CompensatorBytes(**each, used=0.5).budget(1900, 9000) == 100
-    assert CompensatorBytes(**each, used=0.5).budget(9500, 9000) == 500
-    assert CompensatorBytes(**each, used=0.5).budget(50_000, 9000) == 1000
-    assert CompensatorBytes(**each, used=0.01).budget(1000, 9000) == 20
-    assert CompensatorBytes(**each, used=0.01, limit=700).budget(1000, 9000) == 700
+    """By hand: what reading all costs beside planes, by use; what planes leave is theirs; a limit is kept."""
+    each = {"experts": 10, "total": 3_000_000, "largest": 300_000, "fixed": 0}
+    # Ten reads cost 2,000,000 bytes more on either side.
+    assert CompensatorBytes(**each, used=1.0).budget(16_000_000, 33_000_000) == 2_000_000
+    assert CompensatorBytes(**each, used=0.2).budget(36_000_000, 39_000_000) == 857_142
+    assert CompensatorBytes(**each, used=0.2).budget(41_000_000, 39_000_000) == 2_000_000
+    assert CompensatorBytes(**each, used=0.2).budget(50_000_000, 39_000_000) == 3_000_000
+    assert CompensatorBytes(**each, used=0.01).budget(10_000_000, 39_000_000) == 600_000
+    assert CompensatorBytes(**each, used=0.01, limit=2_000_000).budget(10_000_000, 39_000_000) == 2_000_000
 
 
 def test_an_answer_stays_within_its_limit(own):
     """Through the API, where the smallest limit streams: the same text as with all in memory, and reads counted."""
     least = format_least(plan_of(own, exact=True, readers=2).minimum_vram_bytes)
-    texts = []
+    texts, reads = [], []
     for limit in (None, least):
         with edgemoe.load(own, exact=2, compensate=1, vram_limit=limit, context=64) as model:
             answer = model.generate("fox", max_new_tokens=6, temperature=0)
+            line = stats_line(answer)
+            reads.append(answer.compensated.pop("bytes_read"))
+            assert f"pairs compensated ({format_size(reads[-1])} read)" in line
             texts.append((answer.text, answer.bits, answer.compensated))
             assert answer.peak_vram_bytes <= answer.limit_bytes
             plan = model.engine.plan
     assert plan.compensators_resident_bytes < plan.compensators_total_bytes
     assert texts[0] == texts[1]
+    assert reads[0] == 0 < reads[1]

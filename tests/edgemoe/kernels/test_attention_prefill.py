@@ -8,6 +8,7 @@ from attention_equations import by_the_equations
 from native_paths import forced
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
@@ -112,15 +113,12 @@ def test_attention_that_tokens_receive(heads, kv_heads, dim, past, end, first, w
     prompt = Prompt(heads, kv_heads, dim)
     rotation = prompt.rotation[0][past:end], prompt.rotation[1][past:end]
     found = []
-    for avx512 in (True, False):
-        native.use_vnni(avx512)
-        try:
+    for path in (paths.available()[-1], "avx2"):
+        with forced(path):
             keys, values, qkv = prompt.keys.clone(), prompt.values.clone(), prompt.qkv[past:end].clone()
             received = Received(torch.full((end,), -1.0), first)
             out = prompt.attention(qkv, rotation, keys, values, past, window, received=received)
             found.append((out, received.sums))
-        finally:
-            native.use_vnni(True)
     if end - past > 1:
         assert torch.equal(found[0][0], prompt.attended(past, (end,), window)[0])
     assert torch.equal(found[0][0], found[1][0])

@@ -14,6 +14,7 @@ from edgemoe.kernels.native.decode_layers import level_rule
 from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import CRITICAL, RunSettings
+from edgemoe.policy.tier_prices import PLACES, TierPrices
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
 
@@ -49,6 +50,22 @@ def test_levels_are_those_of_the_policy(settings):
             want = policy.levels(layer, chosen, gates, None, decode=True).tolist()
             rows = zip(chosen, gates.contiguous(), strict=True)
             assert [c_levels(policy, layer, *row) for row in rows] == want
+
+
+@pytest.mark.parametrize("bits", [2.6, 3.3, 4.0])
+@pytest.mark.parametrize("levels", [(8, 4, 2, 0), (4, 2)])
+def test_levels_by_place_are_those_of_the_policy(levels, bits):
+    """With planes of every expert somewhere, at every pair of the tiers' levels, both sides choose alike."""
+    held = torch.randint(0, PLACES, (LAYERS, 16), generator=torch.Generator().manual_seed(1))
+    settings, damage = RunSettings(levels=levels, bits=bits), a_damage(LAYERS, 16)
+    policy = LevelPolicy(settings, LAYERS, 16, damage, TierPrices(held, dram=0.07))
+    plain = LevelPolicy(settings, LAYERS, 16, damage)
+    chosen, gates = random_gates(6, seed=int(10 * bits))
+    for layer in range(LAYERS):
+        want = policy.levels(layer, chosen, gates, None, decode=True)
+        rows = zip(chosen, gates.contiguous(), strict=True)
+        assert [c_levels(policy, layer, *row) for row in rows] == want.tolist()
+        assert not torch.equal(want, plain.levels(layer, chosen, gates, None, decode=True))
 
 
 @pytest.mark.parametrize("slots", range(1, 9))

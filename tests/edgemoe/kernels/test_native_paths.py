@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from collections import Counter
+
 import plain_c
 import pytest
 import torch
@@ -101,6 +106,24 @@ def test_dense_products_are_the_reference_bit_for_bit(path, shape):
     want = plain_c.dense(codes, scales, x)
     for rows in ROWS:
         assert torch.equal(native.dense_product(x[:rows], codes, scales), want[:rows]), rows
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump reads the compiled instructions")
+def test_avx_vnni_is_compiled_in_both_encodings():
+    """Of the 256-bit products every one exists as AVX-VNNI's and as AVX-512's instruction.
+
+    A processor has seldom both, so that the tests above run one of them: this one shows that the other differs in its
+    encoding alone.
+    """
+    code = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", native.library()._name],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = Counter(re.findall(r"\t(\{vex\} )?(vpdp(?:busd|wssd)) %ymm", code))
+    assert found["{vex} ", "vpdpbusd"] == found["", "vpdpbusd"] > 20
+    assert found["{vex} ", "vpdpwssd"] == found["", "vpdpwssd"] > 20
 
 
 def test_the_reference_is_the_format_s_product():

@@ -14,6 +14,7 @@ from edgemoe.kernels.triton.place import PLACE, damage_of, place_experts, rules_
 from edgemoe.kernels.triton.products import ITEM
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.tier_prices import TierPrices, place_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 
@@ -33,10 +34,15 @@ SETTINGS = [
 
 
 def placed(
-    settings: RunSettings, chosen: torch.Tensor, gates: torch.Tensor, places: torch.Tensor, stopped: int = 0
+    settings: RunSettings,
+    chosen: torch.Tensor,
+    gates: torch.Tensor,
+    places: torch.Tensor,
+    stopped: int = 0,
+    tiers: TierPrices | None = None,
 ) -> dict[str, torch.Tensor]:
     """What the kernel writes for one token, chosen int64 [k] and gates float32 [k], in layer 1."""
-    policy, k = LevelPolicy(settings, LAYERS, EXPERTS, damage=a_damage(LAYERS, EXPERTS)), len(gates)
+    policy, k = LevelPolicy(settings, LAYERS, EXPERTS, a_damage(LAYERS, EXPERTS), tiers), len(gates)
     rules = [policy.decode_rule(layer, k) for layer in range(LAYERS)]
     numbers = rules_of(rules, k, exact=settings.exact, renormalise=settings.renormalise)
     report = torch.full((3 * k,), -1, dtype=torch.int32)
@@ -74,6 +80,24 @@ def test_levels_and_weights_are_those_of_the_policy(settings, slots):
         assert torch.equal(found["gates"], weights[row])
         trace = [*chosen[row].tolist(), *gates[row].view(torch.int32).tolist(), *want[row].tolist(), 0]
         assert found["trace"].tolist() == trace
+
+
+def test_levels_by_place_are_those_of_the_policy():
+    """The kernel reads an expert's place off its levels in the device's memory and in either."""
+    settings, held = (
+        RunSettings(levels=(8, 4, 2, 0), bits=3.0),
+        torch.zeros(LAYERS, EXPERTS, dtype=torch.int64),
+    )
+    generator, places = torch.Generator().manual_seed(2), everywhere(0)
+    levels = torch.tensor([0, 2, 4, 8])[torch.randint(0, 4, (2, EXPERTS), generator=generator)]
+    places[:, 3], places[:, 4] = levels[0], levels.max(0).values
+    held[1] = torch.tensor([place_of(*pair) for pair in levels.T.tolist()])
+    tiers = TierPrices(held, dram=0.1)
+    policy = LevelPolicy(settings, LAYERS, EXPERTS, a_damage(LAYERS, EXPERTS), tiers)
+    chosen, gates = (rows[::4].contiguous() for rows in random_gates(8, seed=4))
+    want = policy.levels(1, chosen, gates, None, decode=True).tolist()
+    found = [placed(settings, *row, places, tiers=tiers) for row in zip(chosen, gates, strict=True)]
+    assert [each["trace"][16:24].tolist() for each in found] == want
 
 
 def test_addresses_are_those_of_the_chosen_experts():

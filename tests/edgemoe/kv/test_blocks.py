@@ -192,7 +192,7 @@ def test_a_new_request_waits_where_the_contexts_of_running_ones_are_promised(ope
         kept.sequence_for([3] * 20)
     kept.keep(one, [1] * 20)
     assert kept.sequence_for([3] * 20)[1] == 0
-    kept.discard(two)
+    kept.discard(two, [2] * 20)
 
 
 def test_a_step_never_writes_beyond_reserved_memory(engine):

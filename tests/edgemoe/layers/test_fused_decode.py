@@ -9,16 +9,18 @@ import torch
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
 from integrity import check_integrity
 
+from edgemoe.engine import engine as engine_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.decode_layers import NativeDecodeLayers
+from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.tier_prices import place_of
 from storage.base import ExpertKey
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
@@ -154,6 +156,38 @@ def test_better_planes_are_used_alike(store, open_engine):
     assert use.reused == use.experts[8] > 0
 
 
+@pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
+def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
+    """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
+    monkeypatch.setattr(engine_module, "read_speed", lambda *_: 1.0)
+    monkeypatch.setattr(engine_module, "copy_speed", lambda *_: 10.0)
+    engine = open_engine(store, exact=False, levels=(8, 4, 2, 0), bits=3.0, parallel=2, **tiers)
+    policy, run, seen = engine._runtime.policy, NativeDecodeLayers.run, set()
+    assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)
+
+    def checked(self, layers, hidden, *rest):
+        done, rows = run(self, layers, hidden, *rest), hidden.shape[1]
+        for layer in (i for i in range(layers.start, min(done + 1, layers.stop)) if self._layers[i].router):
+            chosen, wanted = self.trace[layer, CHOSEN, :rows], self.trace[layer, WANTED, :rows]
+            want = policy.levels(layer, chosen, self.gates[layer, :rows], None, decode=True)
+            assert torch.equal(wanted, want)
+            seen.update((rows, int(level)) for level in want.flatten())
+        for key in engine._keys:
+            slower = engine.dram.level_of(key) if engine.dram else 0
+            assert engine._held.places[key] == place_of(engine.vram.level_of(key), slower)
+        return done
+
+    monkeypatch.setattr(NativeDecodeLayers, "run", checked)
+    decoded(engine)
+    pair = [engine.new_sequence() for _ in range(2)]
+    for sequence in pair:
+        engine.prefill(sequence, PROMPT)
+    for token in DECODED:
+        engine.step(Step(tuple(Segment(each, (token + i,)) for i, each in enumerate(pair))))
+    if any(layer.router for layer in engine._runner._fused._native._layers):
+        assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 def test_counts_are_those_of_the_modules(store, open_engine, limit):
     """The fused path counts as many requests, by level, as the modules do; a resident model has hits alone."""
@@ -282,7 +316,8 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
             for token in range(12)
         ]
         assert (engine._runner._fused is None) == (native_parts is False)
-        return torch.stack(rows), type(engine._model.model.layers[0].self_attn)
+        attention = engine._model.model.layers[0].self_attn
+        return torch.stack(rows), type(attention.module)
 
     native_parts = True
     fast, kind = together()

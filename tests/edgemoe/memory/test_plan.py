@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
+from damages import a_damage, random_gates
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kv.formats import KVFormat
@@ -20,8 +23,10 @@ from edgemoe.memory.plan import make_plan
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from storage.base import BLOCK, BlockKind
+from storage.calibration import CALIBRATION_NAME
 from storage.errors import DoesNotFit
 from storage.forms import MergedForm
 from storage.layout import LAYOUTS
@@ -215,6 +220,40 @@ def test_four_levels_split_as_on_text(retention, measured):
     settings = RunSettings(levels=(8, 4, 2, 0), retention=retention)
     got = [fraction_at(settings, level, layers=6, experts=32, top_k=4) for level in (2, 4, 8)]
     assert got == pytest.approx([1, *measured], abs=0.05)
+
+
+def test_measured_damage_splits_by_its_own_sample():
+    """Of a known damage the fractions are those of the levels of other tokens, not those of typical errors."""
+    settings, damage = RunSettings(levels=(8, 4, 2, 0), bits=3.4), a_damage(3, 16, tokens=2000)
+    sizes = {"layers": 3, "experts": 16, "top_k": 4}
+    policy, counts = LevelPolicy(settings, 3, 16, damage), Counter[int]()
+    for layer in range(3):
+        chosen, gates = random_gates(4, 4000 + layer, 2000)
+        counts.update(policy.levels(layer, chosen, gates, None, decode=True).flatten().tolist())
+    kept = counts.total() - counts[0]
+    want = [(counts[8] + counts[4] + counts[2]) / kept, (counts[8] + counts[4]) / kept, counts[8] / kept]
+    got = [fraction_at(settings, level, **sizes, damage=damage) for level in (2, 4, 8)]
+    assert got == pytest.approx(want, abs=0.03)
+    typical = [fraction_at(settings, level, **sizes) for level in (2, 4, 8)]
+    assert got != pytest.approx(typical, abs=0.03)
+
+
+def test_a_calibrated_store_is_split_by_it(damageable):
+    """A calibration beside the store changes the split of levels by damage; a damaged one, or two levels, does not."""
+    store, by_damage = StoreModel.open(damageable), RunSettings(levels=(8, 4, 2, 0), bits=3.0)
+
+    def blocks(settings):
+        limit = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+        return store.plan(
+            vram_limit=limit + 6 * store.form.bytes_at(8), settings=settings, context=64
+        ).vram_blocks
+
+    plain, ranked = blocks(by_damage), blocks(RunSettings(levels=(8, 4)))
+    calibrate(store, CalibrationRequest(None, 512))
+    assert blocks(by_damage) != plain
+    assert blocks(RunSettings(levels=(8, 4))) == ranked
+    (damageable / CALIBRATION_NAME).write_bytes(b"no calibration")
+    assert blocks(by_damage) == plain
 
 
 @given(

@@ -83,8 +83,11 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
 @pytest.mark.parametrize("steps", [(21,), (20, 1), (3, 40, 17)])
 @pytest.mark.parametrize("past", [0, 6])
-def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
+@pytest.mark.parametrize("block", [16, 64])
+def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, block):
     """After every step its rows' ranks among all tokens are those of all the prompt's queries so far, however cut.
+
+    A step's rows come in blocks, which may divide the last queries.
 
     Tokens before the prompt are ranked too, and their queries count nothing. Layers do not mix, and a step that runs
     twice before it succeeds counts once.
@@ -97,9 +100,14 @@ def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window):
         end = done + rows
         for attempt in range(2):
             for layer in (0, 1):
-                part = query[layer, :, done:end], blocks_of(keys[layer, :, : past + end]), past + end
-                received = attention_received(*part, 0.4, window, first_counted(signal, rows))
-                got = prompt.ranks(layer, received, rows, window, signal)
+                part = query[layer, :, done:end], keys[layer, :, : past + end]
+                for start in range(0, rows, block):
+                    of = range(start, min(start + block, rows))
+                    until = past + done + of.stop
+                    own = part[0][:, of.start : of.stop], blocks_of(part[1][:, :until]), until
+                    received = attention_received(*own, 0.4, window, first_counted(signal, of, rows))
+                    prompt.receive(layer, received, of, signal)
+                got = prompt.ranks(layer, rows, window, signal)
                 so_far = query[layer, :, :end], keys[layer, :, : past + end]
                 scores = scores_so_far(*so_far, 0.4, window, signal, past, rows)
                 want = [sum(other > scores[t] for other in scores) for t in range(past + done, past + end)]

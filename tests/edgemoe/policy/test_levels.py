@@ -7,7 +7,6 @@ import torch
 from damages import a_damage
 from integrity import check_integrity
 
-from edgemoe.engine import engine as engine_module
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import expert_importance
@@ -229,13 +228,10 @@ def judged(monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_a_prompts_last_token_alone_is_judged_as_a_prompt(
-    open_engine, tiny_store, monkeypatch, judged, tokens
-):
+def test_a_prompts_last_token_alone_is_judged_as_a_prompt(open_engine, tiny_store, judged, tokens):
     """A prompt's step of one token ranks experts by the prompt's signal; the new token after it by its gates."""
-    monkeypatch.setattr(engine_module, "PREFILL_ROWS", 8)
     how = {"levels": (4, 2), "retention": 0.5, "depth": "equal", "importance": "random"}
-    engine = open_engine(tiny_store, exact=True, **how)
+    engine = open_engine(tiny_store, exact=True, prefill_rows=8, **how)
     judged.clear()
     sequence = engine.new_sequence()
     engine.prefill(sequence, PROMPT[:tokens])
@@ -251,16 +247,15 @@ def test_a_prompts_last_token_alone_is_judged_as_a_prompt(
 
 
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean"])
-def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, monkeypatch, judged, signal):
+def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, judged, signal):
     """The last step's ranks are those of the same tokens where the whole prompt is one step, after earlier turns too.
 
     At r = 1 levels are the same however the prompt is cut, so attention is too, to rounding.
     """
     how = {"levels": (4, 2), "retention": 1.0, "importance": signal}
-    engine = open_engine(tiny_store, **how)
     ranks = []
     for rows in (32, 8):
-        monkeypatch.setattr(engine_module, "PREFILL_ROWS", rows)
+        engine = open_engine(tiny_store, prefill_rows=rows, **how)
         sequence = engine.new_sequence()
         engine.prefill(sequence, PROMPT[:4])
         engine.step(Step((Segment(sequence, (7,)),)))

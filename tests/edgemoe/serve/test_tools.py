@@ -177,7 +177,8 @@ def test_one_call_at_most(tooled, create, wants, stream):
         assert done.choices[0].finish_reason == "tool_calls"
     tooled.idle()
     one = len(tooled.serving.model.tokenizer(CALL)["input_ids"])
-    assert (len(calls), tooled.serving.new_tokens - computed) == (1, one)
+    assert len(calls) == 1
+    assert tooled.serving.new_tokens - computed <= one + 1  # the token behind the call shows its end
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,6 +9,7 @@ import pytest
 from device_double import DoubleDevice
 
 from edgemoe.bench import bandwidth
+from edgemoe.machine.tier_speed import copy_speed
 from tools.gpu import bench
 from tools.synthetic import store as synthetic_store
 
@@ -147,6 +148,6 @@ def test_links_are_measured_by_the_devices_copies(monkeypatch):
     monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
     device = DoubleDevice(seed=1)
-    assert bandwidth._copy_to(device) > 0
+    assert copy_speed(device, 1 << 20, 0.02) > 0
     assert bandwidth._read_on(device) > 0
     assert device.broken == []

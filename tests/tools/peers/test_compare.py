@@ -106,6 +106,7 @@ def test_both_programs_run_under_the_limit(
     by_name = {row["name"]: row for row in report["rows"]}
     assert by_name["llama.cpp"]["ratio_tpot"] == 1
     assert by_name["exact 4"]["ratio_tpot"] == pytest.approx(2.0 / ours["tpot_s"])
+    assert by_name["exact 4"]["ratio_ttft_p50"] == pytest.approx(8.0 / ours["ttft_s"])
     printed = capsys.readouterr()
     assert "| 900 MB | 8 | 1 | exact 4 | 1 |" in printed.out
     assert "--vram-limit 300 MB" in printed.err
@@ -133,6 +134,24 @@ def test_failed_run_gives_an_outcome_with_its_reason(
     peer, ours = summarize(runs, "peer", [], {})
     assert (peer["failed"], peer["tpot_s"]["n"], ours["ratio_tpot"]) == (1, 0, None)
     assert message in as_table([peer, ours])
+
+
+@needs_cgroup
+@pytest.mark.e2e
+def test_a_peer_that_crashes_with_repacking_runs_without(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The crashed run is repeated without repacking, later runs have none from the start, and the report says so."""
+    monkeypatch.setenv("PEER_FAILS", "repacking")
+    monkeypatch.setattr(compare, "WARM_UP_SECONDS", 0)
+    more = ["--limits", "none", "--rounds", "2", "--no-popularity"]
+    assert compare.main([*arguments, *more]) == 0
+    assert [request["repacking"] for request in requests(tmp_path)] == [True, False, False]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [run["failure"] for run in report["runs"]] == [None] * 4
+    says = "off: llama.cpp crashes with it (exit code -11"
+    assert report["environment"]["repacking"].startswith(says)
+    assert says in capsys.readouterr().out
 
 
 ENDLESS = """
@@ -199,7 +218,7 @@ def test_llama_child_starts_in_any_directory(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"no GGUF")
     request = {"model": str(tmp_path / "model.gguf"), "prompts": [[1]], "warm_up": [], "new_tokens": 2}
-    request |= {"threads": 1, "capped": False, "popularity": False, "experts": 8}
+    request |= {"threads": 1, "capped": False, "repacking": True, "popularity": False, "experts": 8}
     done = start_child("tools.peers.llama_child", request)
     assert "model.gguf" in done.stderr
     assert "Traceback" not in done.stderr

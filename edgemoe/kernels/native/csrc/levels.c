@@ -7,13 +7,15 @@ static float sum_of(const float *x, int64_t n) {
     return total;
 }
 
-/* The level of least weight * damage + price; of a tie the higher one. */
-static int64_t cheapest(const level_rule *rule, const float *damage, float weight) {
+/* The level of an expert of least weight * damage + price; of a tie the higher one. */
+static int64_t cheapest(const level_rule *rule, int64_t expert, float weight) {
+    const float *damage = rule->damage + expert * rule->count;
+    const float *price = rule->price + (rule->held ? rule->held[expert] * rule->count : 0);
     int64_t best = 0;
     float least = 0;
     for (int64_t i = 0; i < rule->count; i++) {
         const volatile float lost = weight * damage[i]; /* volatile: rounded before the sum */
-        const float cost = lost + rule->price[i];
+        const float cost = lost + price[i];
         if (!i || cost < least) best = i, least = cost;
     }
     return rule->level[best];
@@ -21,7 +23,7 @@ static int64_t cheapest(const level_rule *rule, const float *damage, float weigh
 
 void edgemoe_levels(const level_rule *rule, const float *gates, const int64_t *chosen, int64_t k, int64_t *levels) {
     for (int64_t i = 0; i < k; i++) {
-        if (rule->rule == PRICED) levels[i] = cheapest(rule, rule->damage + chosen[i] * rule->count, gates[i] * gates[i]);
+        if (rule->rule == PRICED) levels[i] = cheapest(rule, chosen[i], gates[i] * gates[i]);
         else levels[i] = rule->level[rule->rule == RANKED && i >= rule->critical];
     }
 }

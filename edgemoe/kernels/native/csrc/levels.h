@@ -13,7 +13,8 @@ typedef struct {
     int64_t critical;           /* RANKED: the first so many experts are at level[0], the others at level[1] */
     int64_t experts;            /* PRICED: rows of damage */
     const float *damage;        /* PRICED: [experts, count], for a gate weight of 1; a level costs gate^2 * damage + price */
-    float price[MOST_LEVELS];
+    const float *price;         /* PRICED: [places, count] */
+    const int64_t *held;        /* [experts]: the row of price of each; NULL: the first */
 } level_rule;
 
 /* gates [k], not rising, as the router gives them, of the experts chosen [k] -> levels [k]. */

@@ -112,7 +112,7 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
-int edgemoe_supported_24(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_26(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 void edgemoe_close(pool *p) {
     if (!p) return;
@@ -145,5 +145,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_24(void) { return 0; }
+int edgemoe_supported_26(void) { return 0; }
 #endif

@@ -30,11 +30,42 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
     finish_gates(r, chosen_total, gates);
 }
 
+enum { CHOICES = 16 }; /* tokens of a task */
+
+typedef struct {
+    const router *r;
+    const uint16_t *logits;
+    int64_t tokens;
+    float *probabilities; /* [tasks, count] */
+    int64_t *chosen;
+    float *gates;
+} choice_job;
+
+AVX2 static void choice_task(void *of, int64_t task) {
+    const choice_job *job = of;
+    const router *r = job->r;
+    const int64_t end = (task + 1) * CHOICES < job->tokens ? (task + 1) * CHOICES : job->tokens;
+    for (int64_t token = task * CHOICES; token < end; token++)
+        edgemoe_topk_softmax(r, job->logits + token * r->count, job->probabilities + task * r->count,
+                             job->chosen + token * r->k, job->gates + token * r->k);
+}
+
+/* edgemoe_topk_softmax of many tokens, on all threads. */
+static int choose_many(pool *p, const router *r, const uint16_t *logits, int64_t tokens, int64_t *chosen, float *gates) {
+    const int64_t tasks = (tokens + CHOICES - 1) / CHOICES;
+    choice_job job = {r, logits, tokens, pool_acquire(p, (size_t)(tasks * r->count) * sizeof(float)), chosen, gates};
+    if (!job.probabilities) return OUT_OF_MEMORY;
+    pool_run(p, choice_task, &job, tasks);
+    pool_release(p);
+    return 0;
+}
+
 AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
                              float *probabilities, int64_t *chosen, float *gates) {
     if (r->k < 1 || r->k > r->count) return WRONG_SHAPE;
     const int failed = edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
     if (failed) return failed;
+    if (tokens > CHOICES) return choose_many(p, r, logits, tokens, chosen, gates);
     for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, gates += r->k)
         edgemoe_topk_softmax(r, logits, probabilities, chosen, gates);
     return 0;

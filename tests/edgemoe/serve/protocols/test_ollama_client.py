@@ -95,6 +95,21 @@ def test_turns_keep_every_token(served, client, wants):
     assert done.message.content == "It is sunny."
 
 
+@pytest.mark.parametrize("change", ["thinking", "content", "arguments"])
+def test_a_changed_answer_is_rendered_by_the_template(client, wants, change):
+    """Without an id an answer is known by all that it says: one without its reasoning does not get it back."""
+    prompts = wants(ANSWER)
+    said = json.loads(client.chat("x", QUESTION, tools=TOOLS).message.model_dump_json(exclude_none=True))
+    if change == "arguments":
+        said["tool_calls"][0]["function"]["arguments"] = {"city": "Rome"}
+    else:
+        said[change] = ""
+    client.chat("x", [*QUESTION, said, {"role": "tool", "content": "sunny"}], tools=TOOLS)
+    city = "Rome" if change == "arguments" else "Oslo"
+    assert f'{{"name": "weather", "arguments": {{"city": "{city}"}}}}' in prompts[-1]
+    assert ("hm" in prompts[-1]) == (change != "thinking")
+
+
 def cached_tokens(served) -> int:
     lines = served.client.get("/metrics").text.splitlines()
     return int(

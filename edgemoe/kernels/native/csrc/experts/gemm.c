@@ -169,20 +169,37 @@ INLINE void half_block(enum dot dot, const uint8_t *tile, const uint8_t *scales,
     }
 }
 
-/* Adds a chunk's products of a block with 256-bit instructions. */
-AVX2 static void gemm_chunk(enum dot dot, const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk,
-                            const int8_t *x, const float *scale, const float *sum, int64_t tokens, float *total) {
-    for (int64_t r = 0; r < rows; r += 16, tile += 16 * (level == 8 ? 2 : 4), scales += 64, total += 16)
-        if (dot == DOT_VEX) half_block(DOT_VEX, tile, scales, level, chunk, x, scale, sum, tokens, total);
-        else if (dot == DOT_EVEX) half_block(DOT_EVEX, tile, scales, level, chunk, x, scale, sum, tokens, total);
-        else half_block(DOT_AVX2, tile, scales, level, chunk, x, scale, sum, tokens, total);
+/* Adds a chunk's products of a block with 256-bit instructions. With a constant number of columns the tokens lie at constant
+ * distances; the 16-bit sums of AVX2 are slower so, since the compiler adds them up as a tree, with too few registers. */
+#define CHUNK_PRODUCTS(dot, columns) \
+    for (int64_t r = 0; r < rows; r += 16, tile += 16 * (level == 8 ? 2 : 4), scales += 64, total += 16) \
+        half_block(dot, tile, scales, level, columns, x, scale, sum, tokens, total)
+
+AVX2 static __attribute__((noinline)) void gemm_chunk_avx2_level_8(const uint8_t *tile, const uint8_t *scales, int64_t rows,
+                                                                   const int8_t *x, const float *scale, const float *sum,
+                                                                   int64_t tokens, float *total) {
+    enum { level = 8 };
+    CHUNK_PRODUCTS(DOT_AVX2, CHUNK);
+}
+
+AVX2 static __attribute__((noinline)) void gemm_chunk_avx2(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level,
+                                                           int64_t chunk, const int8_t *x, const float *scale, const float *sum,
+                                                           int64_t tokens, float *total) {
+    CHUNK_PRODUCTS(DOT_AVX2, chunk);
+}
+
+AVX2 static void gemm_chunk_avx_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk,
+                                     const int8_t *x, const float *scale, const float *sum, int64_t tokens, float *total) {
+    if (vnni_dot == DOT_VEX && chunk == CHUNK) CHUNK_PRODUCTS(DOT_VEX, CHUNK);
+    else if (vnni_dot == DOT_VEX) CHUNK_PRODUCTS(DOT_VEX, chunk);
+    else if (chunk == CHUNK) CHUNK_PRODUCTS(DOT_EVEX, CHUNK);
+    else CHUNK_PRODUCTS(DOT_EVEX, chunk);
 }
 
 AVX2 void gemm_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
                      const float *scale, const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
     _Alignas(64) uint8_t tile[TILE_BYTES];
     _Alignas(64) float total[MAX_TOKENS * BLOCK_ROWS];
-    const enum dot dot = path == PATH_AVX_VNNI ? vnni_dot : DOT_AVX2;
     const int64_t rows = min_of(m->rows - block * BLOCK_ROWS, BLOCK_ROWS), bytes = activation_bytes(e->level);
     memset(total, 0, sizeof *total * (size_t)(tokens * BLOCK_ROWS));
     for (int64_t c = 0; c < m->cols / chunk; c++, x += bytes * stride * chunk, scale += stride, sum += stride) {
@@ -191,7 +208,9 @@ AVX2 void gemm_block(enum path path, const matrix *m, const expert *e, int64_t b
         const uint8_t *scales = scales_of(m, e, block, c, chunk);
         prefetch_scales(m, e, block, c, chunk);
         if (path == PATH_AVX512_VNNI) gemm_chunk_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
-        else gemm_chunk(dot, tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
+        else if (path == PATH_AVX_VNNI) gemm_chunk_avx_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
+        else if (e->level == 8 && chunk == CHUNK) gemm_chunk_avx2_level_8(tile, scales, rows, x, scale, sum, tokens, total);
+        else gemm_chunk_avx2(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
     }
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t r = 0; r < rows; r++) y[t * m->rows + r] = to_bf16(total[t * BLOCK_ROWS + r]);

@@ -115,6 +115,8 @@ AVX2 uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at) {
 
 AVX2 void product_quantize(const product *job, int64_t row) {
     const int64_t cols = job->m->cols, chunk = job->chunk;
+    const enum path path = path_of(WORK_EXPERTS, job->rows);
+    const int wide = chunk == CHUNK && (path == PATH_AVX512_VNNI || path == PATH_AMX);
     for (int64_t c = 0; c < cols / chunk; c++) {
         const int64_t to = c * job->rows + row;
         const uint16_t *x = job->x + row * cols + c * chunk;
@@ -123,7 +125,9 @@ AVX2 void product_quantize(const product *job, int64_t row) {
         if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A14_HALVES) quantize_chunk(x, chunk, A14_HALVES, q, a.scale + to, a.sum + to);
-        if (job->formats[row] & A8) quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
+        if (!(job->formats[row] & A8)) continue;
+        if (wide) quantize_a8_avx512(x, b.q + to * chunk, b.scale + to, b.sum + to);
+        else quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
     }
 }
 

@@ -107,17 +107,26 @@ INLINE_VNNI void unpack_nibbles_512(__m512i a, __m512i b, __m512i rows[4]) {
     rows[3] = _mm512_and_si512(_mm512_srli_epi16(last, 4), nibble);
 }
 
-INLINE_VNNI void upper_nibbles_512(int with_d4, const expert *e, int64_t at, __m512i rows[4]) {
+/* Loads 8 columns of 32 rows: a and b as in unpack_nibbles. */
+INLINE_VNNI void load_upper_512(int with_d4, const expert *e, int64_t at, __m512i *first, __m512i *last) {
     const __m512i low = _mm512_set1_epi8(0x33), high = _mm512_set1_epi8((char)0xCC), b = load_bytes_512(e->base + at);
     prefetch(e->base + at + PREFETCH_DISTANCE);
     if (!with_d4) {
-        unpack_nibbles_512(_mm512_slli_epi16(_mm512_and_si512(b, low), 2), _mm512_and_si512(b, high), rows);
+        *first = _mm512_slli_epi16(_mm512_and_si512(b, low), 2);
+        *last = _mm512_and_si512(b, high);
         return;
     }
     const __m512i d = load_bytes_512(e->d4 + at);
     prefetch(e->d4 + at + PREFETCH_DISTANCE);
     const __m512i differing = _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi16(d, 2), b), low);
-    unpack_nibbles_512(_mm512_xor_si512(d, _mm512_slli_epi16(differing, 2)), _mm512_xor_si512(b, differing), rows);
+    *first = _mm512_xor_si512(d, _mm512_slli_epi16(differing, 2));
+    *last = _mm512_xor_si512(b, differing);
+}
+
+INLINE_VNNI void upper_nibbles_512(int with_d4, const expert *e, int64_t at, __m512i rows[4]) {
+    __m512i a, b;
+    load_upper_512(with_d4, e, at, &a, &b);
+    unpack_nibbles_512(a, b, rows);
 }
 
 INLINE_VNNI int32_t four_bytes(const int8_t *x) {
@@ -131,25 +140,36 @@ INLINE_VNNI __m512i broadcast_two_fours(const int8_t *first, const int8_t *last)
     return _mm512_mask_set1_epi32(_mm512_set1_epi32(four_bytes(first)), 0xFF00, four_bytes(last));
 }
 
-/* Stores 8 columns of 32 rows in the order of rows: 4 columns of all rows, then the other 4. */
-INLINE_VNNI void store_fours_512(const __m512i rows[4], uint8_t *tile) {
-    for (int i = 0; i < 4; i++) {
-        const __m512i a = rows[i % 2 * 2], b = rows[i % 2 * 2 + 1];
-        _mm512_store_si512(tile + 64 * i, i < 2 ? _mm512_shuffle_i64x2(a, b, 0x44) : _mm512_shuffle_i64x2(a, b, 0xEE));
-    }
+/* Four columns of a row in each dword: of 8 columns, a and b as in unpack_nibbles, the first 4 in fours[0] and the last 4 in
+ * fours[1], rows 0-15 in the lower nibbles and 16-31 in the upper ones. */
+INLINE_VNNI void fours_of_nibbles(__m512i a, __m512i b, __m512i fours[2]) {
+    const __m512i order = _mm512_set_epi16(47, 39, 46, 38, 45, 37, 44, 36, 43, 35, 42, 34, 41, 33, 40, 32, 15, 7, 14, 6, 13, 5,
+                                           12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
+    const __m512i upper = _mm512_unpacklo_epi8(a, b), lower = _mm512_unpackhi_epi8(a, b);
+    fours[0] = _mm512_permutex2var_epi16(upper, order, lower);
+    fours[1] = _mm512_permutex2var_epi16(upper, _mm512_add_epi16(order, _mm512_set1_epi16(16)), lower);
 }
 
 /* join_fours, for 32 rows. */
 INLINE_VNNI void join_32_rows_512(int64_t level, const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
+    const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t i = 0; i < CHUNK; i += 8, at += 64, tile += 8 * BLOCK_ROWS) {
-        __m512i rows[4], lower[4];
-        upper_nibbles_512(level > 2, e, at, rows);
+        __m512i a, b, upper[2], lower[2];
+        load_upper_512(level > 2, e, at, &a, &b);
+        fours_of_nibbles(a, b, upper);
         if (level == 8) {
-            const uint8_t *a = e->d8 + at, *b = a + m->half;
-            unpack_nibbles_512(load_bytes_512(a), load_bytes_512(b), lower);
-            for (int r = 0; r < 4; r++) rows[r] = _mm512_or_si512(_mm512_slli_epi16(rows[r], 4), lower[r]);
+            const uint8_t *d8 = e->d8 + at;
+            fours_of_nibbles(load_bytes_512(d8), load_bytes_512(d8 + m->half), lower);
         }
-        store_fours_512(rows, tile);
+        for (int k = 0; k < 2; k++) {
+            __m512i first = _mm512_and_si512(upper[k], nibble), last = _mm512_andnot_si512(nibble, upper[k]);
+            if (level == 8) {
+                first = _mm512_or_si512(_mm512_slli_epi16(first, 4), _mm512_and_si512(lower[k], nibble));
+                last = _mm512_or_si512(last, _mm512_and_si512(_mm512_srli_epi16(lower[k], 4), nibble));
+            } else last = _mm512_srli_epi16(last, 4);
+            _mm512_store_si512(tile + 128 * k, first);
+            _mm512_store_si512(tile + 128 * k + 64, last);
+        }
     }
 }
 
@@ -282,6 +302,28 @@ VNNI void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_
 #undef FEW
 }
 
+VNNI void quantize_a8_avx512(const uint16_t *x, int8_t *q, float *scale, float *sum) {
+    const __m512i sign = _mm512_set1_epi16(0x7fff);
+    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), sign), b = _mm512_and_si512(_mm512_loadu_si512(x + 32), sign);
+    const __m512i most = _mm512_max_epu16(a, b);
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    /* The largest of 8 is the complement of the least complement. */
+    const uint16_t bits = (uint16_t)~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0);
+    const float largest = from_bf16(bits < 0x7f80 ? bits : 0x7fc0);
+    const __m512 by = _mm512_set1_ps(largest > 0 ? A8_MAX / largest : 0);
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < CHUNK; i += 16) {
+        const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + i))), 16);
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(wide), by));
+        total = _mm512_add_epi32(total, v);
+        const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        _mm_storeu_si128((__m128i *)(q + i), _mm_shuffle_epi8(_mm512_cvtsepi32_epi8(v), order));
+    }
+    *scale = largest / A8_MAX;
+    *sum = (float)_mm512_reduce_add_epi32(total) * *scale;
+}
+
 enum { GEMM_TOKENS = 8 }; /* tokens whose sums with 32 rows fit into registers */
 
 /* Adds a chunk's products of `halves` times 16 rows and `tokens` tokens, at most GEMM_TOKENS. */
@@ -308,14 +350,15 @@ INLINE_VNNI void gemm_tokens(const uint8_t *tile, const uint8_t *scales, int hal
                 for (int h = 0; h < halves; h++) codes[h][t] = add_dot_bytes(codes[h][t], rows[h], v);
             }
         }
-    for (int h = 0; h < halves; h++) {
-        const affine_512 a = affine_of_512(scales + 64 * h);
-        for (int t = 0; t < tokens; t++) {
-            const __m512 by = _mm512_set1_ps(unit * scale[t]), all = _mm512_set1_ps(sum[t]);
+    affine_512 a[2];
+    for (int h = 0; h < halves; h++) a[h] = affine_of_512(scales + 64 * h);
+    for (int t = 0; t < tokens; t++) {
+        const __m512 by = _mm512_set1_ps(unit * scale[t]), all = _mm512_set1_ps(sum[t]), shift = _mm512_set1_ps(zero * sum[t]);
+        for (int h = 0; h < halves; h++) {
             float *into = total + t * BLOCK_ROWS + 16 * h;
-            const __m512 units = _mm512_fmadd_ps(_mm512_cvtepi32_ps(codes[h][t]), by, _mm512_set1_ps(zero * sum[t]));
-            const __m512 scaled = _mm512_fmadd_ps(a.scale, units, _mm512_load_ps(into));
-            _mm512_store_ps(into, _mm512_fmadd_ps(a.centre, all, scaled));
+            const __m512 units = _mm512_fmadd_ps(_mm512_cvtepi32_ps(codes[h][t]), by, shift);
+            const __m512 scaled = _mm512_fmadd_ps(a[h].scale, units, _mm512_load_ps(into));
+            _mm512_store_ps(into, _mm512_fmadd_ps(a[h].centre, all, scaled));
         }
     }
 }
@@ -332,12 +375,19 @@ INLINE_VNNI void gemm_halves(const uint8_t *tile, const uint8_t *scales, int hal
     if (tokens & 1) TOKENS(1);
 }
 
-VNNI void gemm_chunk_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk, const int8_t *x,
-                          const float *scale, const float *sum, int64_t tokens, float *total) {
+/* With a constant number of columns the tokens lie at constant distances. */
+INLINE_VNNI void gemm_columns(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk,
+                              const int8_t *x, const float *scale, const float *sum, int64_t tokens, float *total) {
     if (level == 8 && rows == 32) gemm_halves(tile, scales, 2, 8, chunk, x, scale, sum, tokens, total);
     else if (level == 8) gemm_halves(tile, scales, 1, 8, chunk, x, scale, sum, tokens, total);
     else if (rows == 32) gemm_halves(tile, scales, 2, level, chunk, x, scale, sum, tokens, total);
     else gemm_halves(tile, scales, 1, level, chunk, x, scale, sum, tokens, total);
+}
+
+VNNI void gemm_chunk_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk, const int8_t *x,
+                          const float *scale, const float *sum, int64_t tokens, float *total) {
+    if (chunk == CHUNK) gemm_columns(tile, scales, rows, level, CHUNK, x, scale, sum, tokens, total);
+    else gemm_columns(tile, scales, rows, level, chunk, x, scale, sum, tokens, total);
 }
 
 VNNI void float_tile_avx512(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,

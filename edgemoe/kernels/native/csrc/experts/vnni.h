@@ -17,6 +17,9 @@ enum { FEW_TOKENS = 4 };
 void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                     const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
 
+/* products.c: quantize_chunk in A8, of CHUNK columns. */
+void quantize_a8_avx512(const uint16_t *x, int8_t *q, float *scale, float *sum);
+
 /* gemm.c: join_fours. */
 void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile);
 

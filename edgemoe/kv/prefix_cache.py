@@ -1,0 +1,230 @@
+"""KV blocks on disk, for prompts that begin as earlier ones did, in this process or before it (docs/decisions/0040).
+
+Blocks are written in the background (kv.block_writer), and read by the thread that runs steps, straight into the rows
+of a sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgemoe.kv import block_files, blocks
+from edgemoe.kv.block_files import Block
+from edgemoe.kv.block_writer import BlockWriter, Chain
+from edgemoe.kv.blocks import Tokens
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.shape import KVShape
+from storage.errors import EdgemoeError, UserError
+from storage.sizes import format_least, format_size
+
+READ_AHEAD = 3
+"""Blocks that the system begins to read before they are wanted."""
+
+_log = logging.getLogger("edgemoe")
+
+
+@dataclass(frozen=True)
+class PrefixCacheCounts:
+    """What a prefix cache has, and has done since it was opened.
+
+    Args:
+        tokens_read: whose KV came from disk.
+        blocks_read, bytes_read: files of these tokens.
+        blocks_written, bytes_written: files that are complete.
+        evicted: files that left for others.
+        dropped: files that were damaged, or had another block.
+        failures: chains whose writing, and blocks whose reading, the operating system refused.
+        used_bytes, limit_bytes: of all files in the directory.
+    """
+
+    tokens_read: int
+    blocks_read: int
+    bytes_read: int
+    blocks_written: int
+    bytes_written: int
+    evicted: int
+    dropped: int
+    failures: int
+    used_bytes: int
+    limit_bytes: int
+
+
+class PrefixCache:
+    """A directory of KV blocks within a limit of bytes. For one thread at a time, `counts` excepted.
+
+    What the disk refuses costs a warning, the first of each kind, and nothing else.
+
+    Args:
+        directory: made where it is missing; other processes may use it as well.
+        limit: bytes of all its blocks, of any model, incomplete ones included.
+        automatic: blocks are read and written; False: from `start` on.
+
+    Raises:
+        UserError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path, limit: int, *, automatic: bool = True) -> None:
+        self.directory, self.limit, self.automatic = directory, limit, False
+        try:
+            directory.mkdir(
+                mode=0o700, parents=True, exist_ok=True
+            )  # blocks have the tokens of conversations
+        except OSError as error:
+            action = "name a directory of your own"
+            raise UserError(f"a directory at {directory}", str(error.strerror), action) from error
+        self._read = self._bytes_read = self._dropped = self._failures = 0
+        self._warned = set[str]()
+        self._writer = BlockWriter(directory, limit, self._write_failed)
+        if automatic:
+            self.start()
+
+    @classmethod
+    def open(
+        cls, directory: Path, limit: int, shape: KVShape, *, device: str = "cpu", automatic: bool = True
+    ) -> PrefixCache:
+        """Opens the cache of a model.
+
+        Args:
+            directory, limit, automatic: as of the class.
+            shape: of the model's KV.
+            device: that computes the model.
+
+        Raises:
+            UserError: the KV cannot be cut at a block, or lies on a device, or no block fits the limit; as the class.
+        """
+        if shape.linear:
+            wanted = "a model whose KV can be cut behind any token, for a prefix cache"
+            found = "one whose linear-attention layers have a state behind the last token alone"
+            raise UserError(wanted, found, "leave --prefix-cache-dir out")
+        if device != "cpu":
+            wanted, found = "a model on the CPU, for a prefix cache", f"one on {device}"
+            raise UserError(wanted, found, "give --device cpu, or leave --prefix-cache-dir out")
+        least = block_files.header_bytes(blocks.BLOCK) + shape.bytes_for(blocks.BLOCK)
+        if limit < least:
+            wanted = (
+                f"at least {format_least(least)}, a block of {blocks.BLOCK} tokens, for --prefix-cache-limit"
+            )
+            raise UserError(wanted, format_size(limit), "give 4GB or another size")
+        return cls(directory, limit, automatic=automatic)
+
+    def counts(self) -> PrefixCacheCounts:
+        """Returns what it has done so far. For any thread."""
+        writer = self._writer
+        return PrefixCacheCounts(
+            tokens_read=self._read * blocks.BLOCK,
+            blocks_read=self._read,
+            bytes_read=self._bytes_read,
+            blocks_written=writer.written,
+            bytes_written=writer.written_bytes,
+            evicted=writer.evicted,
+            dropped=self._dropped,
+            failures=self._failures,
+            used_bytes=writer.used,
+            limit_bytes=self.limit,
+        )
+
+    def start(self) -> None:
+        """Has blocks read and written from now on; those beyond the limit leave."""
+        self.automatic = True
+        try:
+            self._writer.trim()
+        except (EdgemoeError, OSError) as error:
+            self._write_failed(error)
+
+    def held(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many blocks of a sequence, from its first, have files.
+
+        Args:
+            hashes: of its beginnings (kv.blocks.chain).
+        """
+        held = 0
+        if self.automatic:
+            while held + 1 < len(hashes) and self._path(hashes[held + 1]).exists():
+                held += 1
+        return held
+
+    def read(self, sequence: SequenceKV, hashes: Sequence[bytes], tokens: Tokens, index: int) -> bool:
+        """Reads a block's rows into a sequence; the rows are undefined where that fails.
+
+        Args:
+            sequence: has reserved the block's tokens; its length stays as it is.
+            hashes: of the prompt's beginnings.
+            tokens: int64 [n] of the prompt.
+            index: of the block.
+
+        Returns:
+            whether the rows are those of the tokens. A file that is damaged or has another block is dropped, with a
+            warning.
+        """
+        end = (index + 1) * blocks.BLOCK
+        for later in hashes[index + 2 : index + 2 + READ_AHEAD]:
+            block_files.read_ahead(self._path(later))
+        block = Block(hashes[0], hashes[index + 1], tokens[:end])
+        path = self._path(block.digest)
+        try:
+            size = block_files.read_block(path, block, sequence.rows(end - blocks.BLOCK, end))
+        except FileNotFoundError:  # it has left for another process's block
+            return False
+        except EdgemoeError as error:
+            self._dropped += 1
+            _log.warning("%s is dropped from the prefix cache: %s", path, error)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return False
+        except OSError as error:
+            self._failed("is not read", error)
+            return False
+        block_files.touch(path, time.time_ns(), index)
+        self._read += 1
+        self._bytes_read += size
+        return True
+
+    def drop(self, hashes: Sequence[bytes]) -> None:
+        """Removes the blocks of a sequence whose KV is wrong."""
+        for digest in hashes[1:]:
+            with suppress(OSError):
+                self._path(digest).unlink(missing_ok=True)
+
+    def offer(self, sequence: SequenceKV, hashes: Sequence[bytes], tokens: Tokens) -> None:
+        """Has the blocks of a sequence written in the background, those that are not on disk yet.
+
+        Args:
+            sequence: whose rows of all blocks stay as they are until `release` returns.
+            hashes: of its beginnings, at most of its length.
+            tokens: int64 [n], of these beginnings.
+        """
+        if self.automatic and not self._writer.stuck and len(hashes) > 1:
+            self._writer.offer(Chain(sequence, hashes, tokens))
+
+    def release(self, sequence: SequenceKV) -> None:
+        """Waits until no block of a sequence is being written; blocks that take too long are given up."""
+        self._writer.release(sequence)
+
+    def flush(self) -> None:
+        """Waits until everything offered is written, or given up."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what was offered, and ends the writer's thread. Idempotent."""
+        self._writer.close()
+        self.automatic = False
+
+    def _path(self, digest: bytes) -> Path:
+        return block_files.path_of(self.directory, digest)
+
+    def _write_failed(self, error: Exception) -> None:
+        self._failed("hangs" if isinstance(error, TimeoutError) else "is not written to", error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Counts a failure, and warns of the first of its kind."""
+        self._failures += 1
+        if what not in self._warned:
+            self._warned.add(what)
+            found = error.found if isinstance(error, EdgemoeError) else error
+            why = "answers go on without it, and later failures are not reported"
+            _log.warning("%s, the prefix cache, %s: %s; %s", self.directory, what, found, why)

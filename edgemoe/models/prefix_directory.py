@@ -1,0 +1,48 @@
+"""The prefix cache that a user's options name, for an open store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgemoe.console.sizes import parse_size
+from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from edgemoe.kv.prefix_cache import PrefixCache
+    from edgemoe.models.store_model import StoreModel
+
+DEFAULT_LIMIT = "4GB"
+"""Of all KV in a directory."""
+
+
+def require_directory(directory: Path | None, limit: str | None) -> int:
+    """Returns the limit in bytes; 0 for "0", which stands for no KV on disk.
+
+    Raises:
+        UserError: it is no size, or there is no directory that it is for.
+    """
+    if limit is not None and directory is None:
+        found = "--prefix-cache-limit alone"
+        raise UserError("--prefix-cache-dir with --prefix-cache-limit", found, "add --prefix-cache-dir DIR")
+    return 0 if limit == "0" else parse_size(limit or DEFAULT_LIMIT)
+
+
+def open_prefix_cache(
+    store: StoreModel, directory: Path, limit: int, *, automatic: bool = True
+) -> PrefixCache:
+    """Opens the KV blocks in a directory.
+
+    Args:
+        store: with the format of keys and values.
+        directory: made where it is missing.
+        limit: bytes of all its files.
+        automatic: as of PrefixCache.
+
+    Raises:
+        UserError: as PrefixCache.open.
+    """
+    from edgemoe.kv.prefix_cache import PrefixCache
+
+    device = store.device.name if store.device else "cpu"
+    return PrefixCache.open(directory.expanduser(), limit, store.shape.kv, device=device, automatic=automatic)

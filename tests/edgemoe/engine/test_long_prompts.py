@@ -1,0 +1,135 @@
+"""Prompts longer than a block of rows: each expert once a step, and the same bits however many rows a step has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from family_models import random_model, save
+from integrity import check_integrity
+
+from edgemoe.kv import step as step_module
+from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.policy.importance import PromptAttention
+from edgemoe.policy.levels import LevelPolicy
+
+BLOCK = 8
+PROMPT = torch.randint(3, 300, (45,), generator=torch.Generator().manual_seed(5)).tolist()
+
+FAMILIES = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "gpt_oss", "granitemoe", "mixtral", "qwen3_next")
+"""Latent attention, dense layers, shared experts, sinks, windows, multipliers and linear attention."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a block as small as 8 rows."""
+    monkeypatch.setattr(step_module, "BLOCK_ROWS", BLOCK)
+
+
+@pytest.fixture(scope="module")
+def store_of(tmp_path_factory: pytest.TempPathFactory):
+    def make(family: str) -> Path:
+        directory = tmp_path_factory.mktemp(family)
+        source = save(
+            random_model(family), directory / "source", fused=family not in ("granitemoe", "gpt_oss")
+        )
+        convert_checkpoint(source, directory / "store", max_level=8, layout="auto", dense_bits=16)
+        return directory / "store"
+
+    return make
+
+
+def answered(engine):
+    """Logits behind the prompt, and behind three more tokens; and what the prompt moved."""
+    sequence = engine.new_sequence()
+    engine.take_counts()
+    logits = [engine.prefill(sequence, PROMPT)]
+    counts = engine.take_counts()
+    logits += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in (11, 250, 42)]
+    assert sequence.length == len(PROMPT) + 3
+    engine.end_sequence(sequence)
+    check_integrity(engine.vram)
+    return torch.stack(logits), counts
+
+
+@pytest.mark.parametrize(("level", "kv"), [(8, "bf16"), (4, "q8_0"), (2, "bf16")])
+def test_rows_of_a_step_change_no_bit_and_decide_what_is_read(open_engine, tiny_store, level, kv):
+    """One step, or several of whole blocks, with all experts in memory or two: the same bits.
+
+    In one step each expert is read at most once, whatever the limit; in six steps with two experts it is read again.
+    """
+    want, all_read = answered(open_engine(tiny_store, level=level, kv=kv))
+    for rows, experts, look_ahead in ((64, 2, "off"), (64, 5, "auto"), (16, 2, "auto"), (8, 2, "off")):
+        engine = open_engine(
+            *(tiny_store,), level=level, kv=kv, experts=experts, prefill_rows=rows, speculate=look_ahead
+        )
+        got, counts = answered(engine)
+        assert torch.equal(got, want), (rows, experts)
+        if look_ahead == "off":
+            assert (counts.ssd_bytes > all_read.ssd_bytes) == (rows < len(PROMPT))
+            assert counts.ssd_bytes >= all_read.ssd_bytes
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_take_long_steps(open_engine, store_of, family):
+    """A prompt in one long step has the bits of one in steps of a block, where modules see a block at a time."""
+    store = store_of(family)
+    want, _ = answered(open_engine(store, prefill_rows=BLOCK))
+    got, _ = answered(open_engine(store, prefill_rows=64, experts=3))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-last", "mix"])
+def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monkeypatch, signal):
+    """A long step's ranks are those of a step that is one block, in every layer, so are its experts' levels."""
+    taken, levels = [], LevelPolicy.levels
+
+    def noted(self, layer, chosen, gates, ranks, **how):
+        got = levels(self, layer, chosen, gates, ranks, **how)
+        taken.append((layer, ranks, got))
+        return got
+
+    monkeypatch.setattr(LevelPolicy, "levels", noted)
+    engine = open_engine(
+        tiny_store, prefill_rows=64, levels=(4, 2), retention=0.5, importance=signal, exact=True
+    )
+    results = []
+    for block in (BLOCK, 64):
+        monkeypatch.setattr(step_module, "BLOCK_ROWS", block)
+        taken.clear()
+        sequence = engine.new_sequence()
+        engine.prefill(sequence, PROMPT)
+        engine.end_sequence(sequence)
+        results.append(list(taken))
+    (first, cut), (_, whole) = results[0][0][:2], results[1][0][:2]
+    assert first == 0
+    assert ((cut - whole).abs() * len(PROMPT)).max() <= 1.01  # nearly equal tokens may change places
+    assert cut.unique().numel() == len(PROMPT)
+    assert torch.equal(results[0][0][2], results[1][0][2])
+
+
+def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny_store):
+    """StepCancelled between two blocks of attention, and between two experts: lengths and tiers are whole."""
+    engine = open_engine(tiny_store, experts=3, prefill_rows=64)
+    sequence = engine.new_sequence()
+    engine.prefill(sequence, PROMPT[:9])
+    for call in (1, 3, 8, 12, 20):
+        turns = iter(range(call - 1, -1, -1))
+        with pytest.raises(StepCancelled):
+            engine.step(
+                Step(
+                    (Segment(sequence, tuple(PROMPT), PromptAttention()),),
+                    lambda turns=turns: next(turns) == 0,
+                )
+            )
+        assert sequence.length == 9
+        assert not engine.vram._leases
+        assert not engine.vram._pending
+    again = engine.prefill(sequence, PROMPT)
+    engine.end_sequence(sequence)
+    other = engine.new_sequence()
+    engine.prefill(other, PROMPT[:9])
+    assert torch.equal(engine.prefill(other, PROMPT), again)

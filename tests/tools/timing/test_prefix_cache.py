@@ -1,0 +1,23 @@
+"""The tool that times a restart, on the demo model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.timing import prefix_cache
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_restarted_process_reads_what_the_first_one_computed(tmp_path, capsys):
+    """The same answer; whole blocks come from disk, and the computing process has none."""
+    text = tmp_path / "text"
+    text.write_text("The capital of France is Paris. " * 300)
+    options = ["--text", str(text), "--tokens", "600", "--context", "1024", "--json"]
+    assert prefix_cache.main(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cold"]["cached_tokens"], found["restarted"]["cached_tokens"]) == (0, 512)
+    assert found["disk_bytes"] > 0
+    assert prefix_cache.main(["--text", str(text), "--tokens", "9999999"]) == 2
