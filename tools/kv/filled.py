@@ -4,7 +4,8 @@
         [--tokens 24] [--rounds 2] [--attention]
 
 The context is filled synthetically: random keys and values are stored in place of a prompt's, which takes seconds
-instead of minutes. Times do not depend on their content; the tokens that follow are random too. Formats take turns,
+instead of minutes. Times do not depend on their content; the tokens that follow are random too. Shorter contexts come
+first: experts have the memory that the KV has not come to yet, and a row ends with the peak so far. Formats take turns,
 `--rounds` times, each in an engine of its own, whose first third of the tokens warms the cache of experts. With
 --attention no engine is opened: attention alone, of all layers, is timed at each length, and the store gives its shape.
 """
@@ -95,12 +96,14 @@ def time_formats(given: argparse.Namespace) -> None:
         plan = store.plan(vram_limit=parse_size(given.limit), settings=settings, context=given.context)
         with Engine(store, plan, settings) as engine:
             engine.fill()
-            sequence = engine.new_sequence()
-            fill(sequence, max(given.filled))
-            for filled in given.filled:
+            sequence = engine.new_sequence(reserve=1)
+            for filled in sorted(given.filled):
+                engine.reserve_tokens(sequence, filled + given.tokens)
+                fill(sequence, filled)
                 took, read = decode_times(engine, sequence, filled, given.tokens)
-                cells = f"{1000 * took:.1f} ms | {read / 1e6:.1f} MB | {plan.vram_experts} of {plan.experts}"
-                print(f"| {name} | {filled} | {cells} |", flush=True)
+                blocks, peak = min(engine.memory.blocks.values()), engine.peak_bytes()
+                cells = f"{1000 * took:.1f} ms | {read / 1e6:.1f} MB | {blocks} of {plan.experts}"
+                print(f"| {name} | {filled} | {cells} | {peak / 1e6:.0f} MB at most |", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

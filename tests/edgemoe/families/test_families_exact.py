@@ -13,6 +13,7 @@ import pytest
 import torch
 from family_models import SEPARATE, SMALL, VOCABULARY, blocks_of, load, random_model, router_of, save
 from torch import nn
+from transformers import DynamicCache
 
 from edgemoe.engine.engine import Engine
 from edgemoe.families.table import FAMILIES
@@ -26,6 +27,7 @@ LENGTH = 8
 PROMPTS = 3
 LEVEL_8_KL = 0.001
 DENSE_8_KL = 0.01
+DEFINITION_KL = 0.001
 KV_KL = {"q8_0": 0.002, "q4_0": 0.3}
 ROUNDING = 0.03
 """Largest relative difference of logits, as vectors, that another order of bf16 rounding may make."""
@@ -215,6 +217,90 @@ def test_quantized_keys_and_values_are_close(case_of, open_engine, model_type, k
         assert found[kv == "q8_0"] < KV_KL[kv], run.__name__
         if not (run is prefilled and engine.shape.kv.latent):  # a first step has no latents to read
             assert found[-1] > 0
+
+
+def quantized_by_hand(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers that rows stand for (decision 0035), of blocks of 32, a block at a time, in float64."""
+    found = x.double().clone()
+    for start in range(0, x.shape[-1], 32):
+        block = found[..., start : start + 32]
+        high, low = block.amax(-1, keepdim=True), block.amin(-1, keepdim=True)
+        if bits == 8:
+            exact, codes = torch.maximum(high, -low) / 127, (-127, 127)
+        else:  # the number of the largest magnitude has code -8
+            exact, codes = torch.where(-low > high, low, high) / -8, (-8, 7)
+        scale = exact.bfloat16().double()
+        wider = exact.sign() * exact.abs() * (1 + 2**-7)
+        scale = torch.where(scale.abs() < exact.abs(), wider.bfloat16().double(), scale)  # away from zero
+        block.copy_((block / scale.where(scale != 0, 1)).round().clamp(*codes) * scale)
+    return found.to(x.dtype)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Runs of the largest power of two that divides the last dimension, by Sylvester's matrix over its root."""
+    size = x.shape[-1] & -x.shape[-1]
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1], [1, -1]], dtype=torch.float64), matrix)
+    return (x.double().unflatten(-1, (-1, size)) @ (matrix / size**0.5)).flatten(-2)
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral", "gpt_oss", "olmoe"])
+def test_quantized_keys_and_values_are_those_of_the_definition(
+    case_of, open_engine, monkeypatch, model_type, kv
+):
+    """transformers' model, whose cache stores codes and scales by hand: fused decode, windows, sinks, prompts.
+
+    Keys that are a tenth too large, or not turned, are beyond the bound.
+    """
+    case, bits = case_of(model_type), int(kv[1])
+    engine = open_engine(case.store(), kv=kv)
+    original = DynamicCache.update
+
+    def reference(scale: float, turns: bool) -> torch.Tensor:
+        def update(self, keys, values, layer, *args, **kwargs):
+            if turns and bits == 4:
+                keys = turned(scale * quantized_by_hand(turned(keys), bits)).to(keys.dtype)
+            else:
+                keys = scale * quantized_by_hand(keys, bits)
+            return original(self, keys, quantized_by_hand(values, bits), layer, *args, **kwargs)
+
+        with monkeypatch.context() as patched, torch.no_grad():
+            patched.setattr(DynamicCache, "update", update)
+            return case.model(torch.tensor(case.prompts), use_cache=True).logits.float()
+
+    def distance(want: torch.Tensor, run: Callable[[Engine, list[int]], torch.Tensor]) -> float:
+        pairs = zip(want, case.prompts, strict=True)
+        return sorted(kl(logits, run(engine, tokens)) for logits, tokens in pairs)[1]
+
+    want = reference(1, turns=True)
+    for run in (prefilled, decoded, continued):
+        assert distance(want, run) < DEFINITION_KL, run.__name__
+    if model_type in ("qwen3_moe", "olmoe"):  # normalised keys make sharp attention
+        assert distance(reference(1.1, turns=True), decoded) > 1.5 * DEFINITION_KL
+        if bits == 4:
+            assert distance(reference(1, turns=False), decoded) > 4 * DEFINITION_KL
+
+
+@pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
+def test_limits_change_no_bit_in_any_format(case_of, open_engine, model_type, kv):
+    """Fused decode, latents, windows with sinks, linear states: prompts, new tokens, and two sequences in a step."""
+    case = case_of(model_type)
+    found = []
+    for experts in (2, 5, None):
+        engine = open_engine(case.store(), kv=kv, experts=experts, parallel=2)
+        rows = [run(engine, case.prompts[0]) for run in (prefilled, decoded, continued)]
+        sequences = a_sequence(engine), a_sequence(engine)
+        for sequence, tokens in zip(sequences, case.prompts, strict=False):
+            engine.all_logits(sequence, tokens[:6], decode=False)
+        step = Step(
+            tuple(Segment(each, (tokens[6],)) for each, tokens in zip(sequences, case.prompts, strict=False))
+        )
+        found.append(torch.cat([*rows, engine.step(step)]))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
 
 
 @pytest.mark.parametrize("model_type", EVERY)
