@@ -30,6 +30,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.hotness import Hotness
 from storage.base import ExpertKey
 from storage.errors import DoesNotFit
+from storage.reader import RecordReader
 
 BLOCK, CONTEXT, EXPERTS = 128, 512, 3
 PAGE, SLOTS, ROW = 4096, 12, 32
@@ -165,6 +166,7 @@ class GrowingMachine(RuleBasedStateMachine):
     """
 
     engine: Engine
+    reader: RecordReader
     known: dict[tuple[ExpertKey, int], dict[str, bytes]]
 
     @initialize()
@@ -286,7 +288,7 @@ class GrowingMachine(RuleBasedStateMachine):
 
     def content(self, key: ExpertKey, level: int) -> dict[str, bytes]:
         if (key, level) not in self.known:
-            form, reader = self.engine.store.form, self.engine._source._reader
+            form, reader = self.engine.store.form, self.reader
             into = {kind.name: memoryview(bytearray(kind.size)) for kind in form.kinds_at(level)}
             form.fill(reader, key, level, into, None)
             self.known[key, level] = {kind: bytes(block) for kind, block in into.items()}
@@ -307,7 +309,11 @@ class GrowingMachine(RuleBasedStateMachine):
 def test_any_order_of_growth_stays_inside_the_limit(open_engine, tiny_store, eviction):
     """Grow, write, crop, end, request and release: reserved bytes, pages and experts' bytes are a plain model's."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT, parallel=2, eviction=eviction)
-    machine = type("Machine", (GrowingMachine,), {"engine": engine, "known": {}})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
-    )
+    reader = RecordReader.open(engine.store.directory, engine.store.manifest)
+    machine = type("Machine", (GrowingMachine,), {"engine": engine, "reader": reader, "known": {}})
+    try:
+        run_state_machine_as_test(
+            machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
+        )
+    finally:
+        reader.close()
