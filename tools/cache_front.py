@@ -154,11 +154,11 @@ def changes(engine: Engine, rule: Rule) -> Iterator[None]:
     if rule.instead:
         replace_absent(engine, rule.instead)
     if rule.counts != PLACES[0]:
-        engine._runner.configure(_told_less(engine, rule.counts))
+        engine._runner.configure(_counting_less(engine, rule.counts))
     yield
 
 
-def _told_less(engine: Engine, counts: str) -> LevelPolicy:
+def _counting_less(engine: Engine, counts: str) -> LevelPolicy:
     """The engine's policy, whose price counts less of where planes lie."""
     policy, shape = engine._runtime.policy, engine.shape
     tiers = replace(policy.tiers, dram=1.0) if policy.tiers and counts == PLACES[1] else None

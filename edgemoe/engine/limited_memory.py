@@ -9,6 +9,10 @@ from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit
 
 
+def _keep(blocks: Mapping[str, int]) -> None:
+    """Changes nothing."""
+
+
 class LimitedMemory:
     """Reserves a plan's bytes: fixed ones, blocks of experts, and sequences, which are promised the plan's whole KV.
 
@@ -82,8 +86,8 @@ class LimitedMemory:
             self._fit_blocks(self.kv_bytes)
 
     def close(self) -> None:
-        """Leaves the blocks as they are from now on."""
-        self._grows = False
+        """Leaves the blocks as they are from now on, and drops `resize`, by which it may refer to its owner."""
+        self._grows, self._resize = False, _keep
 
     def _fit_blocks(self, kv: int) -> None:
         """Gives experts the blocks that fit beside so many bytes of KV, or beside the first ones if these are more."""

@@ -72,7 +72,7 @@ class EvalRequest:
         text: file for perplexity and KL; None: tasks only.
         reference: checkpoint of the bf16 model; None: no bf16 row, no KL.
         tokens: most tokens of the text.
-        window: tokens of a window, at most kv.step.BLOCK_ROWS.
+        window: tokens of a window, at most kv.blocks.BLOCK_ROWS.
         task_count: held-out tasks of each kind for every row of the table; 0: none.
         seed: chooses the tasks.
         arms: settings, in the order of the rows.

@@ -9,6 +9,10 @@ import xxhash
 BLOCK = 256
 """Tokens of a block."""
 
+BLOCK_ROWS = 2 * BLOCK
+"""Token rows that a layer's parts, except its experts, compute at a time. Fixed, so that an answer does not depend on
+how many rows a step of its prompt has."""
+
 Tokens = npt.NDArray[np.int64]
 
 

@@ -13,10 +13,6 @@ from transformers.cache_utils import Cache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import PromptAttention
 
-BLOCK_ROWS = 512
-"""Token rows that a layer's parts, except its experts, compute at a time. Fixed, so that an answer does not depend on
-how many rows a step of its prompt has."""
-
 
 @dataclass(frozen=True)
 class Segment:

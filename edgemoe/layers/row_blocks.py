@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.kv import step
+from edgemoe.kv import blocks
 from edgemoe.kv.step import StepKV
 
 
@@ -39,13 +39,13 @@ class RowBlocks(nn.Module):
         """Maps all rows as the module does."""
         x: torch.Tensor = args[0] if args else kwargs["hidden_states"]
         rows = x.shape[-2]
-        if rows <= step.BLOCK_ROWS:
+        if rows <= blocks.BLOCK_ROWS:
             return self.module(*args, **kwargs)
         kv = next((value for value in kwargs.values() if isinstance(value, StepKV)), None)
         whole: list[torch.Tensor | None] = []
         single = False
-        for start in range(0, rows, step.BLOCK_ROWS):
-            block = range(start, min(start + step.BLOCK_ROWS, rows))
+        for start in range(0, rows, blocks.BLOCK_ROWS):
+            block = range(start, min(start + blocks.BLOCK_ROWS, rows))
             if kv is not None:
                 kv.check_cancelled()
             with nullcontext() if kv is None else kv.block(block):

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from edgemoe.console.sizes import format_least, format_size
-from edgemoe.kv.blocks import whole_blocks
-from edgemoe.kv.step import BLOCK_ROWS
+from edgemoe.kv.blocks import BLOCK_ROWS, whole_blocks
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes

@@ -7,8 +7,8 @@ import torch
 from edgemoe.experts.assignments import MOST_ROWS
 from edgemoe.kernels.base import BATCH_ROWS
 from edgemoe.kernels.registry import compute
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
-from edgemoe.kv.step import BLOCK_ROWS
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
@@ -93,7 +93,7 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     width = kv.heads * kv.key_dim
     attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
     # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
-    tile = _tile_bytes(shape, rows)
+    tile = _tile_bytes(shape, rows, context)
     plain = 0 if kv.format.quantized else 2 * width * context * (2 + 4) + rows * context * (1 + 4)
     # Each layer's sums of attention, before and after a step; and what ranks those of one.
     scored = tile + context * 4 * (2 * len(kv.layers) + SUMS)
@@ -105,17 +105,13 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     return attention
 
 
-def _tile_bytes(shape: ModelShape, rows: int) -> int:
+def _tile_bytes(shape: ModelShape, rows: int, context: int) -> int:
     """A tile of quantized keys and values, its scores, and sums before and behind it, all float32."""
     kv = shape.kv
     value_dim = kv.latent or kv.value_dim
-    tile = (
-        max(TILE, KEY_BLOCK) * kv.heads * (kv.key_dim + value_dim) * 4
-    )  # codes, scales, their product and a copy of it
-    scores, sums = (
-        min(rows, max(TILE_QUERIES, QUERY_BLOCK)) * max(TILE, KEY_BLOCK) * 3,
-        rows * (2 * kv.key_dim + 3 * value_dim),
-    )
+    tokens, queries = min(max(TILE, KEY_BLOCK), context), min(max(TILE_QUERIES, QUERY_BLOCK), rows)
+    tile = tokens * kv.heads * (kv.key_dim + value_dim) * 4  # codes, scales, their product and a copy of it
+    scores, sums = queries * tokens * 3, rows * (2 * kv.key_dim + 3 * value_dim)
     return 4 * (tile + shape.heads * (scores + sums))
 
 

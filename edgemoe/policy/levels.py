@@ -229,7 +229,7 @@ class LevelPolicy:
 
     @cached_property
     def _prices(self) -> torch.Tensor:
-        """The price of each level for a new token, at each place that is told apart: float32 [places, levels]."""
+        """The price of each level for a new token, at each place: float32 [places, levels]."""
         levels = self.settings.levels
         if self.tiers is None:
             return prices(levels, self._price(0)).unsqueeze(0)

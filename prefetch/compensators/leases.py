@@ -72,11 +72,19 @@ class CompensatorLeases:
             self.advance()
 
     def advance(self) -> None:
-        """Starts reads, in the order in which they were wanted, as far as bytes are free or can be freed."""
-        while (
-            self._missing and self._transfers and self._transfers.start(self._missing[0], LEVEL, ahead=False)
-        ):
-            self._brought.append(self._missing.popleft())
+        """Starts reads, in the order in which they were wanted, as far as bytes are free or can be freed.
+
+        One whose lease was given up, and whose bytes were not taken, is leased again.
+        """
+        while self._missing and self._transfers:
+            key = self._missing[0]
+            if lease := self._transfers.vram.acquire(key, LEVEL):
+                self._leases[key] = lease
+            elif self._transfers.start(key, LEVEL, ahead=False):
+                self._brought.append(key)
+            else:
+                return
+            self._missing.popleft()
 
     def collect(self) -> BaseException | None:
         """Ends every read that is done. Returns the error of one that failed."""

@@ -1,6 +1,6 @@
 """Has the coding agent Codex do a task against a server with a scripted model: `python -m tools.frontends.codex`.
 
-The agent is told to write a program and run it. The script answers with reasoning and a call for each of the two steps,
+The task is to write a program and run it. The script answers with reasoning and a call for each of the two steps,
 and with a sentence at the end; the agent runs the commands in an empty folder, outside of its sandbox. It speaks
 /v1/responses, and needs no network beyond this machine.
 

@@ -1,4 +1,4 @@
-"""Times products of an expert's rows by edgemoe's kernel and by the plainest loops of grouped.c, in one run.
+"""Times products of an expert's rows by edgemoe's kernel and by the plainest loops of plain/grouped.c, in one run.
 
     python -m tools.timing.products [--rows 1 16 64 256] [--levels 2 4 8] [--cores 1 2] [--rounds 5]
 
@@ -42,7 +42,7 @@ REPEATS = 1
 
 
 class Grouped(ctypes.Structure):
-    """`grouped` of grouped.c."""
+    """`grouped` of plain/grouped.c."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "groups", "tokens")),
@@ -51,14 +51,14 @@ class Grouped(ctypes.Structure):
 
 
 class PlainLoops:
-    """The loops of grouped.c, each thread with a matrix of its own."""
+    """The loops of plain/grouped.c, each thread with a matrix of its own."""
 
     def __init__(self, directory: Path) -> None:
         compiler = shutil.which("gcc")
         if compiler is None:
             raise UserError("gcc, which compiles the loops to compare with", "none", "install gcc")
         built = directory / "grouped.so"
-        source = Path(__file__).with_name("grouped.c")
+        source = Path(__file__).parent / "plain" / "grouped.c"
         subprocess.run(
             [compiler, "-O3", "-fwrapv", "-shared", "-fPIC", "-o", str(built), str(source)], check=True
         )

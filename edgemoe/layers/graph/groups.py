@@ -2,7 +2,7 @@
 
 An expert that the device's memory lacks is read where it lies in the host's: its planes come over the link while they
 are multiplied, and no copy, no request and no wait is needed. Between tokens the hottest of them move into the device's
-memory (policy.promotions).
+memory (layers.graph.promotions).
 
     layer      norm ─ q k v ─ … ─ router ─ choice ─► levels and addresses, from a table on the device ─► experts
     host       launches all groups; moves experts that the token before read; waits once; counts
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.layers.graph.places import ExpertPlaces
+from edgemoe.layers.graph.promotions import Promotions
 from edgemoe.policy.levels import LevelPolicy
-from edgemoe.policy.promotions import Promotions
 from storage.base import ExpertKey
 
 GROUP = 4

@@ -203,13 +203,13 @@ def test_chat_converts_a_checkpoint_once(checkpoint, tmp_path):
         "--levels",
         "8",
         "--vram-limit",
-        "3MB",
+        "4MB",
         stdin="the quick brown fox\n\nand the lazy dog\n",
     )
     assert (second.returncode, "converting" in second.stderr) == (0, False)
     assert made.items() <= {path: path.stat().st_mtime_ns for path in store.iterdir()}.items()
     turns = [json.loads(line) for line in second.stdout.splitlines()]
-    assert [turn["vram_limit_bytes"] for turn in turns] == [3_000_000] * 2
+    assert [turn["vram_limit_bytes"] for turn in turns] == [4_000_000] * 2
     assert (turns[0]["text"], turns[0]["cached_tokens"]) == (answer["text"], 0)
     assert turns[1]["cached_tokens"] >= turns[0]["prompt_tokens"]
 

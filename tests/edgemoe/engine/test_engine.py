@@ -19,6 +19,8 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.machine.process import disk_read_bytes
 from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
 SHARPER = 8
@@ -248,3 +250,19 @@ def test_objects_before_the_first_engine_are_frozen_once(open_engine, store, mon
     engine._model = engine._runtime = engine._runner = None  # the fixture keeps the engine itself
     gc.collect()
     assert model() is None
+
+
+def test_a_closed_engine_is_freed_without_the_collector(store):
+    """The first engine is itself among the frozen objects: a cycle through it would keep its weights in memory."""
+    settings = RunSettings(levels=(8,))
+    model = StoreModel.open(store)
+    engine = Engine(model, model.plan(vram_limit=4_000_000, settings=settings, context=64), settings)
+    engine.end_sequence(engine.new_sequence())
+    freed = weakref.ref(engine)
+    gc.disable()
+    try:
+        engine.close()
+        del engine
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -9,7 +9,7 @@ import torch
 from family_models import random_model, save
 from integrity import check_integrity
 
-from edgemoe.kv import step as step_module
+from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
@@ -25,7 +25,7 @@ FAMILIES = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "gpt_oss", "granitemoe
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a block as small as 8 rows."""
-    monkeypatch.setattr(step_module, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", BLOCK)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monke
     )
     results = []
     for block in (BLOCK, 64):
-        monkeypatch.setattr(step_module, "BLOCK_ROWS", block)
+        monkeypatch.setattr(blocks, "BLOCK_ROWS", block)
         taken.clear()
         sequence = engine.new_sequence()
         engine.prefill(sequence, PROMPT)

@@ -24,8 +24,9 @@ from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import BLOCK_ROWS, Segment, Step
+from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.process import resident_bytes
 from edgemoe.policy.importance import PromptAttention
 from prefetch.sigint import DeferredInterrupt

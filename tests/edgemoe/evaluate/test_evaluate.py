@@ -23,7 +23,7 @@ from edgemoe.evaluate.run import EvalReport, EvalRequest, run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
-from edgemoe.kv.step import BLOCK_ROWS
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings

@@ -1,6 +1,6 @@
 /* One new token of each of some sequences through decoder layers, for as long as every expert they need is resident. */
 #include "attention/attention.h"
-#include "dense.h"
+#include "dense/dense.h"
 #include "experts/expert_ffn.h"
 #include "levels.h"
 #include "router.h"

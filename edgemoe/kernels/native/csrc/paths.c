@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "dense.h"
+#include "dense/dense.h"
 
 int chosen_path[WORKS][ROW_BUCKETS];
 enum dot vnni_dot = DOT_AVX2;

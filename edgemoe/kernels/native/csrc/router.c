@@ -1,7 +1,7 @@
 /* The router: a token's top-k experts by a softmax over the router's product. */
 #include "router.h"
 
-#include "dense.h"
+#include "dense/dense.h"
 
 #if defined(__x86_64__)
 #include <math.h>

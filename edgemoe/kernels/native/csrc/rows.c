@@ -1,7 +1,7 @@
 /* Sums and norms of many rows, on all threads. */
 #include "rows.h"
 
-#include "dense.h"
+#include "dense/dense.h"
 
 #if defined(__x86_64__)
 enum { SLICE = 256, NORM_ROWS = 16 }; /* columns, and rows, of a task */

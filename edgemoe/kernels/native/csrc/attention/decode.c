@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "attention.h"
-#include "../dense.h"
+#include "../dense/dense.h"
 
 #if defined(__x86_64__)
 #include <math.h>

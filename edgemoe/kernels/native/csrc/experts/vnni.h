@@ -1,6 +1,6 @@
 /* The inner loops in AVX-512 with VNNI, where the processor has it. Each gives the bits of its AVX2 counterpart. */
 #pragma once
-#include "../dense.h"
+#include "../dense/dense.h"
 #include "planes.h"
 
 #if defined(__x86_64__)

@@ -2,7 +2,7 @@
  * float32. */
 #include "../experts/vnni.h"
 #include "tiles.h"
-#include "../dense.h"
+#include "../dense/dense.h"
 
 #if defined(__x86_64__)
 

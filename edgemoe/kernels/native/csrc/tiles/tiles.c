@@ -1,6 +1,6 @@
 /* The choice between AMX and its emulation, and a dense product's activations as tiles. */
 #include "tiles.h"
-#include "../dense.h"
+#include "../dense/dense.h"
 
 #if defined(__x86_64__)
 void gemm_block_amx(const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale, const float *sum,

@@ -1,7 +1,7 @@
 /* Products with dense weights, and norms. */
 #pragma once
-#include "paths.h"
-#include "pool.h"
+#include "../paths.h"
+#include "../pool.h"
 
 #if defined(__x86_64__)
 enum { DENSE_CHUNK = 256 }; /* columns per scale of 16-bit activations */

@@ -1,8 +1,8 @@
 /* Products with dense int8 or bf16 weights, and norms. */
 #include "dense.h"
-#include "dot.h"
-#include "experts/vnni.h"
-#include "tiles/tiles.h"
+#include "../dot.h"
+#include "../experts/vnni.h"
+#include "../tiles/tiles.h"
 
 #if defined(__x86_64__)
 typedef struct {

@@ -1,12 +1,12 @@
 """Compares eviction policies on the requests of a model that ran on a text.
 
-    python -m tools.timing.replay_eviction --model CHECKPOINT --text FILE [--levels 4/2] [--save-trace FILE] [--json]
-    python -m tools.timing.replay_eviction --trace FILE [--resident 0.125 0.25 0.5] [--json]
+    python -m tools.eviction.replay_eviction --model CHECKPOINT --text FILE [--levels 4/2] [--save-trace FILE] [--json]
+    python -m tools.eviction.replay_eviction --trace FILE [--resident 0.125 0.25 0.5] [--json]
 
-Replays a trace of requests (tools/timing/routing_trace.py) through the cache's tier, in the engine's resident form with
-the engine's split of bytes into blocks, with every policy at several sizes: bytes as a fraction of all experts' bytes
-at 4 bits. Prints the fraction of requests that were hits, and the fraction of the requested bits
-that had to be read. `belady` knows the future and evicts the expert whose next use is farthest: no policy has more hits
+Replays a trace of requests (tools/eviction/routing_trace.py) through the cache's tier, in the engine's resident form
+with the engine's split of bytes into blocks, with every policy at several sizes: bytes as a fraction of all experts'
+bytes at 4 bits. Prints the fraction of requests that were hits, and the fraction of the requested bits that had
+to be read. `belady` knows the future and evicts the expert whose next use is farthest: no policy has more hits
 where all requests are at one level. With several levels it still orders whole experts, so it is no bound there.
 """
 
@@ -40,7 +40,7 @@ from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 from storage.record import MatrixSpec, RecordGeometry
 from tools.command_line import failed, make_parser
-from tools.timing.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
+from tools.eviction.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
 
 BELADY = "belady"
 RECORDING = {
@@ -257,7 +257,7 @@ def load(given: argparse.Namespace) -> Trace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = make_parser("tools.timing.replay_eviction", __doc__)
+    parser = make_parser("tools.eviction.replay_eviction", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, help="a checkpoint to record a trace with")
     source.add_argument("--trace", type=Path, help="a trace recorded before")
@@ -271,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         outcomes = compare(load(given), given.resident)
     except EdgemoeError as error:
-        return failed("tools.timing.replay_eviction", error)
+        return failed("tools.eviction.replay_eviction", error)
     if given.json:
         print(json.dumps({"rows": [asdict(outcome) for outcome in outcomes]}))
     else:

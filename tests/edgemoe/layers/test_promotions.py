@@ -1,10 +1,10 @@
-"""policy.promotions: which experts move, and which stay where they are."""
+"""layers.graph.promotions: which experts move, and which stay where they are."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgemoe.policy.promotions import HALF_LIFE, MOST, Promotions
+from edgemoe.layers.graph.promotions import HALF_LIFE, MOST, Promotions
 from storage.base import ExpertKey
 
 HOT, WARM = ExpertKey(0, 0), ExpertKey(0, 1)

@@ -83,7 +83,7 @@ def compiled(program: str, cache: Path) -> dict[str, Any]:
     inner = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=False,

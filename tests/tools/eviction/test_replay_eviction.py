@@ -1,4 +1,4 @@
-"""tools/timing/replay_eviction.py and routing_trace.py: hand-computed traces, and the recording of a model."""
+"""tools/eviction/replay_eviction.py and routing_trace.py: hand-computed traces, and the recording of a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cache.policies import POLICIES, make_policy
 from edgemoe.policy.settings import RunSettings
 from storage.base import ExpertKey
 from storage.errors import DamagedData, UserError
-from tools.timing.replay_eviction import Belady, blocks_for, compare, main, replay
-from tools.timing.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
+from tools.eviction.replay_eviction import Belady, blocks_for, compare, main, replay
+from tools.eviction.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
 
 SOURCE = TraceSource("8/4", 0.75, "ceil", layers=2, experts=8, top_k=4)
 

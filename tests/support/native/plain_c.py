@@ -1,4 +1,4 @@
-"""The compiled kernel's arithmetic in plain C (native/reference.c), compiled where a test first calls it."""
+"""The compiled kernel's arithmetic in plain C (reference.c), compiled where a test first calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-SOURCE = Path(__file__).parent / "native" / "reference.c"
+SOURCE = Path(__file__).with_name("reference.c")
 
 
 @cache

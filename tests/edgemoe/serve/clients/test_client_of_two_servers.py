@@ -27,7 +27,7 @@ openai = pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 QUESTIONS = ("What is the capital of France?", "What is 12 + 30?", "Sort these numbers: 5, 3, 9")
 START = 900
