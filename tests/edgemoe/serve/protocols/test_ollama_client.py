@@ -249,8 +249,13 @@ def test_a_client_that_leaves_ends_its_chat(served, client, wants):
     """Its place is free, and the answer is computed no further."""
     wants("one two three " * 90)
     computed = served.serving.new_tokens
-    stream = client.chat("x", QUESTION, stream=True)
-    next(stream)
-    stream.close()
-    served.idle()
+    engine = served.serving.model.engine
+    engine.watch(lambda layer, chosen: time.sleep(0.005))  # the whole answer takes longer than it is watched
+    try:
+        stream = client.chat("x", QUESTION, stream=True)
+        next(stream)
+        stream.close()
+        served.idle()
+    finally:
+        engine.watch(lambda layer, chosen: None)
     assert (served.serving.model.status().running, served.serving.new_tokens) == (0, computed)

@@ -295,9 +295,14 @@ def test_a_client_that_leaves_ends_its_response(served, responses, wants):
     """Its place is free, and the answer is computed no further."""
     wants("one two three " * 90)
     computed = served.serving.new_tokens
-    with responses.create(**BODY | {"max_output_tokens": 1000, "stream": True}) as stream:
-        for event in stream:
-            if event.type == "response.output_text.delta":
-                break
-    served.idle()
+    engine = served.serving.model.engine
+    engine.watch(lambda layer, chosen: time.sleep(0.005))  # the whole answer takes longer than it is watched
+    try:
+        with responses.create(**BODY | {"max_output_tokens": 1000, "stream": True}) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    break
+        served.idle()
+    finally:
+        engine.watch(lambda layer, chosen: None)
     assert (served.serving.model.status().running, served.serving.new_tokens) == (0, computed)
