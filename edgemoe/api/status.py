@@ -83,7 +83,11 @@ class Status:
         """Takes it from an engine that other threads use."""
         plan, kept = engine.plan, scheduler.kept_bytes
         kv = max(engine.memory.kv_bytes - kept, 0)
-        fixed = {"driver": plan.driver_bytes, "dense": plan.dense_bytes, "workspace": plan.workspace_bytes}
+        fixed = {
+            "driver": plan.driver_bytes,
+            "dense": plan.dense_bytes,
+            "workspace": plan.workspace_bytes + engine.memory.long_step_bytes,
+        }
         tiers = {"vram": engine.vram, "dram": engine.dram}
         return cls(
             waiting=scheduler.waiting,

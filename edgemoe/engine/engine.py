@@ -43,6 +43,7 @@ from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
+from edgemoe.memory.workspace import long_step_bytes
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel, require_base_level
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -511,11 +512,13 @@ class Engine:
         if step.rows > max(most, len(step.segments)):
             raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
-        if hot:
-            hot.before_step(prompt=prompt)
-        logits = self._runner.run(step, all_rows=all_rows)
-        if hot:
-            hot.after_step(step.rows, prompt=prompt)
+        rows = step.rows if prompt else 0
+        with self.memory.long_step(long_step_bytes(self.shape, rows)):
+            if hot:
+                hot.before_step(prompt=prompt)
+            logits = self._runner.run(step, all_rows=all_rows)
+            if hot:
+                hot.after_step(step.rows, prompt=prompt)
         return logits
 
     def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""An engine's limit: blocks of experts give way to the KV of sequences, and come back (decision 0042)."""
+"""An engine's limit: blocks of experts give way to sequences and long steps, and come back (decision 0042)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cache.budget import Budget
 from edgemoe.memory.plan import MemoryPlan
@@ -16,7 +17,8 @@ def _keep(blocks: Mapping[str, int]) -> None:
 class LimitedMemory:
     """Reserves a plan's bytes: fixed ones, blocks of experts, and sequences, which are promised the plan's whole KV.
 
-    Where sequences need bytes that the budget lacks, experts lose blocks first; whatever sequences return, experts get.
+    Where sequences, or the step of a long prompt, need bytes that the budget lacks, experts lose blocks first; whatever
+    these return, experts get.
     Used by the engine's thread between two steps, so no step finds too little memory.
 
     Args:
@@ -27,6 +29,7 @@ class LimitedMemory:
     Attributes:
         budget: of the limit.
         blocks: block kind's name -> blocks that experts have now.
+        long_step_bytes: that a step has now beside the workspace.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class LimitedMemory:
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("compensators", plan.compensators_bytes)
         self._fixed_bytes = self.budget.used
+        self.long_step_bytes = 0
         self.budget.reserve("planes", self.expert_bytes)
         self._grows = plan.grows
 
@@ -50,12 +54,12 @@ class LimitedMemory:
     @property
     def kv_bytes(self) -> int:
         """Bytes that sequences have reserved."""
-        return self.budget.used - self._fixed_bytes - self.expert_bytes
+        return self.budget.used - self._fixed_bytes - self.long_step_bytes - self.expert_bytes
 
     @property
     def free_kv_bytes(self) -> int:
         """Bytes that sequences can still reserve, those included that experts give up for them."""
-        least = self._split.bytes_of(self._plan.vram_blocks)
+        least = self._split.bytes_of(self._plan.vram_blocks) + self._plan.long_step_bytes
         return self.budget.limit - self._fixed_bytes - least - self.kv_bytes
 
     def require_kv(self, nbytes: int) -> None:
@@ -85,14 +89,39 @@ class LimitedMemory:
         if self._grows:
             self._fit_blocks(self.kv_bytes)
 
+    @contextmanager
+    def long_step(self, nbytes: int) -> Iterator[None]:
+        """Has bytes beside the workspace for as long as the block runs, at most the plan's long_step_bytes.
+
+        0 bytes change nothing, so that short steps may run between the layers of a long one.
+        """
+        if not nbytes:
+            yield
+            return
+        assert nbytes <= self._plan.long_step_bytes
+        assert not self.long_step_bytes
+        if self.budget.used + nbytes > self.budget.limit:
+            self._fit_blocks(self.kv_bytes, nbytes)
+        self.budget.reserve("workspace", nbytes)
+        self.long_step_bytes = nbytes
+        try:
+            yield
+        finally:
+            self.budget.release(nbytes)
+            self.long_step_bytes = 0
+            if self._grows:
+                self._fit_blocks(self.kv_bytes)
+
     def close(self) -> None:
         """Leaves the blocks as they are from now on, and drops `resize`, by which it may refer to its owner."""
         self._grows, self._resize = False, _keep
 
-    def _fit_blocks(self, kv: int) -> None:
-        """Gives experts the blocks that fit beside so many bytes of KV, or beside the first ones if these are more."""
-        kv = max(kv, self._plan.first_kv_bytes)
-        blocks = self._split.blocks(self.budget.limit - self._fixed_bytes - kv)
+    def _fit_blocks(self, kv: int, long_step: int | None = None) -> None:
+        """Gives experts the blocks that fit beside bytes of KV, at least the plan's first ones, and of a long step."""
+        taken = max(kv, self._plan.first_kv_bytes) + (
+            self.long_step_bytes if long_step is None else long_step
+        )
+        blocks = self._split.blocks(self.budget.limit - self._fixed_bytes - taken)
         blocks = {kind: min(count, self._plan.first_blocks[kind]) for kind, count in blocks.items()}
         if blocks != self.blocks:
             before = self.expert_bytes

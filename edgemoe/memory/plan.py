@@ -13,7 +13,7 @@ from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
-from edgemoe.memory.workspace import default_prefill_rows, scored_rows, workspace_bytes
+from edgemoe.memory.workspace import default_prefill_rows, long_step_bytes, scored_rows, workspace_bytes
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
 from storage.base import ResidentForm
@@ -35,10 +35,10 @@ PROCESS_BYTES = 500_000_000
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per purpose. Driver, dense, KV, workspace, compensators and plane bytes add up to the VRAM limit.
+    """Bytes per purpose. Driver, dense, KV, workspace, long step, compensators and planes add up to the VRAM limit.
 
-    In RAM the KV grows with the sequences: experts begin with what it does not take yet (`first_blocks`), and have
-    `plane_bytes` once it is whole.
+    In RAM the KV grows with the sequences, and a long prompt's step has its memory only while it runs: experts begin
+    with what these do not take (`first_blocks`), and have `plane_bytes` beside the whole of both.
     """
 
     vram_limit_bytes: int
@@ -77,14 +77,16 @@ class MemoryPlan:
     """The format of keys and values."""
     prefill_rows: int = BLOCK_ROWS
     """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
+    long_step_bytes: int = 0
+    """What the rows of a prompt's step beyond one block take while it runs."""
     first_kv_bytes: int = 0
     """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
     first_blocks: dict[str, int] = field(default_factory=dict)
-    """Block kind's name -> blocks in the VRAM tier beside so much KV; `vram_blocks`: beside all of it."""
+    """Block kind's name -> blocks of the VRAM tier beside so much KV; `vram_blocks`: beside all KV and a long step."""
 
     @property
     def vram_experts(self) -> int:
-        """Most experts in the VRAM tier, at any level, beside the whole KV."""
+        """Most experts in the VRAM tier, at any level, beside the whole KV and a long step."""
         return max(self.vram_blocks.values())
 
     @property
@@ -94,8 +96,8 @@ class MemoryPlan:
 
     @property
     def grows(self) -> bool:
-        """Whether experts have bytes that the KV has not come to yet."""
-        return self.first_kv_bytes < self.kv_bytes
+        """Whether experts have bytes that the KV has not come to yet, or that a long step takes."""
+        return self.first_kv_bytes < self.kv_bytes + self.long_step_bytes
 
     @property
     def dram_experts(self) -> int:
@@ -114,7 +116,7 @@ class MemoryPlan:
 
         at_first, at_last = (
             self.first_kv_bytes + size(self.first_blocks),
-            self.kv_bytes + size(self.vram_blocks),
+            self.kv_bytes + self.long_step_bytes + size(self.vram_blocks),
         )
         others = self.dense_bytes + self.workspace_bytes + self.compensators_bytes + size(self.dram_blocks)
         return others + max(at_first, at_last)
@@ -123,7 +125,8 @@ class MemoryPlan:
         """How many experts at which levels, for `lines`."""
         high, low, most = self.levels[0], self.levels[-1], self.first_experts
         if self.hot_experts is None:
-            fewer = f", {self.vram_experts} once the KV is whole" if self.vram_experts < most else ""
+            beside = "the whole KV" + (" and a long prompt" if self.long_step_bytes else "")
+            fewer = f", {self.vram_experts} beside {beside}" if self.vram_experts < most else ""
             return f"{most} experts resident at {format_levels(self.levels)} bits{fewer}"
         every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
         rest = "" if most == self.experts else "; the others are read when a token wants them"
@@ -137,8 +140,8 @@ class MemoryPlan:
         """The plan as two lines of text."""
         driver = f"driver {format_size(self.driver_bytes)}, " if self.driver_bytes else ""
         # On a device an expert may be in both tiers; tiers in RAM are exclusive.
-        more = "" if self.driver_bytes else "more "
-        dram = f", {self.dram_experts} {more}in DRAM" if self.dram_experts else ""
+        others = "" if self.driver_bytes else "more "
+        dram = f", {self.dram_experts} {others}in DRAM" if self.dram_experts else ""
         staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
         merged = 2 in self.levels and P4 in self.vram_blocks
         sequences = f"{self.parallel} times " if self.parallel > 1 else ""
@@ -149,13 +152,15 @@ class MemoryPlan:
             factors = (
                 f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
             )
-        experts = self.plane_bytes + self.kv_bytes - self.first_kv_bytes
-        whole = format_size(self.kv_bytes)
-        kv = f"KV {format_size(self.first_kv_bytes)}, growing to {whole}" if self.grows else f"KV {whole}"
+        experts = self.plane_bytes + self.long_step_bytes + self.kv_bytes - self.first_kv_bytes
+        kv, first = f"KV {format_size(self.kv_bytes)}", format_size(self.first_kv_bytes)
+        if self.first_kv_bytes < self.kv_bytes:
+            kv = f"KV {first}, growing to {format_size(self.kv_bytes)}"
+        more = f" (a long prompt {format_size(self.long_step_bytes)} more)" if self.long_step_bytes else ""
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
-            f"workspace {format_size(self.workspace_bytes)}, {factors}experts {format_size(experts)}",
+            f"workspace {format_size(self.workspace_bytes)}{more}, {factors}experts {format_size(experts)}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )
@@ -222,7 +227,7 @@ def make_plan(
     planes = free - resident
     split = BlockSplit.of(shape, form, settings, damage)
     first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
-    first_blocks = split.blocks(planes + fixed["kv_bytes"] - first_kv)
+    first_blocks = split.blocks(planes + fixed["long_step_bytes"] + fixed["kv_bytes"] - first_kv)
     # Tiers in RAM are exclusive.
     left = shape.experts - (0 if device else max(vram_blocks.values()))
     dram_blocks = count_blocks(dram_limit, split.fractions, left, 1) if dram_limit and left else {}
@@ -297,12 +302,13 @@ def _fixed_bytes(
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
     place = device.place if device else torch.device("cpu")
-    workspace = workspace_bytes(shape, geometry, context, place, parallel, prefill_rows)
+    workspace = workspace_bytes(shape, geometry, context, place, parallel)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,
         "kv_bytes": parallel * shape.kv.bytes_for(context),
         "workspace_bytes": workspace + _overhead_bytes(shape, device),
+        "long_step_bytes": long_step_bytes(shape, min(prefill_rows, context)),
     }
 
 

@@ -49,22 +49,25 @@ def workspace_bytes(
     context: int,
     place: torch.device,
     parallel: int = 1,
-    prefill_rows: int = BLOCK_ROWS,
 ) -> int:
-    """Upper estimate of the bytes that one step allocates, without weights and KV.
+    """Upper estimate of the bytes that a step of one block of rows allocates, without weights and KV.
 
-    What lives through a whole layer, for all rows of a prompt's step; and the largest of the layer's three parts, for a
-    block of rows: attention, a dense product, its experts. Activations are bf16 with float32 copies. Each sequence has
-    a row of logits; sampling one of them takes some more.
+    What lives through a whole layer, and the largest of its three parts: attention, a dense product, experts.
+    Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of them takes some more.
+    The rows of a longer step take long_step_bytes as well.
     """
     rows = max(min(context, BLOCK_ROWS), parallel)
     attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
     largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
-    more = max(min(context, prefill_rows) - rows, 0) * _bytes_a_row(shape)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    return _hidden_bytes(shape, rows) + largest + more + logits + kept
+    return _hidden_bytes(shape, rows) + largest + logits + kept
+
+
+def long_step_bytes(shape: ModelShape, rows: int) -> int:
+    """Upper estimate of what a prompt's rows beyond one block take in a step, through a whole layer, bytes."""
+    return max(rows - BLOCK_ROWS, 0) * _bytes_a_row(shape)
 
 
 def scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:

@@ -49,6 +49,7 @@ def one_prompt(
         "ssd_bytes": read,
         "of_experts": read / (store.form.bytes_at(level) * store.shape.experts),
         "workspace_bytes": plan.workspace_bytes,
+        "long_step_bytes": plan.long_step_bytes,
         "peak_bytes": peak,
         "vram_limit_bytes": plan.vram_limit_bytes,
     }

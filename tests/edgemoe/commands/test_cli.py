@@ -68,6 +68,7 @@ PLAN = (
     "dense_bytes",
     "kv_bytes",
     "workspace_bytes",
+    "long_step_bytes",
     "staging_bytes",
     "plane_bytes",
     "minimum_vram_bytes",
@@ -482,7 +483,9 @@ def test_plan(run, tiny_store, limit):
     assert (code, out.count("\n")) == (0, 1)
     assert all(type(made[name]) is int for name in PLAN)
     assert set(made["experts_resident"]) == {"8", "4", "2"}
-    parts = sum(made[f"{part}_bytes"] for part in ("dense", "kv", "workspace", "staging", "plane"))
+    parts = sum(
+        made[f"{part}_bytes"] for part in ("dense", "kv", "workspace", "long_step", "staging", "plane")
+    )
     assert 0 < parts <= made["vram_limit_bytes"]
     if limit:
         assert (made["vram_limit_bytes"], made["dram_limit_bytes"]) == (5_000_000, 100_000)

@@ -11,6 +11,7 @@ from integrity import check_integrity
 
 from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.memory import workspace
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy
@@ -109,6 +110,36 @@ def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monke
     assert ((cut - whole).abs() * len(PROMPT)).max() <= 1.01  # nearly equal tokens may change places
     assert cut.unique().numel() == len(PROMPT)
     assert torch.equal(results[0][0][2], results[1][0][2])
+
+
+def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypatch):
+    """Experts have the memory of a long prompt's rows but while such a step runs, and the budget holds all along."""
+    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
+    want, _ = answered(open_engine(tiny_store, prefill_rows=64))
+    engine = open_engine(tiny_store, experts=3, prefill_rows=64)
+    shape, memory, plan = engine.shape, engine.memory, engine.plan
+    row = 12 * shape.hidden + 10 * shape.experts_per_layer + 64 * shape.top_k
+    assert plan.long_step_bytes == 56 * row
+    first, used, seen = dict(memory.blocks), engine.budget.used, list[tuple[int, int]]()
+    assert plan.first_experts > plan.vram_experts == 3
+
+    def note(layer: int, chosen: torch.Tensor) -> None:
+        assert engine.budget.used <= engine.budget.limit
+        assert memory.expert_bytes + memory.kv_bytes + memory.long_step_bytes < engine.budget.used
+        seen.append((len(chosen), min(memory.blocks.values())))
+        check_integrity(engine.vram)
+
+    engine.watch(note)
+    got, _ = answered(engine)
+    assert torch.equal(got, want)
+    assert {blocks for rows, blocks in seen if rows > BLOCK} == {3}
+    assert {blocks for rows, blocks in seen if rows <= BLOCK} == {min(first.values())}
+    sequence, turns = engine.new_sequence(), iter(range(4, -1, -1))
+    long = Step((Segment(sequence, tuple(PROMPT), PromptAttention()),), lambda: next(turns) == 0)
+    with pytest.raises(StepCancelled):
+        engine.step(long)
+    engine.end_sequence(sequence)
+    assert (memory.blocks, engine.budget.used, memory.long_step_bytes) == (first, used, 0)
 
 
 def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny_store):

@@ -248,7 +248,7 @@ def test_the_plan_has_their_bytes(compensated):
     more = found.compensators_bytes - index.nbytes + 2 * index.largest
     assert found.minimum_vram_bytes == off.minimum_vram_bytes + more
     assert re.search(", compensators [0-9.]+ KB, experts", found.lines()[0])
-    parts = ("dense", "kv", "workspace", "compensators", "plane")
+    parts = ("dense", "kv", "workspace", "long_step", "compensators", "plane")
     assert sum(getattr(found, f"{part}_bytes") for part in parts) == found.vram_limit_bytes
     with pytest.raises(DoesNotFit, match="compensators") as error:
         plan(compensated, found.minimum_vram_bytes - 1, **ONE)

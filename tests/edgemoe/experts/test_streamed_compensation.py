@@ -278,7 +278,7 @@ def test_a_plan_streams_what_does_not_fit(own):
     resident = []
     for limit in range(whole.minimum_vram_bytes, fits + 1, (fits - whole.minimum_vram_bytes) // 20):
         found = plan_of(own, limit)
-        parts = ("dense", "kv", "workspace", "compensators", "plane")
+        parts = ("dense", "kv", "workspace", "long_step", "compensators", "plane")
         assert sum(getattr(found, f"{part}_bytes") for part in parts) == limit
         resident.append(found.compensators_resident_bytes)
     assert plan_of(own, fits).compensators_resident_bytes == index.nbytes

@@ -77,7 +77,14 @@ def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, co
         with pytest.raises(DoesNotFit):
             plan(vram_limit=refused.minimum - 1, levels=(level,), context=context)
         return
-    parts = made.dense_bytes + made.kv_bytes + made.workspace_bytes + made.staging_bytes + made.plane_bytes
+    parts = (
+        made.dense_bytes
+        + made.kv_bytes
+        + made.workspace_bytes
+        + made.long_step_bytes
+        + made.staging_bytes
+        + made.plane_bytes
+    )
     assert parts == made.vram_limit_bytes == limit
     assert MINIMUM_EXPERTS <= made.vram_experts <= SHAPE.experts
     assert made.vram_experts * FORM.bytes_at(level) <= made.plane_bytes
@@ -96,7 +103,7 @@ def test_a_plan_for_several_sequences(parallel):
     assert many.kv_bytes == parallel * one.kv_bytes
     logits, rows = (parallel - 1) * SHAPE.vocab * 6, parallel * SHAPE.top_k * SHAPE.hidden * 4
     assert many.workspace_bytes == one.workspace_bytes + logits + rows
-    parts = many.dense_bytes + many.kv_bytes + many.workspace_bytes + many.plane_bytes
+    parts = many.dense_bytes + many.kv_bytes + many.workspace_bytes + many.long_step_bytes + many.plane_bytes
     assert parts == many.vram_limit_bytes
     assert f"{parallel} times 1024 tokens" in many.lines()[0]
     with pytest.raises(DoesNotFit, match=f"1024 tokens of context of {parallel} sequences"):
