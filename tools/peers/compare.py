@@ -13,9 +13,10 @@ times are of the steps that all of them share.
 Under a limit the runs are cold: the clock starts when the model is open. llama.cpp then has in memory whatever mapping
 the file left there, edgemoe whatever loading filled its free blocks with (a row such as 4-empty fills none). `load s`
 is the time before. Without a limit the runs are warm: random tokens and the prompt itself run first, for ten seconds,
-so that the whole model is resident. llama.cpp maps its model; its weight repacking is off under a limit, and where
-llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's
---vram-limit is the limit less --beside, the memory that its process takes outside --vram-limit.
+so that the whole model is resident. --context sets aside KV for more tokens than a prompt and its answer have, and
+--kv-cache stores it in another format, in both programs. llama.cpp maps its model; its weight repacking is off under a
+limit, and where llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's --vram-limit
+is the limit less --beside, the memory that its process takes outside --vram-limit.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
@@ -42,6 +43,7 @@ from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.kv.formats import KVFormat
 from edgemoe.models.tokenizer import load_tokenizer
 from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed
@@ -114,6 +116,8 @@ class Comparison:
             "capped": limit is not None,
             "repacking": limit is None and self.crash is None,
             "popularity": popularity,
+            "context": self.options.context,
+            "kv_cache": self.options.kv_cache,
             "experts": self.experts,
         }
         own = None if limit is None else limit - self.options.beside
@@ -218,6 +222,8 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
         ),
         "beside_bytes": options.beside,
         "prompts": f"{source}, by the demo model's tokenizer",
+        "context": options.context,
+        "kv_cache": options.kv_cache,
         "new_tokens": options.new_tokens,
         "rounds": options.rounds,
         "seed": options.seed,
@@ -236,7 +242,7 @@ def require_fit(
         for program in programs:
             if limit is not None:
                 own, prompts = limit - options.beside, [[0] * length] * batch
-                context = length + most_tokens(prompts, options.new_tokens)
+                context = options.context or length + most_tokens(prompts, options.new_tokens)
                 settings = run_settings(store.manifest.max_level, **(program.settings or {}))
                 store.plan(vram_limit=own, settings=settings, context=context, parallel=batch)
                 say(f"{program.name} inside {show_limit(limit)}: --vram-limit {format_size(own)}")
@@ -253,6 +259,8 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
     require_folders(options.json)
     require_plot(options.plot)
     store = StoreModel.open(options.store)
+    if options.kv_cache:
+        store = store.with_kv(KVFormat(options.kv_cache, options.kv_cache))
     programs = [
         peer_program(options),
         *(edgemoe_program(levels, options.store) for levels in options.settings),

@@ -2,8 +2,9 @@
 
 The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
 edgemoe.commands.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
-resident model; `fill` says whether loading ends with Engine.fill. The answer's `row` has hit rates, bytes and the
-bound of the timed decode steps, as `edgemoe bench` computes them, with bandwidths probed after the engine is closed.
+resident model; `fill` says whether loading ends with Engine.fill; `context` and `kv_cache`, where given, are as of
+tools.peers.compare. The answer's `row` has hit rates, bytes and the bound of the timed decode steps, as `edgemoe bench`
+computes them, with bandwidths probed after the engine is closed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace, Request, Scheduler
+from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
@@ -49,13 +51,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serves one request."""
     torch.set_num_threads(request["threads"])
     store = StoreModel.open(Path(request["model"]))
+    if request.get("kv_cache"):
+        store = store.with_kv(KVFormat(request["kv_cache"], request["kv_cache"]))
     settings = run_settings(store.manifest.max_level, **request["settings"])
     prompts = request["prompts"]
     longest = max(map(len, [*prompts, *request["warm_up"]]))
     plan = store.plan(
         vram_limit=request["vram_limit"],
         settings=settings,
-        context=longest + most_tokens(prompts, request["new_tokens"]),
+        context=request.get("context") or longest + most_tokens(prompts, request["new_tokens"]),
         parallel=len(prompts),
     )
     counts, count = counting(store.shape.layers, store.shape.experts_per_layer)

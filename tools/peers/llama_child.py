@@ -24,6 +24,9 @@ from tools.peers.warm_up import warm_ups
 TOP_K_NAME = re.compile(rb"ffn_moe_topk-(\d+)")
 """llama.cpp's name of the tensor of a layer's chosen experts, int32 [experts used, tokens]."""
 
+KV_TYPES = {"bf16": 30, "q8_0": 8, "q4_0": 2}
+"""ggml's numbers of the formats of keys and values; without one llama.cpp takes fp16."""
+
 BATCH = 512
 """Maximum prompt tokens a call: llama.cpp's default of a physical batch."""
 
@@ -99,11 +102,16 @@ def load_model(request: dict[str, Any]) -> Any:
 
 
 def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> Any:
-    """Opens a context of a sequence for each prompt, the longest and the new tokens each; returns its handle."""
+    """Opens a context of a sequence for each prompt; returns its handle.
+
+    Each has the request's context, or room for the longest prompt and the new tokens.
+    """
     parameters = llama_cpp.llama_context_default_params()
     longest = max(map(len, [*request["prompts"], *request["warm_up"]]))
     parameters.n_seq_max = len(request["prompts"])
-    parameters.n_ctx = (longest + request["new_tokens"]) * parameters.n_seq_max
+    parameters.n_ctx = (request.get("context") or longest + request["new_tokens"]) * parameters.n_seq_max
+    if request.get("kv_cache"):
+        parameters.type_k = parameters.type_v = KV_TYPES[request["kv_cache"]]
     parameters.n_batch = parameters.n_ubatch = BATCH
     parameters.n_threads = parameters.n_threads_batch = request["threads"]
     if counts:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgemoe.console.sizes import parse_size
+from edgemoe.kv.formats import KINDS
 from edgemoe.memory.plan import PROCESS_BYTES
 from tools.command_line import make_parser, positive, two_or_more
 
@@ -58,6 +59,14 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=_list_of(positive), default=[64, 512], help="default: 64,512")
     add("--batch", type=_list_of(positive), default=[1], help="prompts that decode together; default: 1")
     add("--prompt-file", type=Path, help="text to cut prompts from; default: conversations")
+    add(
+        "--context",
+        type=positive,
+        help="tokens of KV that programs set aside; default: those of prompt and answer",
+    )
+    add(
+        "--kv-cache", choices=KINDS, help="format of keys and values; default: each program's own, of 16 bits"
+    )
     add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--seed", type=int, default=0, help="of prompts")
 

@@ -138,6 +138,20 @@ def test_failed_run_gives_an_outcome_with_its_reason(
 
 @needs_cgroup
 @pytest.mark.e2e
+def test_both_programs_get_the_context_and_the_format_of_its_kv(arguments: list[str], tmp_path: Path) -> None:
+    """edgemoe sets aside that KV, and the peer is asked for the same; the report says so."""
+    more = ["--kv-cache", "q8_0", "--context", "300", "--no-popularity"]
+    assert compare.main([*arguments, *more]) == 0
+    (asked,) = requests(tmp_path)
+    assert (asked["context"], asked["kv_cache"]) == (300, "q8_0")
+    report = json.loads((tmp_path / "report.json").read_text())
+    plan = report["runs"][1]["plan"]
+    assert (plan["context"], plan["kv_cache"]) == (300, "q8_0")
+    assert report["environment"]["kv_cache"] == "q8_0"
+
+
+@needs_cgroup
+@pytest.mark.e2e
 def test_a_peer_that_crashes_with_repacking_runs_without(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +315,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
+    options.context = options.kv_cache = None
     none: Any = None
     comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
