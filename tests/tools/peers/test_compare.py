@@ -139,11 +139,11 @@ def test_failed_run_gives_an_outcome_with_its_reason(
 @needs_cgroup
 @pytest.mark.e2e
 def test_both_programs_get_the_context_and_the_format_of_its_kv(arguments: list[str], tmp_path: Path) -> None:
-    """edgemoe sets aside that KV, and the peer is asked for the same; the report says so."""
+    """edgemoe sets aside that KV, and the peer is to have the same; the report says so."""
     more = ["--kv-cache", "q8_0", "--context", "300", "--no-popularity"]
     assert compare.main([*arguments, *more]) == 0
-    (asked,) = requests(tmp_path)
-    assert (asked["context"], asked["kv_cache"]) == (300, "q8_0")
+    (request,) = requests(tmp_path)
+    assert (request["context"], request["kv_cache"]) == (300, "q8_0")
     report = json.loads((tmp_path / "report.json").read_text())
     plan = report["runs"][1]["plan"]
     assert (plan["context"], plan["kv_cache"]) == (300, "q8_0")
