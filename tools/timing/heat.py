@@ -10,6 +10,7 @@ prompt of the text. Prints medians of time to the first token, time per later to
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -74,7 +75,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             until = time.monotonic() + idle
             engine.fill(lambda: time.monotonic() < until)
             answers = [answer(engine, prompt, given.new_tokens) for prompt in prompts]
-            return answers, engine.heat()
+            used = engine.heat()
+        del engine
+        gc.collect()  # its memory is freed before the next one opens
+        return answers, used
 
     _, used = start({}, prompts[:EARLIER], 0.0)
     kept = mixed({}, used)
