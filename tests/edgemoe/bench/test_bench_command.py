@@ -50,6 +50,12 @@ def test_one_setting(bench):
     ]
 
 
+def test_a_wanted_time(bench):
+    """Bits that follow a time per token are measured like any others; no evaluation has their quality."""
+    rows = json.loads(bench(*SHORT, "--levels", "8/4/2/0", "--tpot-target", "50ms", "--json"))["rows"]
+    assert [(r["name"], r["quality"]) for r in rows] == [("8/4/2/0 50 ms", None)] * 2
+
+
 def test_the_ablation_in_one_command(bench, tmp_path):
     """Nine rows, cold and warm, a picture and a timeline of all of them."""
     pytest.importorskip("matplotlib")
