@@ -132,7 +132,7 @@ INLINE void bf16_tile(int tokens, const uint16_t *w, const float *x, int64_t col
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
+    for (; k < cols; k++) rest = __builtin_fmaf(from_bf16(w[k]), x[k], rest);
     for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
@@ -226,8 +226,8 @@ AVX2 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsi
         float lanes[8] = {0};
         int64_t k = 0;
         for (; k + 8 <= cols; k += 8)
-            for (int j = 0; j < 8; j++) lanes[j] += from_bf16(x[k + j]) * from_bf16(x[k + j]);
-        for (; k < cols; k++) lanes[0] += from_bf16(x[k]) * from_bf16(x[k]);
+            for (int j = 0; j < 8; j++) lanes[j] = __builtin_fmaf(from_bf16(x[k + j]), from_bf16(x[k + j]), lanes[j]);
+        for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]), from_bf16(x[k]), lanes[0]);
         const float sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
         const float by = 1 / __builtin_sqrtf(sum / (float)cols + epsilon);
         for (k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(weight[k]) * from_bf16(to_bf16(from_bf16(x[k]) * by)));
