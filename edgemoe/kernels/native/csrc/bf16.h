@@ -1,13 +1,28 @@
-/* bf16 conversions, AVX2 primitives and prefetching, for every file of the compiled kernel. */
+/* bf16 conversions, primitives in 256 bits and prefetching, for every file of the compiled kernel. */
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Whether the architecture has code: x86-64, and aarch64 under Linux, where neon.h gives AVX2's operations. */
+#if defined(__x86_64__) || (defined(__aarch64__) && defined(__linux__))
+#define COMPILED 1
+#else
+#define COMPILED 0
+#endif
+
+#if COMPILED
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma")))
+#else
+#define AVX2
+#endif
+#define INLINE static inline __attribute__((always_inline)) AVX2
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma")))
-#define INLINE static inline __attribute__((always_inline)) AVX2
+#else
+#include "neon.h"
+#endif
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 

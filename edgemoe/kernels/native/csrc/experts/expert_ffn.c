@@ -4,7 +4,7 @@
 #include "expert_ffn.h"
 #include "products.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Both products of several experts and the gating between them, without a barrier: the tasks of an expert's second
  * product follow those of the next expert's first. The thread that ends the last task of a first product computes the
  * gating; tasks of the second product wait for it, and never for a later task. */
