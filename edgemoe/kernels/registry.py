@@ -56,7 +56,8 @@ class Compute:
 def kernels_for(device: torch.device | str = "cpu") -> list[Compute]:
     """Every kernel that works on a device, the fastest first.
 
-    On a CPU the compiled kernel needs AVX2 and a C compiler at install; on a GPU the fast one needs Triton.
+    On a CPU the compiled kernel needs AVX2, or under Linux NEON, and a C compiler at install; on a GPU the fast one
+    needs Triton.
 
     Args:
         device: as torch names it; it need not be present.
@@ -103,7 +104,7 @@ def select(name: str, directory: Path) -> None:
         raise UserError(
             f"one of {', '.join((AUTO, *here))} for --kernel",
             name,
-            "leave it out for the fastest; amx needs a processor and a system that have it",
+            "leave it out for the fastest; others need a processor and a system that have them",
         )
     _forced = name if name == "torch" else None
     compute.cache_clear()

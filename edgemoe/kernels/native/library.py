@@ -1,8 +1,9 @@
 """The compiled CPU kernel: its shared library, its threads, and its dense operators.
 
 The library is built from csrc/ where a C compiler is found when edgemoe is installed, and used where the processor has
-AVX2; elsewhere torch's operators do the same work (torch_int4.py). Integer sums are exact and rounded in one order, so
-a token's result is bit-identical alone and among other tokens, and an answer does not depend on limits.
+AVX2, or under Linux NEON; elsewhere torch's operators do the same work (torch_int4.py). Integer sums are exact and
+rounded in one order, so a token's result is bit-identical alone and among other tokens, and an answer does not depend
+on limits.
 """
 
 from __future__ import annotations

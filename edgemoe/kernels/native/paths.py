@@ -10,11 +10,14 @@ from collections.abc import Mapping
 
 from edgemoe.kernels.native import library as native
 
-PATHS = ("avx2", "avx-vnni", "avx512-vnni", "amx", "amx-emulated")
-"""In the order of `path` in csrc/paths.h."""
+PATHS = ("avx2", "avx-vnni", "avx512-vnni", "amx", "amx-emulated", "neon", "neon-dotprod", "neon-i8mm")
+"""In the order of `path` in csrc/paths.h. A processor has those of its architecture: x86-64, or aarch64 (neon ..)."""
 
 EMULATED = "amx-emulated"
 """AMX's tiles in plain C: for tests, on every processor."""
+
+_BYTES_ALONE = ("neon-dotprod", "neon-i8mm")
+"""Paths whose instructions multiply 8-bit numbers; products with 16-bit activations are those of "neon"."""
 
 WORKS = ("experts", "experts at 8 bits", "dense", "attention")
 """Kinds of work, in the order of `work` in csrc/paths.h."""
@@ -28,18 +31,27 @@ Choice = Mapping[tuple[str, str], str]
 
 def available() -> list[str]:
     """The paths of this processor, the narrowest first; the emulated one is not among them."""
-    found: int = native.library().edgemoe_paths()
+    found = _found()
     return [path for i, path in enumerate(PATHS) if found >> i & 1 and path != EMULATED]
+
+
+def _found() -> int:
+    """A bit for each of PATHS: whether this processor has it."""
+    found: int = native.library().edgemoe_paths()
+    return found
 
 
 def candidates(work: str, rows: str) -> list[str]:
     """The paths that have code of their own for a kind of work and number of rows, the narrowest first.
 
-    AMX has none for single rows: those wait for memory. Attention, in float32, has none with 8-bit sums.
+    AMX has none for single rows: those wait for memory. Attention, in float32, has none with 8-bit sums. NEON's 8-bit
+    products serve experts, at 8 bits single rows alone: all other activations have more than 8 bits.
     """
     found = available()
     if work == "attention":
-        return [path for path in found if path in ("avx2", "avx512-vnni")] if rows == ROWS[-1] else []
+        return [path for path in found if path in ("avx2", "avx512-vnni", "neon")] if rows == ROWS[-1] else []
+    if work == "dense" or (work == "experts at 8 bits" and rows != ROWS[0]):
+        found = [path for path in found if path not in _BYTES_ALONE]
     return [path for path in found if path != "amx" or rows != ROWS[0]]
 
 
@@ -62,7 +74,7 @@ def forced(path: str) -> dict[tuple[str, str], str]:
     """
     if path not in (*available(), EMULATED):
         raise ValueError(f"expected one of {', '.join(available())}, got {path}")
-    below = available()[: PATHS.index(path) + 1]
+    below = [each for each in available() if path == EMULATED or PATHS.index(each) <= PATHS.index(path)]
     found = {}
     for key in chosen():
         own = [each for each in candidates(*key) if each in below]

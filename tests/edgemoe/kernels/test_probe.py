@@ -146,11 +146,27 @@ def test_torch_s_kernel_is_forced_for_experts_and_given_back(tmp_path, timings):
     assert registry.compute().name == "native"
 
 
-@pytest.mark.parametrize("name", ["amx", "avx9", paths.EMULATED])
+def test_on_arm_8_bit_products_are_taken_where_they_have_code(monkeypatch):
+    """Experts at levels 4 and 2, and at level 8 single rows; all else is computed with 16-bit or float32 numbers."""
+    arm = "neon", "neon-dotprod", "neon-i8mm"
+    monkeypatch.setattr(paths, "_found", lambda: sum(1 << paths.PATHS.index(path) for path in arm))
+    assert paths.available() == [*arm]
+    for name, others in (("neon", "neon"), ("neon-dotprod", "neon"), ("neon-i8mm", "neon")):
+        choice = paths.forced(name)
+        own = {key for key, path in choice.items() if path == name}
+        assert own >= {("experts", rows) for rows in paths.ROWS} | {("experts at 8 bits", "1")}
+        assert {
+            choice["dense", "1"],
+            choice["experts at 8 bits", "2 to 12"],
+            choice["attention", paths.ROWS[-1]],
+        } == {others}
+
+
+@pytest.mark.parametrize("name", ["amx", "avx9", "neon", paths.EMULATED])
 def test_a_kernel_that_is_not_here_is_refused(name, tmp_path):
     """The message names those that are."""
     if name in paths.available():
-        pytest.skip("the processor has AMX")
+        pytest.skip(f"the processor has {name}")
     with pytest.raises(UserError, match=f"one of auto, {', '.join(paths.available())}, torch for --kernel"):
         registry.select(name, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +11,11 @@ import pytest
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 
-PATHS = (*(path for path in paths.PATHS if path != "avx-vnni"), "avx-vnni, VEX", "avx-vnni, EVEX")
-"""Paths that tests name; AVX-VNNI's in both encodings, of which a processor may have one or both."""
+_X86 = ("avx2", "avx512-vnni", "amx", "avx-vnni, VEX", "avx-vnni, EVEX")
+_ARM = ("neon", "neon-dotprod", "neon-i8mm")
+
+PATHS = (*(_ARM if platform.machine() == "aarch64" else _X86), paths.EMULATED)
+"""This architecture's paths; AVX-VNNI's in both encodings, of which a processor may have one or both."""
 
 
 @contextmanager

@@ -1,13 +1,28 @@
-/* bf16 conversions, AVX2 primitives and prefetching, for every file of the compiled kernel. */
+/* bf16 conversions, primitives in 256 bits and prefetching, for every file of the compiled kernel. */
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Whether the architecture has code: x86-64, and aarch64 under Linux, where neon.h gives AVX2's operations. */
+#if defined(__x86_64__) || (defined(__aarch64__) && defined(__linux__))
+#define COMPILED 1
+#else
+#define COMPILED 0
+#endif
+
+#if COMPILED
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma")))
+#else
+#define AVX2
+#endif
+#define INLINE static inline __attribute__((always_inline)) AVX2
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma")))
-#define INLINE static inline __attribute__((always_inline)) AVX2
+#else
+#include "neon.h"
+#endif
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -36,8 +51,11 @@ INLINE float horizontal_sum(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
+/* Two factors of e^x, the second one a power of two. */
+typedef struct { __m256 y, power; } exponential_factors;
+
 /* e^x with a relative error of about 2^-22. x is clamped to [-87, 88]; NaN stays NaN. */
-INLINE __m256 exponential(__m256 x) {
+INLINE exponential_factors factors_of_exponential(__m256 x) {
     x = _mm256_max_ps(_mm256_set1_ps(-87.0f), _mm256_min_ps(_mm256_set1_ps(88.0f), x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     /* ln 2 in two parts; the product of n and the first part is exact. */
@@ -46,7 +64,12 @@ INLINE __m256 exponential(__m256 x) {
     const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
     for (int i = 0; i < 7; i++) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(factors[i]));
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
+    return (exponential_factors){y, _mm256_castsi256_ps(power)};
+}
+
+INLINE __m256 exponential(__m256 x) {
+    const exponential_factors e = factors_of_exponential(x);
+    return _mm256_mul_ps(e.y, e.power);
 }
 
 /* Bytes between a load of weights and its prefetch: hardware prefetching stops at every page boundary. */

@@ -5,7 +5,7 @@
 #include "levels.h"
 #include "router.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef struct {
     const void *weight;
     const uint16_t *row_scale, *bias; /* NULL: none */

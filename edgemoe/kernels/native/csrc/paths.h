@@ -1,10 +1,15 @@
 /* The path, a set of instructions, of each kind of work and number of rows. All integer paths give the same bits. */
 #pragma once
-#include <stdint.h>
+#include "bf16.h"
 
+#if COMPILED
 #if defined(__x86_64__)
+#define COMPILED_AVX512 1
+#else
+#define COMPILED_AVX512 0
+#endif
 /* Whether the compiler, and the assembler that comes with it, know AVX-VNNI and AMX; a library without them lacks two paths. */
-#if defined(__clang__) && __clang_major__ >= 12 || !defined(__clang__) && __GNUC__ >= 11
+#if COMPILED_AVX512 && (defined(__clang__) && __clang_major__ >= 12 || !defined(__clang__) && __GNUC__ >= 11)
 #define COMPILED_AVX_VNNI 1
 #define COMPILED_AMX 1
 #else
@@ -13,7 +18,12 @@
 #endif
 
 /* In the order of PATHS in kernels/native/paths.py. PATH_AMX_EMULATED computes PATH_AMX's tiles in plain C, for tests. */
-enum path { PATH_AVX2, PATH_AVX_VNNI, PATH_AVX512_VNNI, PATH_AMX, PATH_AMX_EMULATED, PATHS };
+enum path {
+    PATH_AVX2, PATH_AVX_VNNI, PATH_AVX512_VNNI, PATH_AMX, PATH_AMX_EMULATED, PATH_NEON, PATH_NEON_DOTPROD, PATH_NEON_I8MM, PATHS
+};
+
+/* Whether a path takes the functions of experts/vnni.h, which other architectures do not have. */
+#define IS_AVX512(path) (COMPILED_AVX512 && (path) == PATH_AVX512_VNNI)
 
 /* In the order of WORKS in kernels/native/paths.py. Experts at level 8 have activations of their own. */
 enum work { WORK_EXPERTS, WORK_EXPERTS_8, WORK_DENSE, WORK_ATTENTION, WORKS };
@@ -28,15 +38,23 @@ static inline int64_t row_bucket(int64_t rows) { return (rows > 1) + (rows > FEW
 static inline enum path path_of(enum work work, int64_t rows) { return (enum path)chosen_path[work][row_bucket(rows)]; }
 
 /* Whether a path multiplies tiles, and the path of what it has no tiles for. */
-static inline int has_tiles(enum path path) { return path >= PATH_AMX; }
+static inline int has_tiles(enum path path) { return path == PATH_AMX || path == PATH_AMX_EMULATED; }
 enum path without_tiles(enum path path);
 
-/* How 256-bit code adds products of 8-bit or 16-bit numbers to 32-bit sums: by two instructions of AVX2 or more, or by
- * one, in AVX-VNNI's encoding or in AVX-512's. */
-enum dot { DOT_AVX2, DOT_VEX, DOT_EVEX };
+/* How 256-bit code adds products of 8-bit or 16-bit numbers to 32-bit sums: by two instructions or more, of AVX2 or NEON, or
+ * by one: in AVX-VNNI's encoding or in AVX-512's; of 8-bit numbers by NEON's dotprod or i8mm. */
+enum dot { DOT_PLAIN, DOT_VEX, DOT_EVEX, DOT_SDOT, DOT_USDOT };
 
+#if defined(__x86_64__)
 /* Of PATH_AVX_VNNI on this processor. */
 extern enum dot vnni_dot;
+
+static inline enum dot dot_of(enum path path) { return path == PATH_AVX_VNNI ? vnni_dot : DOT_PLAIN; }
+#else
+static inline enum dot dot_of(enum path path) {
+    return path == PATH_NEON_I8MM ? DOT_USDOT : path == PATH_NEON_DOTPROD ? DOT_SDOT : DOT_PLAIN;
+}
+#endif
 
 /* Whether the processor has the instructions of a path, and the system permits them; a bit for each path. */
 int edgemoe_paths(void);
@@ -46,9 +64,10 @@ int edgemoe_choose_path(int work, int bucket, int path);
 
 int edgemoe_chosen_path(int work, int bucket);
 
-/* The choice before any measurement: the widest path, which is AMX only from 13 rows on. */
+/* The choice before any measurement: the widest path, which is AMX only from 13 rows on, and NEON's dotprod or i8mm only
+ * where the kernel has code for it: experts at levels 4 and 2, and a single row at level 8. */
 void edgemoe_choose_widest(void);
 
-/* Which of the two encodings PATH_AVX_VNNI takes, for tests; -1: the processor has not got it. */
+/* Which of the two encodings PATH_AVX_VNNI takes, for tests; -1: the processor does not have it. */
 int edgemoe_vnni_encoding(int evex);
 #endif

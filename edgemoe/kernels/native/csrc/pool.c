@@ -1,11 +1,11 @@
 /* The thread pool, and the check of the processor's instructions.
  *
  * Loaded with ctypes (library.py) and free of Python.h, so that a C compiler is enough to build it. Where these files
- * cannot be compiled, or the processor has no AVX2, torch's operators do the same work (torch_int4.py).
+ * cannot be compiled, or the processor has neither AVX2 nor NEON, torch's operators do the same work (torch_int4.py).
  */
 #include "pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -112,7 +112,11 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
+#if defined(__x86_64__)
 int edgemoe_supported_26(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#else
+int edgemoe_supported_26(void) { return 1; }
+#endif
 
 void edgemoe_close(pool *p) {
     if (!p) return;

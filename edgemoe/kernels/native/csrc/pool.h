@@ -4,7 +4,7 @@
 
 #include "bf16.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Results of a call that did nothing: no memory; sizes that contradict those of the caller's buffers. */
 enum { OUT_OF_MEMORY = -1, WRONG_SHAPE = -2 };
 

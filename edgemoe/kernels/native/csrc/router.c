@@ -3,7 +3,7 @@
 
 #include "dense/dense.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 #include <math.h>
 
 AVX2 static void finish_gates(const router *r, float chosen_total, float *gates) {
@@ -13,11 +13,19 @@ AVX2 static void finish_gates(const router *r, float chosen_total, float *gates)
     }
 }
 
+/* The largest of logits [count] that is a number. */
+AVX2 static float largest_of(const uint16_t *logits, int64_t count) {
+    float largest = -INFINITY;
+    /* Not by fmaxf, whose loop GCC 12 fails to compile for aarch64. */
+    for (int64_t i = 0; i < count; i++) largest = from_bf16(logits[i]) > largest ? from_bf16(logits[i]) : largest;
+    return largest;
+}
+
 /* From logits [count]: k distinct experts, the likeliest first, of a tie the first, and their gate weights: parts of
  * a softmax over all experts, or over the chosen. probabilities has room for `count`. */
 AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *probabilities, int64_t *chosen, float *gates) {
-    float largest = -INFINITY, total = 0, chosen_total = 0;
-    for (int64_t i = 0; i < r->count; i++) largest = fmaxf(largest, from_bf16(logits[i]));
+    const float largest = largest_of(logits, r->count);
+    float total = 0, chosen_total = 0;
     for (int64_t i = 0; i < r->count; i++) total += probabilities[i] = expf(from_bf16(logits[i]) - largest);
     for (int64_t slot = 0; slot < r->k; slot++) {
         int64_t best = 0;
@@ -69,13 +77,6 @@ AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_
     for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, gates += r->k)
         edgemoe_topk_softmax(r, logits, probabilities, chosen, gates);
     return 0;
-}
-
-/* The largest of logits [count]. */
-AVX2 static float largest_of(const uint16_t *logits, int64_t count) {
-    float largest = -INFINITY;
-    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, from_bf16(logits[i]));
-    return largest;
 }
 
 /* 0 for the likeliest experts, down to -m->bins; one less for a logit that is none. */

@@ -3,7 +3,7 @@
 #define EDGEMOE_ROUTER_H
 #include "pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef struct {
     const uint16_t *weight; /* bf16 [count, cols] */
     int64_t count, cols, k;

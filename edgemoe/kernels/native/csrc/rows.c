@@ -3,7 +3,7 @@
 
 #include "dense/dense.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum { SLICE = 256, NORM_ROWS = 16 }; /* columns, and rows, of a task */
 
 typedef struct {

@@ -2,7 +2,7 @@
 #pragma once
 #include "pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Adds weights[i] * rows[i] to the sum of tokens[i], one i after another: rows bf16 [count, cols], sums float32 [.., cols].
  * Returns 0 or OUT_OF_MEMORY. */
 int edgemoe_add_rows(pool *p, const uint16_t *rows, const int64_t *tokens, const float *weights, int64_t count, int64_t cols,

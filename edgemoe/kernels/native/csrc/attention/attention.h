@@ -3,7 +3,7 @@
 #include "../pool.h"
 #include "kv_rows.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef struct {
     int64_t heads, kv_heads, dim;     /* dim % 16 == 0 */
     const uint16_t *q_norm, *k_norm;  /* weights; NULL: no norm */

@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "../dense/dense.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 #include <math.h>
 
 static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t cols, float epsilon) {

@@ -1,7 +1,7 @@
 /* Rows of keys and values: stored, rotated, widened; the bits of edgemoe/kv/formats.py. */
 #include "kv_rows.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 #include <math.h>
 
 AVX2 void kv_rotate(float *x, int64_t count, int64_t size) {

@@ -3,7 +3,7 @@
 #pragma once
 #include "../bf16.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum { KV_BF16, KV_Q8_0, KV_Q4_0, KV_FORMATS };
 enum { KV_BLOCK = 32, KV_MOST_DIM = 1024 }; /* numbers of a block; largest size of a head */
 

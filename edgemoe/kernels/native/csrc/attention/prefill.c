@@ -12,7 +12,7 @@
 #include "attention.h"
 #include "../experts/vnni.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum {
     KEYS = 64,         /* per block */
     PANELS = 4,        /* of LANES queries each, per task */
@@ -108,7 +108,7 @@ AVX2 static void float_tile_avx2(const float *a, int64_t a_row, int64_t a_depth,
 
 static void float_tile(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
                        float *c) {
-    if (path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1) == PATH_AVX512_VNNI) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
+    if (IS_AVX512(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1))) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
     else float_tile_avx2(a, a_row, a_depth, b, depth, factor, c);
 }
 

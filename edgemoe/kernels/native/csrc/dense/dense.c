@@ -4,7 +4,7 @@
 #include "../experts/vnni.h"
 #include "../tiles/tiles.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef struct {
     const void *weight;
     const uint16_t *row_scale; /* bf16, of int8 rows; NULL: the weight is bf16 */
@@ -102,20 +102,18 @@ INLINE void int8_tile(enum dot dot, const int8_t *w, const int16_t *x, const flo
 }
 
 AVX2 static float int8_row_256(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, enum dot dot) {
-    switch (dot) {
-    case DOT_VEX: return int8_row(DOT_VEX, w, x, scale, cols);
-    case DOT_EVEX: return int8_row(DOT_EVEX, w, x, scale, cols);
-    default: return int8_row(DOT_AVX2, w, x, scale, cols);
-    }
+#define ROW(dot) return int8_row(dot, w, x, scale, cols)
+    if (dot == DOT_PLAIN) ROW(DOT_PLAIN);
+    BY_ONE_INSTRUCTION(dot, ROW);
+#undef ROW
 }
 
 AVX2 static void int8_tile_256(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks,
                                float out[4][4], enum dot dot) {
-    switch (dot) {
-    case DOT_VEX: int8_tile(DOT_VEX, w, x, scale, cols, chunks, out); break;
-    case DOT_EVEX: int8_tile(DOT_EVEX, w, x, scale, cols, chunks, out); break;
-    default: int8_tile(DOT_AVX2, w, x, scale, cols, chunks, out);
-    }
+#define TILE(dot) int8_tile(dot, w, x, scale, cols, chunks, out)
+    if (dot == DOT_PLAIN) TILE(DOT_PLAIN);
+    else BY_ONE_INSTRUCTION(dot, TILE);
+#undef TILE
 }
 
 /* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. */
@@ -132,7 +130,7 @@ INLINE void bf16_tile(int tokens, const uint16_t *w, const float *x, int64_t col
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (; k < cols; k++) rest += from_bf16(w[k]) * x[k];
+    for (; k < cols; k++) rest = __builtin_fmaf(from_bf16(w[k]), x[k], rest);
     for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
@@ -142,11 +140,11 @@ INLINE void int8_outputs(const dense_job *job, int64_t row, int64_t rows, int64_
     const int8_t *w = (const int8_t *)job->weight + row * cols;
     const int16_t *x = (const int16_t *)job->prepared + t * cols;
     const float *x_scale = job->x_scale + t * chunks;
-    const enum dot dot = job->path == PATH_AVX_VNNI ? vnni_dot : DOT_AVX2;
+    const enum dot dot = dot_of(job->path);
     float out[4][4];
-    if (rows == 4) int8_tile_vnni(w, x, x_scale, cols, chunks, out);
+    if (COMPILED_AVX512 && rows == 4) int8_tile_vnni(w, x, x_scale, cols, chunks, out);
     else if (rows == 2) int8_tile_256(w, x, x_scale, cols, chunks, out, dot);
-    else if (job->path == PATH_AVX512_VNNI && cols % 16 == 0) out[0][0] = int8_row_vnni(w, x, x_scale, cols);
+    else if (IS_AVX512(job->path) && cols % 16 == 0) out[0][0] = int8_row_vnni(w, x, x_scale, cols);
     else out[0][0] = int8_row_256(w, x, x_scale, cols, dot);
     for (int64_t i = 0; i < rows; i++) {
         const float scale = from_bf16(job->row_scale[row + i]);
@@ -172,7 +170,7 @@ INLINE void outputs(const dense_job *job, int64_t row, int64_t rows, int64_t t, 
  * by one. */
 AVX2 static void all_tokens(const dense_job *job, int64_t from, int64_t end) {
     const int64_t tokens = job->cols % 16 ? 0 : job->tokens / 4 * 4;
-    const int64_t tile_rows = !job->row_scale ? 1 : job->path == PATH_AVX512_VNNI ? 4 : 2;
+    const int64_t tile_rows = !job->row_scale ? 1 : IS_AVX512(job->path) ? 4 : 2;
     const int64_t rows = from + (end - from) / tile_rows * tile_rows;
     for (int64_t t = 0; t < tokens; t += 4)
         for (int64_t row = from; row < rows; row += tile_rows) outputs(job, row, tile_rows, t, 4);
@@ -184,7 +182,7 @@ AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
     const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
     const int64_t from = place * job->rows_per_task, end = min_of(from + job->rows_per_task, job->rows);
-    if (!job->row_scale && use_bf16) {
+    if (COMPILED_AVX512 && !job->row_scale && use_bf16) {
         const uint16_t *weight = (const uint16_t *)job->weight + from * job->cols;
         dense_bf16(weight, end - from, job->cols, job->x, job->tokens, job->rows, job->y + from);
         return;
@@ -226,8 +224,8 @@ AVX2 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsi
         float lanes[8] = {0};
         int64_t k = 0;
         for (; k + 8 <= cols; k += 8)
-            for (int j = 0; j < 8; j++) lanes[j] += from_bf16(x[k + j]) * from_bf16(x[k + j]);
-        for (; k < cols; k++) lanes[0] += from_bf16(x[k]) * from_bf16(x[k]);
+            for (int j = 0; j < 8; j++) lanes[j] = __builtin_fmaf(from_bf16(x[k + j]), from_bf16(x[k + j]), lanes[j]);
+        for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]), from_bf16(x[k]), lanes[0]);
         const float sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
         const float by = 1 / __builtin_sqrtf(sum / (float)cols + epsilon);
         for (k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(weight[k]) * from_bf16(to_bf16(from_bf16(x[k]) * by)));

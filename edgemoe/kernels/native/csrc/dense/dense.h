@@ -3,7 +3,7 @@
 #include "../paths.h"
 #include "../pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum { DENSE_CHUNK = 256 }; /* columns per scale of 16-bit activations */
 
 /* y [tokens, y_cols] = x [tokens, x_cols] W^T, x and y bf16; W is int8 with a scale per row, or bf16 if row_scale is NULL.

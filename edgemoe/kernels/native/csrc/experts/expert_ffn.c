@@ -4,7 +4,7 @@
 #include "expert_ffn.h"
 #include "products.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Both products of several experts and the gating between them, without a barrier: the tasks of an expert's second
  * product follow those of the next expert's first. The thread that ends the last task of a first product computes the
  * gating; tasks of the second product wait for it, and never for a later task. */
@@ -24,7 +24,8 @@ INLINE void gate_row(uint16_t *row, int64_t inner) {
         memcpy(both + 8, row + inner + i, (size_t)n * 2);
         const __m256 x = eight_from_bf16(both);
         float silu[8];
-        _mm256_storeu_ps(silu, _mm256_div_ps(x, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), x)))));
+        const exponential_factors e = factors_of_exponential(_mm256_sub_ps(_mm256_setzero_ps(), x));
+        _mm256_storeu_ps(silu, _mm256_div_ps(x, _mm256_fmadd_ps(e.y, e.power, one)));
         for (int64_t k = 0; k < n; k++) row[i + k] = to_bf16(from_bf16(to_bf16(silu[k])) * from_bf16(both[8 + k]));
     }
 }

@@ -3,7 +3,7 @@
 #include "planes.h"
 #include "../pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Each expert's rows of y [y_rows, y_cols] = down(silu(gate) up) of its rows of x [x_rows, x_cols], both bf16; gate and
  * up are the first and second `inner` rows of `up`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts, int64_t count,

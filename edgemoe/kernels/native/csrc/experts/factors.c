@@ -1,7 +1,7 @@
 /* Products with low-rank factors of 3 bits a number. */
 #include "factors.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* A group's codes, 8 of each lane, the first of each in the lowest bits; and the eight numbers that codes stand for. */
 typedef struct { __m256i codes; __m256 numbers; } group;
 

@@ -8,7 +8,7 @@
 #pragma once
 #include "../bf16.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Rows of 3-bit numbers: codes [rows, groups, 24], of which 4 bytes behind the last are read too; bf16 scales [rows, groups]. */
 typedef struct { const uint8_t *codes; const uint16_t *scales; } factor_rows;
 

@@ -2,7 +2,7 @@
 #include "../dot.h"
 #include "vnni.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum { TILE_TOKENS = 4 }; /* tokens whose sums fit into registers */
 
 /* Bytes of a tile: the codes of a chunk of 32 rows, by level 8 in pairs of columns of a row, 0 and 2, 1 and 3, 4 and 6,
@@ -115,14 +115,14 @@ INLINE void tile_sums_a8(const uint8_t *tile, const int8_t *x, int64_t chunk, in
     }
 }
 
-/* tile_sums_a8 with four products an instruction. */
+/* tile_sums_a8 with four products an instruction, of codes below 16. */
 INLINE void tile_sums_vnni(enum dot dot, const uint8_t *tile, const int8_t *x, int64_t chunk, int tokens, __m256i codes[2][TILE_TOKENS]) {
     for (int64_t i = 0; i < chunk / 4; i++, tile += 4 * BLOCK_ROWS, x += 4) {
         const __m256i upper = _mm256_load_si256((const __m256i *)tile), lower = _mm256_load_si256((const __m256i *)tile + 1);
         for (int t = 0; t < tokens; t++) {
             const __m256i v = broadcast_four(x + t * chunk);
-            codes[0][t] = add_bytes(dot, codes[0][t], upper, v);
-            codes[1][t] = add_bytes(dot, codes[1][t], lower, v);
+            codes[0][t] = add_bytes(dot, 0, codes[0][t], upper, v);
+            codes[1][t] = add_bytes(dot, 0, codes[1][t], lower, v);
         }
     }
 }
@@ -134,7 +134,7 @@ INLINE void tile_products(enum dot dot, const uint8_t *tile, const int8_t *x, in
     __m256i codes[2][TILE_TOKENS];
     for (int t = 0; t < tokens; t++) codes[0][t] = codes[1][t] = _mm256_setzero_si256();
     if (level == 8) tile_sums_a14(dot, tile, x, chunk, tokens, codes);
-    else if (dot != DOT_AVX2) tile_sums_vnni(dot, tile, x, chunk, tokens, codes);
+    else if (dot != DOT_PLAIN) tile_sums_vnni(dot, tile, x, chunk, tokens, codes);
     else tile_sums_a8(tile, x, chunk, tokens, codes);
     for (int t = 0; t < tokens; t++) {
         const __m256 by = _mm256_set1_ps(unit * scale[t]), all = _mm256_set1_ps(sum[t]);
@@ -179,21 +179,25 @@ AVX2 static __attribute__((noinline)) void gemm_chunk_avx2_level_8(const uint8_t
                                                                    const int8_t *x, const float *scale, const float *sum,
                                                                    int64_t tokens, float *total) {
     enum { level = 8 };
-    CHUNK_PRODUCTS(DOT_AVX2, CHUNK);
+    CHUNK_PRODUCTS(DOT_PLAIN, CHUNK);
 }
 
 AVX2 static __attribute__((noinline)) void gemm_chunk_avx2(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level,
                                                            int64_t chunk, const int8_t *x, const float *scale, const float *sum,
                                                            int64_t tokens, float *total) {
-    CHUNK_PRODUCTS(DOT_AVX2, chunk);
+    CHUNK_PRODUCTS(DOT_PLAIN, chunk);
 }
 
-AVX2 static void gemm_chunk_avx_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk,
-                                     const int8_t *x, const float *scale, const float *sum, int64_t tokens, float *total) {
-    if (vnni_dot == DOT_VEX && chunk == CHUNK) CHUNK_PRODUCTS(DOT_VEX, CHUNK);
-    else if (vnni_dot == DOT_VEX) CHUNK_PRODUCTS(DOT_VEX, chunk);
-    else if (chunk == CHUNK) CHUNK_PRODUCTS(DOT_EVEX, CHUNK);
-    else CHUNK_PRODUCTS(DOT_EVEX, chunk);
+/* By a dot that is one instruction. */
+AVX2 static void gemm_chunk_dot(enum dot dot, const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk,
+                                const int8_t *x, const float *scale, const float *sum, int64_t tokens, float *total) {
+#define ANY_CHUNK(dot) \
+    do { \
+        if (chunk == CHUNK) CHUNK_PRODUCTS(dot, CHUNK); \
+        else CHUNK_PRODUCTS(dot, chunk); \
+    } while (0)
+    BY_ONE_INSTRUCTION(dot, ANY_CHUNK);
+#undef ANY_CHUNK
 }
 
 AVX2 void gemm_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
@@ -201,14 +205,15 @@ AVX2 void gemm_block(enum path path, const matrix *m, const expert *e, int64_t b
     _Alignas(64) uint8_t tile[TILE_BYTES];
     _Alignas(64) float total[MAX_TOKENS * BLOCK_ROWS];
     const int64_t rows = min_of(m->rows - block * BLOCK_ROWS, BLOCK_ROWS), bytes = activation_bytes(e->level);
+    const enum dot dot = dot_of(path);
     memset(total, 0, sizeof *total * (size_t)(tokens * BLOCK_ROWS));
     for (int64_t c = 0; c < m->cols / chunk; c++, x += bytes * stride * chunk, scale += stride, sum += stride) {
-        if (path == PATH_AVX512_VNNI && chunk == CHUNK && e->level < 8) join_fours_avx512(m, e, block, c, tile);
+        if (IS_AVX512(path) && chunk == CHUNK && e->level < 8) join_fours_avx512(m, e, block, c, tile);
         else join_rows(m, e, block, c, chunk, e->level < 8, tile);
         const uint8_t *scales = scales_of(m, e, block, c, chunk);
         prefetch_scales(m, e, block, c, chunk);
-        if (path == PATH_AVX512_VNNI) gemm_chunk_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
-        else if (path == PATH_AVX_VNNI) gemm_chunk_avx_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
+        if (IS_AVX512(path)) gemm_chunk_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
+        else if (dot != DOT_PLAIN) gemm_chunk_dot(dot, tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
         else if (e->level == 8 && chunk == CHUNK) gemm_chunk_avx2_level_8(tile, scales, rows, x, scale, sum, tokens, total);
         else gemm_chunk_avx2(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
     }

@@ -2,7 +2,7 @@
 #include "../dot.h"
 #include "vnni.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Spreads 4 activations to the column order of unpack_nibbles: the first two in the lower half, the last two in the
  * upper one. */
 INLINE __m256i spread_four(const int8_t *x) {
@@ -109,8 +109,8 @@ INLINE void chunk_sums_vnni(enum dot dot, int64_t level, const matrix *m, const 
             if (level == 8) a[r] = _mm256_or_si256(_mm256_slli_epi16(a[r], 4), c[r]), b[r] = _mm256_or_si256(_mm256_slli_epi16(b[r], 4), d[r]);
             join_eights(a[r], b[r], rows);
             for (int i = 0; i < 2; i++) {
-                if (level == 8) high[r][i] = add_bytes(dot, high[r][i], rows[i], v);
-                low[r][i] = add_bytes(dot, low[r][i], rows[i], l);
+                if (level == 8) high[r][i] = add_bytes(dot, 1, high[r][i], rows[i], v);
+                low[r][i] = add_bytes(dot, level == 8, low[r][i], rows[i], l);
             }
         }
     }
@@ -122,7 +122,7 @@ INLINE void chunk_sums_vnni(enum dot dot, int64_t level, const matrix *m, const 
 
 INLINE void chunk_sums(enum dot dot, int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n,
                        __m256i out[4]) {
-    if (dot != DOT_AVX2) {
+    if (dot != DOT_PLAIN) {
         chunk_sums_vnni(dot, level, m, e, at, x, n, out);
         return;
     }
@@ -161,16 +161,17 @@ INLINE void gemv_at_level(enum dot dot, int64_t level, const matrix *m, const ex
 
 AVX2 void gemv_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x,
                      const float *scale, const float *sum, int64_t stride, uint16_t *y) {
-    const enum dot dot = path == PATH_AVX_VNNI ? vnni_dot : DOT_AVX2;
+    const enum dot dot = dot_of(path);
 #define AT_LEVEL(dot, level) gemv_at_level(dot, level, m, e, block, chunk, x, scale, sum, stride, y)
 #define ANY_LEVEL(dot) \
-    if (e->level == 2) AT_LEVEL(dot, 2); \
-    else if (e->level == 4) AT_LEVEL(dot, 4); \
-    else AT_LEVEL(dot, 8)
-    if (path == PATH_AVX512_VNNI) gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
-    else if (dot == DOT_VEX) { ANY_LEVEL(DOT_VEX); }
-    else if (dot == DOT_EVEX) { ANY_LEVEL(DOT_EVEX); }
-    else { ANY_LEVEL(DOT_AVX2); }
+    do { \
+        if (e->level == 2) AT_LEVEL(dot, 2); \
+        else if (e->level == 4) AT_LEVEL(dot, 4); \
+        else AT_LEVEL(dot, 8); \
+    } while (0)
+    if (IS_AVX512(path)) gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
+    else if (dot == DOT_PLAIN) ANY_LEVEL(DOT_PLAIN);
+    else BY_ONE_INSTRUCTION(dot, ANY_LEVEL);
 #undef ANY_LEVEL
 #undef AT_LEVEL
 }

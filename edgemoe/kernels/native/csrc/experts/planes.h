@@ -10,14 +10,14 @@
  *           8 * 2 * 15 * 127 = 30480;
  *   gemm.c: more tokens, a chunk's codes are joined once into a tile of 32 rows (2 KiB) and multiplied with every token,
  *           A14 as 16-bit and A8 as 8-bit numbers, in the same sums;
- *   vnni.c: both, in 32-bit sums, as gemv.c and gemm.c themselves with AVX-VNNI;
+ *   vnni.c: both, in 32-bit sums, as gemv.c and gemm.c themselves with AVX-VNNI, SDOT or USDOT;
  *   tiles/: many tokens, the same tile as a matrix of AMX, A14 as h and l.
  */
 #pragma once
 #include "../paths.h"
 #include "factors.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef struct {
     int64_t rows, cols, group;       /* padded: rows % 16 == 0, cols % group == 0 */
     int64_t parameters_at, codes_at; /* byte offsets of this matrix in an expert's parameters and two-bit planes */

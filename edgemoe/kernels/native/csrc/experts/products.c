@@ -5,7 +5,7 @@
 #include "../tiles/tiles.h"
 #include "vnni.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 enum { QUANTIZE_ROWS = 8 }; /* of a task of quantize_task */
 
 /* 8 bf16 numbers times `by`, rounded to the nearest integers. */
@@ -126,7 +126,7 @@ AVX2 void product_quantize(const product *job, int64_t row) {
         if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A14_HALVES) quantize_chunk(x, chunk, A14_HALVES, q, a.scale + to, a.sum + to);
         if (!(job->formats[row] & A8)) continue;
-        if (wide) quantize_a8_avx512(x, b.q + to * chunk, b.scale + to, b.sum + to);
+        if (COMPILED_AVX512 && wide) quantize_a8_avx512(x, b.q + to * chunk, b.scale + to, b.sum + to);
         else quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
     }
 }
@@ -209,7 +209,7 @@ AVX2 static void add_factors(const product *job, const expert *e, int64_t first,
 
 /* Up to FEW_UP_TO tokens, a few at a time are faster with AVX-512 than all of them from joined codes. */
 INLINE int uses_few(const product *job, const expert *e, enum path path) {
-    return path == PATH_AVX512_VNNI && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
+    return IS_AVX512(path) && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
 }
 
 /* Computes a block's rows of y, 32 or a matrix's last 16. */
@@ -226,7 +226,7 @@ AVX2 static void product_block(const product *job, const expert *e, int64_t bloc
         const float *scale = a->scale + row, *sum = a->sum + row;
         uint16_t *y = job->y + (e->y + t) * m->rows + block * BLOCK_ROWS;
         if (has_tiles(path)) gemm_block_tiles(path, m, e, block, x, scale, sum, job->rows, now, y);
-        else if (few) few_block_vnni(m, e, block, job->chunk, x, scale, sum, job->rows, now, y);
+        else if (COMPILED_AVX512 && few) few_block_vnni(m, e, block, job->chunk, x, scale, sum, job->rows, now, y);
         else if (uses_gemv(job, e)) gemv_block(path, m, e, block, job->chunk, x, scale, sum, job->rows, y);
         else gemm_block(path, m, e, block, job->chunk, x, scale, sum, job->rows, now, y);
     }

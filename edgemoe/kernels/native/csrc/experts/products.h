@@ -3,7 +3,7 @@
 #include "planes.h"
 #include "../pool.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Quantized rows: q [chunks, rows, chunk], of 2 bytes for A14 and 1 for A8; scale and sum [chunks, rows]. */
 typedef struct { int8_t *q; float *scale, *sum; } activations;
 

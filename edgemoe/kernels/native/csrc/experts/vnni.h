@@ -3,7 +3,7 @@
 #include "../dense/dense.h"
 #include "planes.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* dense.c: int8_row, and a tile of 4 rows times 4 tokens, out[row][token]. cols % 16 == 0. */
 float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols);
 void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks, float out[4][4]);

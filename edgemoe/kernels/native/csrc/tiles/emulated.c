@@ -3,7 +3,7 @@
 #include "emulator.h"
 #include "tiles.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 typedef emulated_tiles tiles_state;
 
 #define NAME(name) name##_emulated

@@ -4,7 +4,7 @@
 #include "tiles.h"
 #include "../dense/dense.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 
 /* Adds 16 tokens' products with half a block's codes, of `chunks` chunks, to acc, total [tokens, BLOCK_ROWS]. A product
  * is stored AHEAD chunks before it is scaled, so that the tiles work while the vectors do. */

@@ -2,7 +2,7 @@
 #include "tiles.h"
 #include "../dense/dense.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 void gemm_block_amx(const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale, const float *sum,
                     int64_t stride, int64_t tokens, uint16_t *y);
 void gemm_block_emulated(const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale, const float *sum,

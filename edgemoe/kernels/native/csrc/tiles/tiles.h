@@ -3,7 +3,7 @@
 #include "../experts/planes.h"
 #include "../paths.h"
 
-#if defined(__x86_64__)
+#if COMPILED
 /* Most tokens of a gemm_block_tiles call. */
 enum { TILE_CALL_TOKENS = 128 };
 

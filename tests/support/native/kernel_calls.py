@@ -1,0 +1,261 @@
+"""Calls of every function of the compiled kernel, on small random inputs, for tests that compare two builds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from aarch64 import POOL, Call, Structures
+
+from edgemoe.kernels.native import structures as c
+from storage.record import MatrixSpec, RecordGeometry
+
+SHAPES = [(64, 64, 64), (96, 128, 32), (80, 100, 64), (64, 576, 64)]
+"""Rows, columns and group of an expert's first matrix: a block, a short chunk, a last block of 16 rows with padded
+columns, and more chunks than a strip of tiles has."""
+
+ROWS = (1, 3, 13, 33)
+"""Of every bucket of csrc/paths.h."""
+
+BAD = (0x7FC0, 0x7F80, 0xFF80)
+"""bf16's NaN and infinities."""
+
+_generator = np.random.default_rng(20261125)
+
+
+def bf16(*shape: int, scale: float = 1, outliers: bool = True) -> np.ndarray:
+    """Normal numbers, of which some are 100 times as large, rounded down to bf16."""
+    x = _generator.normal(size=shape) * scale
+    if outliers:
+        x *= np.where(_generator.random(shape) < 0.02, 100, 1)
+    return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def integers(low: int, high: int, *shape: int, dtype: Any = np.uint8) -> np.ndarray:
+    """Uniform integers from low to high - 1."""
+    return _generator.integers(low, high, shape, dtype=dtype)
+
+
+def scales(*shape: int) -> np.ndarray:
+    """bf16 scales of about 0.01."""
+    return integers(0x3C00, 0x3CFF, *shape, dtype=np.uint16)
+
+
+class Model:
+    """The matrices of experts of a shape, and the planes of two experts."""
+
+    def __init__(self, rows: int, cols: int, group: int) -> None:
+        specs = MatrixSpec.of("gate_up", rows, cols, group), MatrixSpec.of("down", cols, rows // 2, 32)
+        self.geometry = RecordGeometry(specs, 8)
+        self.specs = [spec for spec, _, _ in self.geometry.matrix_offsets()]
+        self.matrices = [
+            Structures(
+                c.Matrix,
+                {
+                    "rows": spec.padded_rows,
+                    "cols": spec.padded_cols,
+                    "group": spec.group,
+                    "parameters_at": at,
+                    "codes_at": codes // 2,
+                    "half": self.geometry.codes_bytes // 2,
+                    "parameter_bytes": self.geometry.parameter_bytes,
+                },
+            )
+            for spec, at, codes in self.geometry.matrix_offsets()
+        ]
+        self.planes = [self._planes() for _ in range(2)]
+
+    def _planes(self) -> dict[str, np.ndarray]:
+        half, parameters = self.geometry.codes_bytes // 2, self.geometry.parameter_bytes // 2
+        pairs = scales(parameters)
+        pairs[1::2] = bf16(len(pairs[1::2]), scale=0.01)
+        planes = {
+            name: integers(0, 256, size) for name, size in (("base", half), ("d4", half), ("d8", 2 * half))
+        }
+        return {"parameters": pairs, **planes}
+
+    def experts(self, level: int, rows: int, compensators: tuple[Structures, ...] = ()) -> Structures:
+        """Both experts with `rows` rows each; of the first one some with factors."""
+        fields: list[dict[str, Any]] = []
+        for i, planes in enumerate(self.planes):
+            at = i * rows
+            fields.append({**planes, "level": level, "x": at, "y": at, "tokens": rows})
+            if i < len(compensators):
+                fields[i] |= {"compensator": compensators[i], "compensated": (rows + 1) // 2}
+        return Structures(c.Expert, *fields)
+
+
+def _factors(rank: int, rows: int, cols: int) -> dict[str, Any]:
+    """Fields of `factors`."""
+    fields: dict[str, Any] = {"rank": rank, "rows": rows, "cols": cols}
+    for name, size in (("v", cols), ("u", rows)):
+        groups = rank * -(-size // 64)
+        fields |= {f"{name}.codes": integers(0, 256, groups * 24 + 4), f"{name}.scales": scales(groups)}
+    return fields
+
+
+def expert_calls() -> Iterator[Call]:
+    """Single products and whole experts at every level, for every shape and number of rows; with factors, and NaN."""
+    for shape in SHAPES:
+        model = Model(*shape)
+        up, down = model.specs
+        for level in (8, 4, 2):
+            for rows in ROWS if shape == SHAPES[0] else (1, 3, 33):
+                experts = model.experts(level, rows)
+                x = bf16(2 * rows, up.padded_cols, scale=10)
+                if rows == 13:
+                    x[:3, 5] = BAD
+                    x[4] = 0
+                y = np.zeros((2 * rows, up.padded_rows), np.uint16)
+                arguments = (POOL, model.matrices[0], 0, experts, 2, x, *x.shape, y, *y.shape)
+                yield Call("expert_product", arguments)
+                out = np.zeros((2 * rows, down.padded_rows), np.uint16)
+                arguments = (POOL, *model.matrices, down.cols, experts, 2, x, *x.shape, out, *out.shape)
+                yield Call("experts", arguments)
+
+
+def factor_calls() -> Iterator[Call]:
+    """Experts with low-rank factors, for one row and several, ranks that FACTOR_RANKS does not divide, and 0."""
+    model = Model(96, 128, 32)
+    up, down = model.specs
+    inner = down.cols
+    shapes = (6, inner, up.cols), (0, inner, up.cols), (4, down.rows, inner)
+    fields = {f"of#{i}.{name}": value for i, of in enumerate(shapes) for name, value in _factors(*of).items()}
+    for rows in (1, 3, 33):
+        experts = model.experts(4, rows, (Structures(c.Compensator, fields),))
+        x = bf16(2 * rows, up.padded_cols, scale=10)
+        if rows == 3:
+            x[0, 0] = BAD[0]
+        out = np.zeros((2 * rows, down.padded_rows), np.uint16)
+        yield Call("experts", (POOL, *model.matrices, inner, experts, 2, x, *x.shape, out, *out.shape))
+
+
+def dense_calls() -> Iterator[Call]:
+    """Products with int8 and bf16 weights, for columns that vectors divide and others, also with NaN."""
+    for rows, cols in ((64, 256), (33, 304), (5, 100), (64, 17), (70, 576)):
+        for tokens in (1, 3, 13, 33):
+            x = bf16(tokens, cols, scale=10)
+            if tokens == 13:
+                x[:3, 7] = BAD
+                x[3] = 0
+            weights = (
+                (integers(-127, 128, rows, cols, dtype=np.int8), scales(rows)),
+                (bf16(rows, cols), None),
+            )
+            for weight, scale in weights:
+                y = np.zeros((tokens, rows), np.uint16)
+                yield Call("dense_product", (POOL, weight, scale, rows, cols, x, *x.shape, y, rows))
+
+
+def row_calls() -> Iterator[Call]:
+    """Norms, sums of rows, weighted sums, embeddings and the head, for columns that vectors divide and others."""
+    for cols in (64, 300, 17):
+        x, weight = bf16(20, cols), bf16(cols)
+        x[1], x[2, :3] = 0, BAD
+        for name, pool in (("rms_norm", ()), ("norm_rows", (POOL,))):
+            yield Call(name, (*pool, x, weight, 1e-6, *x.shape, np.zeros_like(x)))
+        tokens, weights = integers(0, 6, 20, dtype=np.int64), _generator.normal(size=20).astype(np.float32)
+        yield Call("add_rows", (POOL, x, tokens, weights, *x.shape, np.ones((6, cols), np.float32)))
+        row_of = integers(-1, 20, 5, 4, dtype=np.int64)
+        for add in (0, 1):
+            yield Call("weighted_sum", (x, row_of, weights, 5, 4, cols, add, bf16(5, cols)))
+        table, row_scale = integers(-127, 128, 40, cols, dtype=np.int8), scales(40)
+        fields = {"table": table, "row_scale": row_scale, "rows": 40, "norm": weight, "epsilon": 1e-6}
+        head = {"weight": table, "row_scale": row_scale, "bias": bf16(40), "rows": 40, "cols": cols}
+        outer = Structures(c.OuterLayers, fields | {f"head.{name}": value for name, value in head.items()})
+        yield Call("embed", (outer, 39, np.zeros(cols, np.uint16), cols))
+        normed, logits = np.zeros_like(x), np.zeros((20, 40), np.uint16)
+        yield Call("head", (POOL, outer, x, 20, normed, cols, logits, 40))
+
+
+def router_calls() -> Iterator[Call]:
+    """The router's top k of one token and of many, normalised or rounded or not; remapping, and levels of experts."""
+    for tokens, normalise, rounded in ((1, 1, 1), (5, 0, 1), (40, 1, 0)):
+        count, cols, k = 48, 96, 4
+        fields = {"weight": bf16(count, cols, scale=0.1), "count": count, "cols": cols, "k": k}
+        router = Structures(c.Router, fields | {"normalise": normalise, "rounded": rounded})
+        x = bf16(tokens, cols)
+        if tokens == 5:
+            x[0, 0] = BAD[0]
+        logits, probabilities = np.zeros((tokens, count), np.uint16), np.zeros(count, np.float32)
+        chosen, gates = np.zeros((tokens, k), np.int64), np.zeros((tokens, k), np.float32)
+        arguments = (POOL, router, x, *x.shape, logits, probabilities, chosen, gates)
+        yield Call("router_topk", arguments)
+        logits = bf16(tokens, count)
+        chosen = np.argsort(_generator.random((tokens, count)))[:, :k].astype(np.int64)
+        popularity = np.zeros(count, np.int64)
+        rule = Structures(c.RemappingRule, {"alpha": 2.0, "bins": 4, "popularity": popularity})
+        counts = np.zeros(2, np.int64)
+        arguments = (router, rule, logits, tokens, probabilities.copy(), chosen, gates.copy(), counts)
+        yield Call("remap", arguments)
+    kept = _generator.random(8).astype(np.float32)
+    yield Call("renormalise", (np.ones(8, np.float32), 8, kept, 8))
+    rule = Structures(
+        c.LevelRule,
+        {
+            "rule": 2,
+            "count": 3,
+            "experts": 8,
+            "damage": _generator.random((8, 3)).astype(np.float32),
+            "price": _generator.random((1, 3)).astype(np.float32),
+        },
+    )
+    gates, chosen = (
+        np.sort(_generator.random(8).astype(np.float32))[::-1].copy(),
+        np.arange(8, dtype=np.int64),
+    )
+    yield Call("levels", (rule, gates, chosen, 8, np.zeros(8, np.int64)))
+
+
+def _attention(
+    kind: int, dim: int, context: int, norms: bool, past: int
+) -> tuple[Structures, dict[str, Any]]:
+    """The shape of 6 heads over 2 of keys, and fields of a KV whose first `past` rows are those of random numbers."""
+    fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "scaling": dim**-0.5}
+    if norms:
+        fields |= {"q_norm": bf16(dim), "q_norm_size": dim, "q_epsilon": 1e-6}
+        fields |= {"k_norm": bf16(2 * dim), "k_norm_size": 2 * dim, "k_epsilon": 1e-5}
+    kv: dict[str, Any] = {"context": context, "key_format": kind, "value_format": kind}
+    for name in ("keys", "values"):
+        rows = bf16(2, context, dim, scale=0.5, outliers=False)
+        if kind:
+            codes = integers(0, 256, 2, context, dim if kind == 1 else dim // 2)
+            rows = np.concatenate((scales(2, context, -(-dim // 32)).view(np.uint8), codes), axis=2)
+        rows[:, past:] = 0
+        kv[name] = np.ascontiguousarray(rows)
+    kv["rotation"] = (dim & -dim) if kind else 0
+    return Structures(c.AttentionShape, fields), kv
+
+
+def attention_calls() -> Iterator[Call]:
+    """A new token's attention and a prompt's, in every format of keys and values, with windows, scores and a NaN."""
+    for kind in range(3):
+        for dim, past, norms, window in ((32, 40, True, 0), (48, 9, False, 5), (16, 0, True, 0)):
+            shape, fields = _attention(kind, dim, 64, norms, past)
+            if kind == 0 and past == 9:
+                fields["keys"][1, 7, 3] = BAD[0]
+            first = past + 1 - window if window else 0
+            kv = Structures(c.AttentionKV, fields | {"past": past, "first": first})
+            rotation = [bf16(1, dim, outliers=False) for _ in range(2)]
+            qkv = bf16(1, 10 * dim, scale=0.5)
+            yield Call("attention", (POOL, shape, kv, 1, qkv, *rotation, np.zeros((1, 6 * dim), np.uint16)))
+    for kind, dim, past, rows, window in (
+        (0, 32, 70, 50, 0),
+        (1, 16, 3, 30, 10),
+        (2, 48, 20, 24, 0),
+        (0, 16, 5, 20, 9),
+    ):
+        shape, fields = _attention(kind, dim, 128, True, past)
+        counted = window != 9
+        if not counted:
+            fields["keys"][0, 2, 3] = BAD[0]
+        kv = Structures(c.AttentionKV, fields | {"past": past})
+        qkv, rotation = bf16(rows, 10 * dim, scale=0.5), [bf16(rows, dim, outliers=False) for _ in range(2)]
+        received = np.zeros(past + rows, np.float32) if counted else None
+        arguments = (POOL, shape, kv, rows, window, qkv, *rotation, np.zeros((rows, 6 * dim), np.uint16))
+        yield Call("attention_rows", (*arguments, rows // 2, received))
+
+
+KERNEL_CALLS = (expert_calls, factor_calls, dense_calls, row_calls, router_calls, attention_calls)
+"""All of the above."""
