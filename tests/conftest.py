@@ -32,6 +32,7 @@ from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
+from storage.calibration import CALIBRATION_NAME
 
 # A busy machine takes any time for an example; pytest's timeout ends a test that hangs.
 settings.register_profile("edgemoe", deadline=None)
@@ -140,8 +141,9 @@ def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def damageable(tiny_store: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny store, for tests that change it."""
-    return Path(shutil.copytree(tiny_store, tmp_path / "store"))
+    """A copy of the tiny store, without what other tests' engines have measured, for tests that change it."""
+    ignore = shutil.ignore_patterns(CALIBRATION_NAME)
+    return Path(shutil.copytree(tiny_store, tmp_path / "store", ignore=ignore))
 
 
 @pytest.fixture(scope="session")

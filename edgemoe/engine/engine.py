@@ -512,8 +512,11 @@ class Engine:
         if step.rows > max(most, len(step.segments)):
             raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         hot, prompt = self.hot, not step.decodes
-        rows = step.rows if prompt else 0
-        with self.memory.long_step(long_step_bytes(self.shape, rows)):
+        long = self.plan.long_step_bytes
+        if not all_rows:
+            rows = step.rows if step.rows > len(step.segments) else 0
+            long = min(long_step_bytes(self.shape, rows), long)
+        with self.memory.long_step(long):
             if hot:
                 hot.before_step(prompt=prompt)
             logits = self._runner.run(step, all_rows=all_rows)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cache.budget import Budget
+from edgemoe.machine.process import return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit
+
+
+def _free_locals(error: BaseException | None) -> None:
+    """Frees what the frames behind an exception refer to, a step's tensors, which live as long as the exception."""
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _keep(blocks: Mapping[str, int]) -> None:
@@ -42,7 +51,7 @@ class LimitedMemory:
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("compensators", plan.compensators_bytes)
         self._fixed_bytes = self.budget.used
-        self.long_step_bytes = 0
+        self.long_step_bytes, self._returned = 0, False
         self.budget.reserve("planes", self.expert_bytes)
         self._grows = plan.grows
 
@@ -93,9 +102,15 @@ class LimitedMemory:
     def long_step(self, nbytes: int) -> Iterator[None]:
         """Has bytes beside the workspace for as long as the block runs, at most the plan's long_step_bytes.
 
-        0 bytes change nothing, so that short steps may run between the layers of a long one.
+        Experts get them back before the next step of 0 bytes, or with the next bytes that a sequence returns: an
+        interrupt while blocks are made then finds no step half done. Steps of 0 bytes may run between the layers of a
+        long one.
         """
         if not nbytes:
+            if self._returned:
+                return_free_memory()  # holes in malloc's heap, where the experts' blocks are to be
+                self._fit_blocks(self.kv_bytes)
+                self._returned = False
             yield
             return
         assert nbytes <= self._plan.long_step_bytes
@@ -104,17 +119,19 @@ class LimitedMemory:
             self._fit_blocks(self.kv_bytes, nbytes)
         self.budget.reserve("workspace", nbytes)
         self.long_step_bytes = nbytes
+        self._returned = False
         try:
             yield
+        except BaseException as error:
+            _free_locals(error)
+            raise
         finally:
             self.budget.release(nbytes)
-            self.long_step_bytes = 0
-            if self._grows:
-                self._fit_blocks(self.kv_bytes)
+            self.long_step_bytes, self._returned = 0, self._grows
 
     def close(self) -> None:
         """Leaves the blocks as they are from now on, and drops `resize`, by which it may refer to its owner."""
-        self._grows, self._resize = False, _keep
+        self._grows, self._returned, self._resize = False, False, _keep
 
     def _fit_blocks(self, kv: int, long_step: int | None = None) -> None:
         """Gives experts the blocks that fit beside bytes of KV, at least the plan's first ones, and of a long step."""

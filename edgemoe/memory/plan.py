@@ -72,7 +72,7 @@ class MemoryPlan:
     hot_experts: int | None = None
     """Experts that may have the higher level at once, where precision follows hotness."""
     scored_rows: int = 1
-    """Rows of one step whose logits the workspace holds, all of them."""
+    """Rows of one step whose logits the workspace holds, with the bytes of a long step, all of them."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
     prefill_rows: int = BLOCK_ROWS
@@ -212,7 +212,12 @@ def make_plan(
         vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
         least = fixed | {"compensators": compensators.fixed + compensators.least}
-        parts = [f"{name.removesuffix('_bytes')} {format_size(size)}" for name, size in least.items() if size]
+        names = {"long_step_bytes": "a long prompt"}
+        parts = [
+            f"{names.get(name, name.removesuffix('_bytes'))} {format_size(size)}"
+            for name, size in least.items()
+            if size
+        ]
         parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
         purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
         if rows > BLOCK_ROWS:
@@ -227,7 +232,9 @@ def make_plan(
     planes = free - resident
     split = BlockSplit.of(shape, form, settings, damage)
     first_kv, vram_blocks = _first_kv_bytes(shape, context, parallel, device), split.blocks(planes)
-    first_blocks = split.blocks(planes + fixed["long_step_bytes"] + fixed["kv_bytes"] - first_kv)
+    # Hot sets keep their blocks in a long step: without those of the lower level tokens would wait for the disk.
+    lent = 0 if settings.hotness else fixed["long_step_bytes"]
+    first_blocks = split.blocks(planes + lent + fixed["kv_bytes"] - first_kv)
     # Tiers in RAM are exclusive.
     left = shape.experts - (0 if device else max(vram_blocks.values()))
     dram_blocks = count_blocks(dram_limit, split.fractions, left, 1) if dram_limit and left else {}
@@ -259,7 +266,10 @@ def make_plan(
         first_kv_bytes=first_kv,
         first_blocks=first_blocks,
         scored_rows=scored_rows(
-            shape, fixed["workspace_bytes"] - _overhead_bytes(shape, device), context, parallel
+            shape,
+            fixed["workspace_bytes"] + fixed["long_step_bytes"] - _overhead_bytes(shape, device),
+            context,
+            parallel,
         ),
         prefill_rows=rows,
     )
@@ -308,7 +318,7 @@ def _fixed_bytes(
         "dense_bytes": shape.dense_bytes,
         "kv_bytes": parallel * shape.kv.bytes_for(context),
         "workspace_bytes": workspace + _overhead_bytes(shape, device),
-        "long_step_bytes": long_step_bytes(shape, min(prefill_rows, context)),
+        "long_step_bytes": long_step_bytes(shape, min(prefill_rows, parallel * context)),
     }
 
 

@@ -33,7 +33,10 @@ def test_a_failed_read_is_raised_after_the_others(
     r = rig(SLICED, 4, dram, workers=2)
     put(r.vram, SLICED, A, 2)
     r.reader.errors[A] = broken(A)
-    _, go = r.reader.delay(B)
+    (_, fail), (begun, go) = r.reader.delay(A), r.reader.delay(B)
+    threading.Thread(
+        target=lambda: begun.wait(30) and fail.set(), daemon=True
+    ).start()  # both reads are under way
     after(monkeypatch, r.vram, "abandon", go.set)  # B's read ends only when A's error has been met
     with r.fetcher.request({A: 4, B: 4}) as request:
         with pytest.raises(ChecksumMismatch, match="expert 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from traceback import walk_tb
 
 import pytest
 import torch
@@ -136,10 +137,48 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypa
     assert {blocks for rows, blocks in seen if rows <= BLOCK} == {min(first.values())}
     sequence, turns = engine.new_sequence(), iter(range(4, -1, -1))
     long = Step((Segment(sequence, tuple(PROMPT), PromptAttention()),), lambda: next(turns) == 0)
-    with pytest.raises(StepCancelled):
+    with pytest.raises(StepCancelled) as cancelled:
         engine.step(long)
+    left = [value for frame, _ in walk_tb(cancelled.tb) for value in frame.f_locals.values()]
+    assert not [value for value in left if isinstance(value, torch.Tensor) and len(PROMPT) in value.shape]
     engine.end_sequence(sequence)
     assert (memory.blocks, engine.budget.used, memory.long_step_bytes) == (first, used, 0)
+
+
+def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(
+    open_engine, tiny_store, monkeypatch
+):
+    """The prompt is complete before; the next step has not begun, and gives what it would have given."""
+    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
+    engine = open_engine(tiny_store, experts=3, prefill_rows=64)
+    want = answered(engine)[0][:2]
+    sequence, resize = engine.new_sequence(), engine.memory._resize
+    logits = [engine.prefill(sequence, PROMPT)]
+
+    def interrupted(blocks: object) -> None:
+        raise KeyboardInterrupt
+
+    engine.memory._resize = interrupted
+    step = Step((Segment(sequence, (11,)),))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step(step)
+    assert sequence.length == len(PROMPT)
+    engine.memory._resize = resize
+    logits.append(engine.step(step)[0])
+    assert torch.equal(torch.stack(logits), want)
+    assert min(engine.memory.blocks.values()) > 3
+
+
+def test_logits_of_every_row_borrow_the_memory_of_a_long_step(open_engine, tiny_store, monkeypatch):
+    """A scored prompt has the bytes that the plan's scored_rows counts on, and the logits of one without a limit."""
+    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
+    want = open_engine(tiny_store, prefill_rows=64)
+    whole = want.all_logits(want.new_sequence(), PROMPT, decode=False)
+    engine, seen = open_engine(tiny_store, experts=3, prefill_rows=64), set[int]()
+    engine.watch(lambda layer, chosen: seen.add(engine.memory.long_step_bytes))
+    assert torch.equal(engine.all_logits(engine.new_sequence(), PROMPT, decode=False), whole)
+    assert seen == {engine.plan.long_step_bytes}
+    assert engine.plan.scored_rows >= open_engine(tiny_store, experts=3, prefill_rows=BLOCK).plan.scored_rows
 
 
 def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny_store):
