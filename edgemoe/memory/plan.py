@@ -95,6 +95,11 @@ class MemoryPlan:
         return max(self.first_blocks.values())
 
     @property
+    def fixed_bytes(self) -> int:
+        """Bytes of the model under the limit that are not experts', with the whole KV and a long step."""
+        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + self.long_step_bytes
+
+    @property
     def grows(self) -> bool:
         """Whether experts have bytes that the KV has not come to yet, or that a long step takes."""
         return self.first_kv_bytes < self.kv_bytes + self.long_step_bytes

@@ -74,8 +74,7 @@ def vram_limit(store: StoreModel, ratio: float, context: int) -> int:
     """
     settings = RunSettings.uniform(LEVEL)
     plan = store.plan(vram_limit=None, settings=settings, context=context)
-    fixed = plan.dense_bytes + plan.kv_bytes + plan.workspace_bytes + plan.long_step_bytes
-    limit = int(ratio * (fixed + store.shape.experts * store.form.bytes_at(LEVEL)))
+    limit = int(ratio * (plan.fixed_bytes + store.shape.experts * store.form.bytes_at(LEVEL)))
     return store.plan(vram_limit=limit, settings=settings, context=context).vram_limit_bytes
 
 

@@ -58,9 +58,10 @@ def cached_plan(
     """
     least = store.plan(vram_limit=None, settings=settings, context=context)
     experts = sum(len(layer.records) for layer in store.manifest.layers.values())
-    fixed = least.dense_bytes + least.kv_bytes + least.workspace_bytes + least.long_step_bytes
     tier, slower = (int(fraction * experts * store.form.bytes_at(4)) for fraction in (cache, dram))
-    return store.plan(vram_limit=fixed + tier, dram_limit=slower, settings=settings, context=context)
+    return store.plan(
+        vram_limit=least.fixed_bytes + tier, dram_limit=slower, settings=settings, context=context
+    )
 
 
 def cached_rows(
