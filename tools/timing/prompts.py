@@ -1,11 +1,11 @@
 """Times cold prompts in one long step and in steps of fewer rows, and counts what they read.
 
     python -m tools.timing.prompts --model w1-store --vram-limit 2.3GB --exact 4 --prompt-file book.txt
-        [--prompt-tokens 512,2048,8192] [--prefill-rows 512] [--rounds 1]
+        [--prompt-tokens 512,2048,8192] [--prefill-rows 512] [--rounds 1] [--fill]
 
-A new engine with an empty cache runs each prompt, the two ways alternating. Prints a JSON line for each: seconds to the
-first token, bytes read, and these as a fraction of all experts at that level. Tokens are those of the demo model's
-tokenizer.
+A new engine runs each prompt, the two ways alternating; its cache is empty, or with --fill has what fits. Prints a JSON
+line for each: seconds to the first token, those of them in attention by the compiled kernel, bytes read, and these as a
+fraction of all experts at that level. Tokens are those of the demo model's tokenizer.
 """
 
 from __future__ import annotations
@@ -15,37 +15,60 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.commands.options import DEMO
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from storage.errors import EdgemoeError
 from tools.command_line import failed, make_parser, positive, two_or_more
 
 
+@contextmanager
+def attention_clock() -> Iterator[list[float]]:
+    """Collects the seconds of each call of the compiled attention inside the block."""
+    seconds, call = list[float](), NativeAttention.__call__
+
+    def timed(attention: NativeAttention, *arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(attention, *arguments, **options)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    with mock.patch.object(NativeAttention, "__call__", timed):
+        yield seconds
+
+
 def one_prompt(
-    store: StoreModel, level: int, limit: int | None, tokens: list[int], rows: int | None
+    store: StoreModel, level: int, limit: int | None, tokens: list[int], rows: int | None, fill: bool
 ) -> dict[str, Any]:
-    """Runs one prompt on an engine of its own, with an empty cache."""
+    """Runs one prompt on an engine of its own, whose cache is empty, or filled."""
     settings = RunSettings(levels=(level,), exact=True, speculate="auto")
     plan = store.plan(vram_limit=limit, settings=settings, context=len(tokens) + 1, prefill_rows=rows)
     with Engine(store, plan, settings) as engine:
         sequence = engine.new_sequence()
+        if fill:
+            engine.fill()
         engine.take_counts()
-        start = time.perf_counter()
-        engine.prefill(sequence, tokens)
-        seconds = time.perf_counter() - start
+        with attention_clock() as attention:
+            start = time.perf_counter()
+            engine.prefill(sequence, tokens)
+            seconds = time.perf_counter() - start
         read, peak = engine.take_counts().ssd_bytes, engine.peak_bytes()
     return {
         "prompt_tokens": len(tokens),
         "prefill_rows": plan.prefill_rows,
         "ttft_s": seconds,
+        "attention_s": sum(attention),
         "ssd_bytes": read,
         "of_experts": read / (store.form.bytes_at(level) * store.shape.experts),
         "workspace_bytes": plan.workspace_bytes,
@@ -63,7 +86,7 @@ def measure(options: argparse.Namespace) -> None:
         for turn, encode in enumerate(prompts.prompts):
             ways = [None, options.prefill_rows]
             for rows in ways[:: -1 if turn % 2 else 1]:
-                made = one_prompt(store, options.exact, options.vram_limit, encode(), rows)
+                made = one_prompt(store, options.exact, options.vram_limit, encode(), rows, options.fill)
                 gc.collect()  # the engine's memory is freed before the next one opens
                 print(json.dumps({"round": turn} | made), flush=True)
 
@@ -81,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--prefill-rows", type=two_or_more, default=512)
     parser.add_argument("--rounds", type=positive, default=1)
+    parser.add_argument(
+        "--fill", action="store_true", help="read the experts that fit before the clock starts"
+    )
     try:
         measure(parser.parse_args(argv))
     except EdgemoeError as error:

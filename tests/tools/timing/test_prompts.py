@@ -24,3 +24,7 @@ def test_one_step_reads_each_expert_once_and_several_read_more(tiny_store, capsy
     assert (whole["prefill_rows"], cut["prefill_rows"]) == (512, 8)
     assert 0 < whole["of_experts"] <= 1
     assert cut["ssd_bytes"] > whole["ssd_bytes"]
+    assert 0 <= whole["attention_s"] < whole["ttft_s"]
+    assert prompts.main([*how, "--fill"]) == 0
+    filled, _ = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert filled["ssd_bytes"] == 0
