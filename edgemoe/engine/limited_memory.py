@@ -13,7 +13,7 @@ from edgemoe.memory.split import BlockSplit
 
 
 def _free_locals(error: BaseException | None) -> None:
-    """Frees what the frames behind an exception refer to, a step's tensors, which live as long as the exception."""
+    """Clears the local variables of an exception's frames: a step's tensors would live as long as the exception."""
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -27,8 +27,7 @@ class LimitedMemory:
     """Reserves a plan's bytes: fixed ones, blocks of experts, and sequences, which are promised the plan's whole KV.
 
     Where sequences, or the step of a long prompt, need bytes that the budget lacks, experts lose blocks first; whatever
-    these return, experts get.
-    Used by the engine's thread between two steps, so no step finds too little memory.
+    these return, experts get. Used by the engine's thread before and between steps, so no step finds too little memory.
 
     Args:
         plan: of the limit.
@@ -100,11 +99,13 @@ class LimitedMemory:
 
     @contextmanager
     def long_step(self, nbytes: int) -> Iterator[None]:
-        """Has bytes beside the workspace for as long as the block runs, at most the plan's long_step_bytes.
+        """Reserves bytes beside the workspace while the with-block runs a step; experts lose blocks where needed.
 
-        Experts get them back before the next step of 0 bytes, or with the next bytes that a sequence returns: an
-        interrupt while blocks are made then finds no step half done. Steps of 0 bytes may run between the layers of a
-        long one.
+        Experts get the blocks back before the next short step, or when a sequence returns bytes: then Ctrl-C while
+        blocks are added finds no step half done. Short steps may run between the layers of a long one.
+
+        Args:
+            nbytes: at most the plan's long_step_bytes; 0 for a short step.
         """
         if not nbytes:
             if self._returned:
@@ -134,7 +135,12 @@ class LimitedMemory:
         self._grows, self._returned, self._resize = False, False, _keep
 
     def _fit_blocks(self, kv: int, long_step: int | None = None) -> None:
-        """Gives experts the blocks that fit beside bytes of KV, at least the plan's first ones, and of a long step."""
+        """Resizes the experts' blocks to what fits beside the KV and a long step.
+
+        Args:
+            kv: bytes; the plan's first_kv_bytes count where they are more.
+            long_step: bytes; None: those that are reserved.
+        """
         taken = max(kv, self._plan.first_kv_bytes) + (
             self.long_step_bytes if long_step is None else long_step
         )
