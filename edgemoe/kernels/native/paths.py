@@ -17,7 +17,7 @@ EMULATED = "amx-emulated"
 """AMX's tiles in plain C: for tests, on every processor."""
 
 _BYTES_ALONE = ("neon-dotprod", "neon-i8mm")
-"""Paths whose instructions multiply 8-bit numbers; products with 16-bit activations are those of "neon"."""
+"""Paths whose instructions multiply 8-bit numbers; several rows at level 8, with 14-bit activations, take "neon"'s."""
 
 WORKS = ("experts", "experts at 8 bits", "dense", "attention")
 """Kinds of work, in the order of `work` in csrc/paths.h."""
@@ -45,12 +45,12 @@ def candidates(work: str, rows: str) -> list[str]:
     """The paths that have code of their own for a kind of work and number of rows, the narrowest first.
 
     AMX has none for single rows: those wait for memory. Attention, in float32, has none with 8-bit sums. NEON's 8-bit
-    products serve experts, at 8 bits single rows alone: all other activations have more than 8 bits.
+    products serve experts, at 8 bits single rows alone, whose 14-bit activations are split, and dense products.
     """
     found = available()
     if work == "attention":
         return [path for path in found if path in ("avx2", "avx512-vnni", "neon")] if rows == ROWS[-1] else []
-    if work == "dense" or (work == "experts at 8 bits" and rows != ROWS[0]):
+    if work == "experts at 8 bits" and rows != ROWS[0]:
         found = [path for path in found if path not in _BYTES_ALONE]
     return [path for path in found if path != "amx" or rows != ROWS[0]]
 

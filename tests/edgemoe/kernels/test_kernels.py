@@ -294,13 +294,13 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
 @pytest.mark.parametrize("tokens", [1, 5, 12, 71])
 def test_dense_products(shape, tokens):
-    """Products with both kinds of dense weight equal those in double precision, to rounding."""
+    """Products with both kinds of dense weight equal those in double precision: to rounding, and of 8-bit activations."""
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
     codes, scales = quantize_rows(weight)
     exact = x.double() @ (codes.double() * scales.double().unsqueeze(1)).T
-    assert ((native.dense_product(x, codes, scales) - exact).norm() / exact.norm()) < 0.003
+    assert ((native.dense_product(x, codes, scales) - exact).norm() / exact.norm()) < 0.016
     rounded = weight.bfloat16()
     exact = x.double() @ rounded.double().T
     assert ((native.dense_product(x, rounded, None) - exact).norm() / exact.norm()) < 0.003

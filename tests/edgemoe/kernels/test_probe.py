@@ -147,16 +147,16 @@ def test_torch_s_kernel_is_forced_for_experts_and_given_back(tmp_path, timings):
 
 
 def test_on_arm_8_bit_products_are_taken_where_they_have_code(monkeypatch):
-    """Experts at levels 4 and 2, and at level 8 single rows; all else is computed with 16-bit or float32 numbers."""
+    """Dense products, experts at levels 4 and 2, and single rows at level 8; the rest has 14-bit or float32 numbers."""
     arm = "neon", "neon-dotprod", "neon-i8mm"
     monkeypatch.setattr(paths, "_found", lambda: sum(1 << paths.PATHS.index(path) for path in arm))
     assert paths.available() == [*arm]
     for name, others in (("neon", "neon"), ("neon-dotprod", "neon"), ("neon-i8mm", "neon")):
         choice = paths.forced(name)
         own = {key for key, path in choice.items() if path == name}
-        assert own >= {("experts", rows) for rows in paths.ROWS} | {("experts at 8 bits", "1")}
+        both = {(work, rows) for work in ("experts", "dense") for rows in paths.ROWS}
+        assert own >= both | {("experts at 8 bits", "1")}
         assert {
-            choice["dense", "1"],
             choice["experts at 8 bits", "2 to 12"],
             choice["attention", paths.ROWS[-1]],
         } == {others}

@@ -54,13 +54,13 @@ void reference_dense(const int8_t *w, const uint16_t *row_scale, int64_t rows, i
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t r = 0; r < rows; r++) {
             float total = 0;
-            for (int64_t from = 0; from < cols; from += 256) {
-                const int64_t n = cols - from < 256 ? cols - from : 256;
-                const float largest = largest_of(x + t * cols + from, n), by = largest > 0 ? 32767 / largest : 0;
+            for (int64_t from = 0; from < cols; from += 64) {
+                const int64_t n = cols - from < 64 ? cols - from : 64;
+                const float largest = largest_of(x + t * cols + from, n), by = largest > 0 ? 127 / largest : 0;
                 int32_t products = 0;
                 for (int64_t k = 0; k < n; k++)
                     products += (int32_t)rintf(from_bf16(x[t * cols + from + k]) * by) * w[r * cols + from + k];
-                total = fmaf((float)products, largest / 32767, total);
+                total = fmaf((float)products, largest / 127, total);
             }
             y[t * rows + r] = to_bf16(from_bf16(row_scale[r]) * total);
         }

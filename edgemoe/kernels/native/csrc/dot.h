@@ -4,6 +4,15 @@
 #include "bf16.h"
 #include "paths.h"
 
+#if COMPILED
+/* Whether a dot multiplies numbers from 0 to 255 with signed ones, so that signed weights have 128 added to them. */
+INLINE int takes_unsigned(enum dot dot) { return dot == DOT_VEX || dot == DOT_EVEX || dot == DOT_USDOT; }
+
+INLINE __m256i weights_for(enum dot dot, __m256i w) {
+    return takes_unsigned(dot) ? _mm256_xor_si256(w, _mm256_set1_epi8(-128)) : w;
+}
+#endif
+
 #if defined(__x86_64__)
 /* Calls f with the constant of a dot that is one instruction. */
 #define BY_ONE_INSTRUCTION(dot, f) \
@@ -25,6 +34,14 @@ INLINE __m256i add_bytes(enum dot dot, int wide, __m256i sum, __m256i of_0_to_25
     if (dot == DOT_VEX) __asm__(VEX "vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(of_0_to_255), "x"(others));
     else __asm__("vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(of_0_to_255), "x"(others));
     return sum;
+}
+
+/* Adds to each of 8 sums the products of four numbers from -127 to 127, weights_for(dot, w), with four of x. */
+INLINE __m256i add_weights(enum dot dot, __m256i sum, __m256i w, __m256i x) {
+    if (dot != DOT_PLAIN) return add_bytes(dot, 1, sum, w, x);
+    /* Pairs fit into 16 bits: 2 * 127 * 127. */
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 /* Adds to each of 8 sums the products of two pairs of 16-bit numbers. */
@@ -62,6 +79,20 @@ INLINE __m256i add_bytes(enum dot dot, int wide, __m256i sum, __m256i of_0_to_25
         }
         NEON_DOT(SDOT, sum.of[i], of_sdot.of[i], others.of[i]);
         for (int twice = 0; wide && twice < 2; twice++) NEON_DOT(SDOT, sum.of[i], half.of[i], others.of[i]);
+    }
+    return sum;
+}
+
+/* Adds to each of 8 sums the products of four numbers from -127 to 127, weights_for(dot, w), with four of x. */
+INLINE __m256i add_weights(enum dot dot, __m256i sum, __m256i w, __m256i x) {
+    for (int i = 0; i < 2; i++) {
+        if (dot == DOT_USDOT) NEON_DOT(USDOT, sum.of[i], w.of[i], x.of[i]);
+        else if (dot == DOT_SDOT) NEON_DOT(SDOT, sum.of[i], w.of[i], x.of[i]);
+        else {
+            const int8x16_t a = (int8x16_t)w.of[i], b = (int8x16_t)x.of[i];
+            const int16x8_t first = vmull_s8(vget_low_s8(a), vget_low_s8(b)), last = vmull_high_s8(a, b);
+            sum.of[i] = vaddq_s32(sum.of[i], vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(last)));
+        }
     }
     return sum;
 }

@@ -91,7 +91,7 @@ int edgemoe_paths(void) {
 enum path without_tiles(enum path path) { return has_tiles(path) ? PATH_NEON : path; }
 
 static enum path widest_path(int work, int bucket) {
-    const int found = edgemoe_paths(), multiplies_bytes = work == WORK_EXPERTS || (work == WORK_EXPERTS_8 && !bucket);
+    const int found = edgemoe_paths(), multiplies_bytes = work == WORK_EXPERTS || work == WORK_DENSE || (work == WORK_EXPERTS_8 && !bucket);
     if (multiplies_bytes && found >> PATH_NEON_I8MM & 1) return PATH_NEON_I8MM;
     return multiplies_bytes && found >> PATH_NEON_DOTPROD & 1 ? PATH_NEON_DOTPROD : PATH_NEON;
 }

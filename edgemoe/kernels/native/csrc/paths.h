@@ -65,7 +65,7 @@ int edgemoe_choose_path(int work, int bucket, int path);
 int edgemoe_chosen_path(int work, int bucket);
 
 /* The choice before any measurement: the widest path, which is AMX only from 13 rows on, and NEON's dotprod or i8mm only
- * where the kernel has code for it: experts at levels 4 and 2, and a single row at level 8. */
+ * where the kernel has code for it: experts at levels 4 and 2, a single row at level 8, and dense products. */
 void edgemoe_choose_widest(void);
 
 /* Which of the two encodings PATH_AVX_VNNI takes, for tests; -1: the processor does not have it. */

@@ -4,9 +4,10 @@
 #include "planes.h"
 
 #if COMPILED
-/* dense.c: int8_row, and a tile of 4 rows times 4 tokens, out[row][token]. cols % 16 == 0. */
-float int8_row_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols);
-void int8_tile_vnni(const int8_t *w, const int16_t *x, const float *scale, int64_t cols, int64_t chunks, float out[4][4]);
+/* dense_int8.c: four_rows, lay_out for unsigned codes, and strip_256. */
+void four_rows_vnni(const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4]);
+void dense_lay_out_vnni(const int8_t *w, int64_t cols, int64_t rows, int64_t columns, uint8_t *codes);
+void dense_strip_vnni(const dense_strip *s, int64_t tokens, float *total);
 
 /* gemv.c: gemv_block. */
 void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,

@@ -10,6 +10,9 @@
  * is stored AHEAD chunks before it is scaled, so that the tiles work while the vectors do. */
 enum { AHEAD = 2, BUFFERS = AHEAD + 1 };
 
+/* Of a strip: experts at level 8, or at 4 and 2; signed codes of dense weights, which have neither scales nor centres here. */
+enum kind { LEVEL_8, LEVEL_4, DENSE };
+
 enum { STRIP = 8 }; /* chunks whose codes are joined at a time: half of a first-level cache */
 
 /* What the products of a strip share. */
@@ -21,13 +24,14 @@ typedef struct {
     float by[STRIP][16], shift[STRIP][16], sum[STRIP][16]; /* of the tokens */
 } strip;
 
-INLINE_TILES void NAME(product_0)(tiles_state *tiles, const uint8_t *codes, const int8_t *x, int level_8, int32_t to[2][16][16]) {
+INLINE_TILES void NAME(product_0)(tiles_state *tiles, const uint8_t *codes, const int8_t *x, enum kind kind, int32_t to[2][16][16]) {
     TILE_ZERO(0);
     TILE_LOAD(4, codes, 4 * BLOCK_ROWS);
-    TILE_LOAD(6, x, level_8 ? 2 * CHUNK : CHUNK);
-    TILE_DOT_UNSIGNED(0, 6, 4);
+    TILE_LOAD(6, x, kind == LEVEL_8 ? 2 * CHUNK : CHUNK);
+    if (kind == DENSE) TILE_DOT_SIGNED(0, 6, 4);
+    else TILE_DOT_UNSIGNED(0, 6, 4);
     TILE_STORE(0, to[0], 64);
-    if (!level_8) return;
+    if (kind != LEVEL_8) return;
     TILE_ZERO(1);
     TILE_LOAD(6, x + CHUNK, 2 * CHUNK);
     TILE_DOT_UNSIGNED(1, 6, 4);
@@ -35,36 +39,41 @@ INLINE_TILES void NAME(product_0)(tiles_state *tiles, const uint8_t *codes, cons
 }
 
 /* product_0 with the other half of the tiles, so that two products in turn do not wait for each other. */
-INLINE_TILES void NAME(product_1)(tiles_state *tiles, const uint8_t *codes, const int8_t *x, int level_8, int32_t to[2][16][16]) {
+INLINE_TILES void NAME(product_1)(tiles_state *tiles, const uint8_t *codes, const int8_t *x, enum kind kind, int32_t to[2][16][16]) {
     TILE_ZERO(2);
     TILE_LOAD(5, codes, 4 * BLOCK_ROWS);
-    TILE_LOAD(7, x, level_8 ? 2 * CHUNK : CHUNK);
-    TILE_DOT_UNSIGNED(2, 7, 5);
+    TILE_LOAD(7, x, kind == LEVEL_8 ? 2 * CHUNK : CHUNK);
+    if (kind == DENSE) TILE_DOT_SIGNED(2, 7, 5);
+    else TILE_DOT_UNSIGNED(2, 7, 5);
     TILE_STORE(2, to[0], 64);
-    if (!level_8) return;
+    if (kind != LEVEL_8) return;
     TILE_ZERO(3);
     TILE_LOAD(7, x + CHUNK, 2 * CHUNK);
     TILE_DOT_UNSIGNED(3, 7, 5);
     TILE_STORE(3, to[1], 64);
 }
 
-INLINE_TILES void NAME(product)(tiles_state *tiles, const strip *s, int64_t c, int level_8, int32_t to[2][16][16]) {
+INLINE_TILES void NAME(product)(tiles_state *tiles, const strip *s, int64_t c, enum kind kind, int32_t to[2][16][16]) {
     const uint8_t *codes = s->codes + c * CHUNK * BLOCK_ROWS;
-    if (c % 2) NAME(product_1)(tiles, codes, s->x + c * s->x_stride, level_8, to);
-    else NAME(product_0)(tiles, codes, s->x + c * s->x_stride, level_8, to);
+    if (c % 2) NAME(product_1)(tiles, codes, s->x + c * s->x_stride, kind, to);
+    else NAME(product_0)(tiles, codes, s->x + c * s->x_stride, kind, to);
 }
 
 /* `tokens`: a constant 16, or fewer. */
-INLINE_TILES void NAME(strip_of)(tiles_state *tiles, const strip *s, int level_8, int tokens, float *total) {
+INLINE_TILES void NAME(strip_of)(tiles_state *tiles, const strip *s, enum kind kind, int tokens, float *total) {
     _Alignas(64) int32_t to[BUFFERS][2][16][16];
     VECTOR acc[16];
     for (int t = 0; t < tokens; t++) acc[t] = LOAD(total + t * BLOCK_ROWS);
-    for (int64_t c = 0; c < AHEAD && c < s->chunks; c++) NAME(product)(tiles, s, c, level_8, to[c % BUFFERS]);
+    for (int64_t c = 0; c < AHEAD && c < s->chunks; c++) NAME(product)(tiles, s, c, kind, to[c % BUFFERS]);
     for (int64_t c = 0; c < s->chunks; c++) {
-        if (c + AHEAD < s->chunks) NAME(product)(tiles, s, c + AHEAD, level_8, to[(c + AHEAD) % BUFFERS]);
+        if (c + AHEAD < s->chunks) NAME(product)(tiles, s, c + AHEAD, kind, to[(c + AHEAD) % BUFFERS]);
+        if (kind == DENSE) {
+            for (int t = 0; t < tokens; t++) acc[t] = FMA(NUMBERS(to[c % BUFFERS][0][t]), ALL(s->by[c][t]), acc[t]);
+            continue;
+        }
         const VECTOR scale = SCALES(s->scales[c]), centre = CENTRES(s->scales[c]);
         for (int t = 0; t < tokens; t++) {
-            const VECTOR codes = level_8 ? SHIFTED(to[c % BUFFERS][0][t], to[c % BUFFERS][1][t], 7) : NUMBERS(to[c % BUFFERS][0][t]);
+            const VECTOR codes = kind == LEVEL_8 ? SHIFTED(to[c % BUFFERS][0][t], to[c % BUFFERS][1][t], 7) : NUMBERS(to[c % BUFFERS][0][t]);
             const VECTOR units = FMA(codes, ALL(s->by[c][t]), ALL(s->shift[c][t]));
             acc[t] = FMA(centre, ALL(s->sum[c][t]), FMA(scale, units, acc[t]));
         }
@@ -83,12 +92,17 @@ INLINE_TILES void NAME(strip_scales)(strip *s, int64_t level, const float *scale
         }
 }
 
-TARGET static void NAME(strip_products)(tiles_state *tiles, const strip *s, int level_8, int tokens, float *total) {
+TARGET static void NAME(strip_products)(tiles_state *tiles, const strip *s, enum kind kind, int tokens, float *total) {
     NAME(configure)(tiles, tokens);
-    if (level_8 && tokens == 16) NAME(strip_of)(tiles, s, 1, 16, total);
-    else if (level_8) NAME(strip_of)(tiles, s, 1, tokens, total);
-    else if (tokens == 16) NAME(strip_of)(tiles, s, 0, 16, total);
-    else NAME(strip_of)(tiles, s, 0, tokens, total);
+#define STRIP_OF(kind) \
+    do { \
+        if (tokens == 16) NAME(strip_of)(tiles, s, kind, 16, total); \
+        else NAME(strip_of)(tiles, s, kind, tokens, total); \
+    } while (0)
+    if (kind == LEVEL_8) STRIP_OF(LEVEL_8);
+    else if (kind == DENSE) STRIP_OF(DENSE);
+    else STRIP_OF(LEVEL_4);
+#undef STRIP_OF
 }
 
 /* A strip's chunks from `first` on with all tokens. */
@@ -103,7 +117,7 @@ TARGET static void NAME(strip_tokens)(tiles_state *tiles, const matrix *m, const
         for (int64_t r = 0; r < rows; r += 16) {
             s.codes = codes + 4 * r;
             for (int64_t c = 0; c < chunks; c++) s.scales[c] = scales_of(m, e, block, first + c, CHUNK) + 4 * r;
-            NAME(strip_products)(tiles, &s, e->level == 8, now, total + t * BLOCK_ROWS + r);
+            NAME(strip_products)(tiles, &s, e->level == 8 ? LEVEL_8 : LEVEL_4, now, total + t * BLOCK_ROWS + r);
         }
     }
 }
@@ -129,49 +143,18 @@ TARGET void NAME(gemm_block)(const matrix *m, const expert *e, int64_t block, co
         for (int64_t r = 0; r < rows; r++) y[t * m->rows + r] = to_bf16(total[t * BLOCK_ROWS + r]);
 }
 
-/* Adds a chunk of `steps` times 64 columns of 32 rows and 16 tokens to total [32, 16]: rows in two tiles, h and l in two. */
-INLINE_TILES void NAME(dense_chunk)(tiles_state *tiles, const int8_t *w, int64_t cols, const int8_t *h, const uint8_t *l, int64_t steps,
-                                    const float *scale, float *total) {
-    _Alignas(64) int32_t to[4][16][16];
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-    for (int64_t k = 0; k < steps; k++, w += 64, h += 1024, l += 1024) {
-        TILE_LOAD(4, w, cols);
-        TILE_LOAD(5, w + 16 * cols, cols);
-        TILE_LOAD(6, h, 64);
-        TILE_LOAD(7, l, 64);
-        TILE_DOT_SIGNED(0, 4, 6);
-        TILE_DOT_UNSIGNED(1, 4, 7);
-        TILE_DOT_SIGNED(2, 5, 6);
-        TILE_DOT_UNSIGNED(3, 5, 7);
-    }
-    TILE_STORE(0, to[0], 64);
-    TILE_STORE(1, to[1], 64);
-    TILE_STORE(2, to[2], 64);
-    TILE_STORE(3, to[3], 64);
-    const VECTOR by = LOAD(scale);
-    for (int r = 0; r < DENSE_TILE_ROWS; r++)
-        STORE(total + 16 * r, FMA(SHIFTED(to[r / 16 * 2][r % 16], to[r / 16 * 2 + 1][r % 16], 8), by, LOAD(total + 16 * r)));
-}
-
-TARGET void NAME(dense_product)(const dense_tiles *x, const int8_t *w, const uint16_t *row_scale, int64_t tokens, uint16_t *y,
-                                       int64_t y_cols) {
-    enum { STEPS = DENSE_CHUNK / DENSE_TILE_COLS };
+/* Adds a strip of a dense weight's 32 rows to total [tokens, BLOCK_ROWS]. */
+TARGET void NAME(dense_strip)(const dense_strip *d, int64_t tokens, float *total) {
     tiles_state tiles = {0};
-    NAME(configure)(&tiles, 16);
-    for (int64_t t = 0; t < tokens; t += DENSE_TILE_TOKENS) {
-        _Alignas(64) float total[DENSE_TILE_ROWS * 16] = {0};
-        const int64_t at = t * x->cols, steps = x->cols / DENSE_TILE_COLS;
-        for (int64_t c = 0; c < x->chunks; c++) {
-            const int64_t from = c * STEPS;
-            NAME(dense_chunk)(&tiles, w + from * DENSE_TILE_COLS, x->cols, x->h + at + from * 1024, x->l + at + from * 1024,
-                              min_of(steps - from, STEPS), x->scale + (t * x->chunks + c * 16), total);
+    for (int64_t t = 0; t < tokens; t += 16) {
+        const int now = (int)min_of(tokens - t, 16);
+        strip s = {.x = d->x.q + t * CHUNK, .x_stride = d->x.tokens * CHUNK, .chunks = d->chunks};
+        for (int64_t c = 0; c < d->chunks; c++)
+            for (int i = 0; i < now; i++) s.by[c][i] = d->x.scale[c * d->x.tokens + t + i];
+        for (int64_t r = 0; r < BLOCK_ROWS; r += 16) {
+            s.codes = d->codes + 4 * r;
+            NAME(strip_products)(&tiles, &s, DENSE, now, total + t * BLOCK_ROWS + r);
         }
-        for (int64_t j = 0; j < min_of(tokens - t, 16); j++)
-            for (int64_t r = 0; r < DENSE_TILE_ROWS; r++)
-                y[(t + j) * y_cols + r] = to_bf16(from_bf16(row_scale[r]) * total[16 * r + j]);
     }
     TILES_RELEASE();
 }
