@@ -16,7 +16,8 @@ is the time before. Without a limit the runs are warm: random tokens and the pro
 so that the whole model is resident. --context sets aside KV for more tokens than a prompt and its answer have, and
 --kv-cache stores it in another format, in both programs. llama.cpp maps its model; its weight repacking is off under a
 limit, and where llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's --vram-limit
-is the limit less --beside, the memory that its process takes outside --vram-limit.
+is the limit less --beside, the memory that its process takes outside --vram-limit. With --peer-states llama.cpp
+computes a prompt once without a limit and keeps its state in a file; each measured run loads it.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
@@ -26,6 +27,7 @@ The JSON is rewritten after every run. Linux, as root. Needs llama-cpp-python, h
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -127,13 +129,39 @@ class Comparison:
 
     def run(self, program: Program, case: Case, number: int) -> None:
         """Runs a program once and appends the result to `runs`."""
-        outcome = self._child(program, case, self.request(program, case, number))
+        request = self.request(program, case, number)
+        if state := self._state(program, request):
+            outcome = self._behind_state(program, case, request, state)
+            self.runs.append(run_of(program.name, case, number, outcome) | {"ttft_s": None})
+            return
+        outcome = self._child(program, case, request)
         repacks = program.settings is None and case.limit is None and self.crash is None
         if repacks and outcome.crashed:
             self.crash = f"off: {program.name} crashes with it ({outcome.failure})"
             say(f"  {self.crash}; once more without")
-            outcome = self._child(program, case, self.request(program, case, number))
+            outcome = self._child(program, case, request | {"repacking": False})
         self.runs.append(run_of(program.name, case, number, outcome))
+
+    def _state(self, program: Program, request: Json) -> Path | None:
+        """The file of the peer's state behind a request's prompt; None: the program computes the prompt."""
+        if program.settings is not None or self.options.peer_states is None:
+            return None
+        of = [request[key] for key in ("model", "prompts", "kv_cache")]
+        name = hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
+        return Path(self.options.peer_states, f"{name}.state").absolute()
+
+    def _behind_state(self, program: Program, case: Case, request: Json, state: Path) -> Outcome:
+        """Runs the peer behind its state, which it computes first, without a limit, where there is none."""
+        request = request | {"state": str(state), "saves_state": False, "warm_up": []}
+        if not state.exists():
+            say(f"  {program.name} computes {case.tokens} tokens without a limit")
+            partial = state.with_suffix(".partial")
+            saving = request | {"state": str(partial), "saves_state": True, "new_tokens": 1}
+            outcome = self._child(program, case._replace(limit=None), saving)
+            if outcome.failure:
+                return outcome
+            partial.replace(state)
+        return self._child(program, case, request)
 
     def count(self) -> None:
         """Counts the experts that the peer and edgemoe's first row choose, in an untimed, unlimited run of each."""
@@ -171,13 +199,17 @@ def measure(comparison: Comparison, facts: Json) -> None:
         say(
             f"  {last['failure']}"
             if last["failure"]
-            else f"  TTFT {last['ttft_s']:.2f} s, TPOT {1000 * last['tpot_s']:.1f} ms"
+            else f"  TTFT {_seconds(last['ttft_s'])}, TPOT {1000 * last['tpot_s']:.1f} ms"
         )
         write_report(comparison, facts)
     if comparison.options.popularity:
         say("counting the experts chosen")
         comparison.count()
         write_report(comparison, facts)
+
+
+def _seconds(time_s: float | None) -> str:
+    return "not measured" if time_s is None else f"{time_s:.2f} s"
 
 
 def write_report(comparison: Comparison, facts: Json) -> None:
@@ -257,6 +289,12 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
         LimitError: this machine enforces no memory limit.
     """
     require_folders(options.json)
+    if options.peer_states and (options.peer != "llama.cpp" or max(options.batch) > 1):
+        raise UserError(
+            "--peer-states with llama.cpp and --batch 1",
+            f"{options.peer}, batch {max(options.batch)}",
+            "leave it out",
+        )
     require_plot(options.plot)
     store = StoreModel.open(options.store)
     if options.kv_cache:

@@ -123,14 +123,19 @@ def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> 
 
 
 def generate(
-    context: Any, vocabulary: int, prompts: list[list[int]], new_tokens: int
+    context: Any, vocabulary: int, prompts: list[list[int]], new_tokens: int, first: int | None = None
 ) -> tuple[list[float], list[int]]:
     """Runs one prompt after another, then decodes greedily, a token of each in a step.
+
+    Args:
+        context, vocabulary, prompts, new_tokens: of the request and its model.
+        first: the token behind the only prompt, which the context has; None: it has none.
 
     Returns:
         seconds from the start to the last prompt's first token and to the end of every step, and that prompt's tokens.
     """
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+    if first is None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def step(rows: list[tuple[int, int, int]]) -> list[int]:
@@ -146,8 +151,8 @@ def generate(
         return [int(np.ctypeslib.as_array(each, (vocabulary,)).argmax()) for each in logits]
 
     start = time.perf_counter()
-    following = []
-    for sequence, prompt in enumerate(prompts):
+    following = [] if first is None else [first]
+    for sequence, prompt in enumerate(prompts if first is None else []):
         rows = [(token, position, sequence) for position, token in enumerate(prompt)]
         chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
         following.append([step(chunk) for chunk in chunks][-1][0])
@@ -161,6 +166,22 @@ def generate(
     return times, tokens
 
 
+def save_state(context: Any, path: str, prompt: list[int], first: int) -> None:
+    """Writes a context's keys and values with its prompt and the token behind it."""
+    tokens = (ctypes.c_int32 * (len(prompt) + 1))(*prompt, first)
+    if not llama_cpp.llama_state_save_file(context, path.encode(), tokens, len(tokens)):
+        raise SystemExit(f"expected a file of llama.cpp's state at {path}, got none: free space there")
+
+
+def load_state(context: Any, path: str, prompt: list[int]) -> int:
+    """Reads what save_state wrote; returns the token behind the prompt."""
+    tokens, count = (ctypes.c_int32 * (len(prompt) + 1))(), ctypes.c_size_t()
+    loaded = llama_cpp.llama_state_load_file(context, path.encode(), tokens, len(tokens), ctypes.byref(count))
+    if not loaded or list(tokens[: count.value - 1]) != prompt:
+        raise SystemExit(f"expected the state behind this prompt in {path}, got another: remove it")
+    return int(tokens[count.value - 1])
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serves one request."""
     llama_cpp.llama_backend_init()
@@ -172,7 +193,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     for warm_up in warm_ups(request):
         generate(context, vocabulary, [warm_up], 2)
-    times, tokens = generate(context, vocabulary, request["prompts"], request["new_tokens"])
+    state, first = request.get("state"), None
+    if state and not request["saves_state"]:
+        first = load_state(context, state, request["prompts"][0])
+    times, tokens = generate(context, vocabulary, request["prompts"], request["new_tokens"], first)
+    if state and request["saves_state"]:
+        save_state(context, state, request["prompts"][0], tokens[0])
     if counts:
         return {"counts": counts.as_rows(request["experts"]), "tokens": tokens}
     return {

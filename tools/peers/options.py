@@ -67,6 +67,12 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add(
         "--kv-cache", choices=KINDS, help="format of keys and values; default: each program's own, of 16 bits"
     )
+    add(
+        "--peer-states",
+        type=Path,
+        help="directory of llama.cpp's states behind a prompt, which it computes once without a limit and loads inside "
+        "it, so that a long prompt counts in its later tokens alone; its TTFT is not measured",
+    )
     add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--seed", type=int, default=0, help="of prompts")
 

@@ -110,7 +110,7 @@ def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]
         "prompt_tokens": case.tokens,
         "batch": case.batch,
         "failed": len(runs) - len(good),
-        "ttft_s": summary([run["ttft_s"] for run in good]),
+        "ttft_s": summary([run["ttft_s"] for run in good if run["ttft_s"] is not None]),
         "tpot_s": tpot,
         "tok_s": case.batch / tpot["mean"] if tpot["mean"] else None,
         "itl_s": itl,

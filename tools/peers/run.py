@@ -5,7 +5,8 @@ the answer, as the last line of stdout.
 
     request: model, prompts (token ids of each; all decode together), new_tokens, warm_up (prompts to answer first,
              untimed, for warm_up_s seconds), threads, capped, repacking (llama.cpp's, of weights), popularity (count
-             instead of measuring), and fields of a single program
+             instead of measuring), state (llama.cpp's file behind the prompt, which saves_state says to write, or else
+             to read in place of the prompt), and fields of a single program
     answer:  load_s, token_times (seconds from the start to the last prompt's first token, and to the end of each step
              that decodes a token of every prompt), tokens (the last prompt's, ids), versions, and fields of a single
              program; with popularity: counts, [layer][expert] -> times chosen

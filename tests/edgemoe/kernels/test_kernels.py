@@ -294,7 +294,7 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
 @pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
 @pytest.mark.parametrize("tokens", [1, 5, 12, 71])
 def test_dense_products(shape, tokens):
-    """Products with both kinds of dense weight equal those in double precision: to rounding, and of 8-bit activations."""
+    """Products with both kinds of dense weight equal those in double precision, to the rounding of activations."""
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(tokens, shape[1], generator=generator).bfloat16()

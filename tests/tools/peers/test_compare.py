@@ -152,6 +152,32 @@ def test_both_programs_get_the_context_and_the_format_of_its_kv(arguments: list[
 
 @needs_cgroup
 @pytest.mark.e2e
+def test_the_peer_computes_a_prompt_once_without_a_limit(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its state is in a file that later runs load inside the limit; they measure later tokens alone."""
+    (tmp_path / "states").mkdir()
+    more = ["--peer-states", str(tmp_path / "states"), "--no-popularity"]
+    for _ in range(2):
+        assert compare.main([*arguments, *more]) == 0
+        assert "TTFT not measured, TPOT 2000.0 ms" in capsys.readouterr().err
+        peer, ours = json.loads((tmp_path / "report.json").read_text())["rows"]
+        assert (peer["ttft_s"]["n"], peer["tpot_s"]["n"], ours["ratio_ttft"]) == (0, 1, None)
+        assert ours["ratio_tpot"] == pytest.approx(2.0 / ours["tpot_s"]["mean"])
+    saving, *loading = requests(tmp_path)
+    assert (saving["saves_state"], saving["capped"], saving["new_tokens"]) == (True, True, 1)
+    assert [request["saves_state"] for request in loading] == [False, False]
+    (state,) = (tmp_path / "states").iterdir()
+    assert {request["state"] for request in loading} == {str(state)}
+
+
+def test_states_are_those_of_one_prompt_of_llama_cpp(arguments: list[str], tmp_path: Path) -> None:
+    """Several prompts that decode together have none."""
+    assert compare.main([*arguments, "--peer-states", str(tmp_path), "--batch", "2"]) == 2
+
+
+@needs_cgroup
+@pytest.mark.e2e
 def test_a_peer_that_crashes_with_repacking_runs_without(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +341,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
-    options.context = options.kv_cache = None
+    options.context = options.kv_cache = options.peer_states = None
     none: Any = None
     comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
