@@ -64,7 +64,8 @@ class MeasureOptions:
     )
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
-        "Tokens of a window of the text, each run alone. Default: 512.", min=2, max=512
+        "Tokens of a window of the text, each run alone; above 512 without --vram-limit alone. Default: 512.",
+        min=2,
     )
     tasks: bool = option(
         "Run the demo's chat tasks and print their accuracy by kind. "
@@ -106,6 +107,7 @@ def eval_command(
     hot: options.HotnessOptions,
     limits: options.LimitOptions,
     kv: options.KVOptions,
+    prefill_rows: options.PrefillRowsOption = None,
     threads: options.ThreadsOption = None,
     kernel: options.KernelOption = "auto",
     as_json: options.JsonOption = False,
@@ -129,7 +131,7 @@ def eval_command(
     observed = tuple(name for name in OBSERVED if name in study)
     tokens, window = measure.tokens or 4096, measure.window or 512
     request = EvalRequest(
-        text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed
+        text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed, prefill_rows
     )
     store = open_model(
         model,

@@ -390,7 +390,7 @@ class Engine:
             )
         )
         errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
-        rows = min(RANDOM_TOKENS, self.plan.context)
+        rows = min(RANDOM_TOKENS, self.plan.context, self.plan.prefill_rows)
         tokens = torch.randint(self.shape.vocab, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
         try:
             with self.probed(errors):
@@ -524,16 +524,25 @@ class Engine:
                 hot.after_step(step.rows, prompt=prompt)
         return logits
 
-    def all_logits(self, sequence: SequenceKV, tokens: Sequence[int], *, decode: bool) -> torch.Tensor:
+    def all_logits(
+        self,
+        sequence: SequenceKV,
+        tokens: Sequence[int],
+        *,
+        decode: bool,
+        prompt: PromptAttention | None = None,
+    ) -> torch.Tensor:
         """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
 
         With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
-        expert is computed at the highest level that any of the tokens wants.
+        expert is computed at the highest level that any of the tokens wants. Without `decode` they are tokens of a
+        `prompt`, which its steps share; None: they are all of it.
 
         Raises:
             as step.
         """
-        segment = Segment(sequence, tuple(tokens), None if decode else PromptAttention())
+        attention = None if decode else prompt or PromptAttention()
+        segment = Segment(sequence, tuple(tokens), attention)
         return self.step(Step((segment,)), all_rows=True)
 
     def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.score import Windows
+from edgemoe.evaluate.score import Windows, prompt_logits
 from edgemoe.evaluate.studies import SIGNAL_SHARES
 from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.kernels.base import Part
@@ -150,7 +150,8 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
         sequence.crop(0)
         probe = RouterProbe()
         with engine.probed(probe):
-            engine.all_logits(sequence, window, decode=False)
+            for _ in prompt_logits(engine, sequence, window):
+                pass
         observed.add(probe.seen)
         done()
     sequence.crop(0)

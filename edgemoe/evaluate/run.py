@@ -53,6 +53,7 @@ from edgemoe.evaluate.score import (
 from edgemoe.evaluate.studies import LOWERED, STORED, TABLE, Arm, Phase
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
@@ -72,12 +73,14 @@ class EvalRequest:
         text: file for perplexity and KL; None: tasks only.
         reference: checkpoint of the bf16 model; None: no bf16 row, no KL.
         tokens: most tokens of the text.
-        window: tokens of a window, at most kv.blocks.BLOCK_ROWS.
+        window: tokens of a window, at most kv.blocks.BLOCK_ROWS on a device or with a vram_limit, which holds no more
+            rows' logits.
         task_count: held-out tasks of each kind for every row of the table; 0: none.
         seed: chooses the tasks.
         arms: settings, in the order of the rows.
         observed: studies of studies.OBSERVED; "layers" needs a reference.
         vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
+        prefill_rows: most tokens of a window in one step, whose experts are ranked together; None: all.
     """
 
     text: Path | None
@@ -90,6 +93,7 @@ class EvalRequest:
     vram_limit: int | None = None
     dram_limit: int = 0
     observed: tuple[str, ...] = ()
+    prefill_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
         rows += evaluation.settings([arm for arm in arms if not arm.cache], plan, logits)
         rows += cached_rows(store, [arm for arm in arms if arm.cache], windows, logits)
         rows = list(with_gains(rows))
-    environment = _environment(store, request, windows) | {"damage": evaluation.damage}
+    environment = _environment(store, request, windows)
+    environment |= {"damage": evaluation.damage, "prefill_rows": plan.prefill_rows}
     observed = evaluation.observed
     routing = observed.routing() if observed and "routing" in request.observed else []
     similarity = observed.similarity() if observed and "similarity" in request.observed else []
@@ -148,10 +153,16 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
     """Divides the limits for the longest window or task, at the highest level of any arm, which fits them all.
 
     Raises:
-        UserError: no arm that the store can run. DoesNotFit: the limits are too small.
+        UserError: no arm that the store can run; a window that is longer than the model's context, or than a block on a
+            device or with a limit. DoesNotFit: the limits are too small.
     """
     arms, _ = _possible(request.arms, store)
     context = request.window
+    blocks = request.vram_limit is not None or store.device is not None
+    most = BLOCK_ROWS if blocks else store.default_context()
+    if context > most:
+        why = "on a device or with --vram-limit" if blocks else "the model's context"
+        raise UserError(f"--window of at most {most} tokens, {why}", str(context), f"give --window {most}")
     if request.task_count:
         context = max(context, min(TASK_CONTEXT, store.default_context()))
     return store.plan(
@@ -161,6 +172,7 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         context=context,
         parallel=max(arm.batch for arm in arms),
         compensators=planned_bytes(store, arms),
+        prefill_rows=request.prefill_rows or (context if context > BLOCK_ROWS else None),
     )
 
 

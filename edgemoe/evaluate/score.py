@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from edgemoe.evaluate.studies import LOWERED, Phase
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
 from storage.errors import UserError
 
@@ -144,6 +145,13 @@ def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Wind
     return [torch.stack(rows) for rows in logits]
 
 
+def prompt_logits(engine: Engine, sequence: SequenceKV, window: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Appends a prompt in steps of at most the plan's prefill_rows; yields each step's logits, float32 [n, vocab]."""
+    prompt, rows = PromptAttention(), engine.plan.prefill_rows
+    for start in range(0, len(window), rows):
+        yield engine.all_logits(sequence, window[start : start + rows], decode=False, prompt=prompt)
+
+
 def setting_quality(
     engine: Engine,
     sequence: SequenceKV,
@@ -159,9 +167,9 @@ def setting_quality(
         engine: its settings are replaced.
         sequence: with free blocks for a window; its content is discarded.
         settings: to measure.
-        phase: prefill: every expert has one level for the whole window. decode: the experts of every token have
-            levels of their own, as in single-token steps. Settings that are not exact run in single-token steps:
-            in one step, planes read for a later token would serve an earlier one.
+        phase: prefill: every expert has one level for a window's step of at most the plan's prefill_rows. decode: the
+            experts of every token have levels of their own, as in single-token steps. Settings that are not exact run
+            in single-token steps: in one step, planes read for a later token would serve an earlier one.
         windows: of token ids.
         reference: logits of the same windows, or None.
         done: called after every window.
@@ -172,11 +180,16 @@ def setting_quality(
     engine.configure(settings)
     engine.forget_experts()
     engine.take_use()
-    meter, decode = QualityMeter(), phase == "decode"
+    meter = QualityMeter()
     for number, window in enumerate(windows):
         sequence.crop(0)
-        steps = [(token,) for token in window] if decode and not settings.exact else [window]
-        logits = torch.cat([engine.all_logits(sequence, step, decode=decode) for step in steps])
+        if phase == "prefill":
+            steps = prompt_logits(engine, sequence, window)
+        else:
+            rows = engine.plan.prefill_rows if settings.exact else 1
+            parts = [window[start : start + rows] for start in range(0, len(window), rows)]
+            steps = (engine.all_logits(sequence, part, decode=True) for part in parts)
+        logits = torch.cat(list(steps))
         meter.add(logits, window, reference.read(number) if reference else None)
         done()
     sequence.crop(0)

@@ -285,6 +285,13 @@ def test_command_writes_a_calibration(run, store):
     assert json.loads(out)["calibration"] == "1,024 tokens that the model wrote"
 
 
+def test_random_tokens_are_one_step(store, open_engine):
+    """Where a step has fewer rows than would be measured, they are as few."""
+    engine = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True, prefill_rows=32)
+    assert engine.damage is not None
+    assert engine.damage.origin == "32 random tokens"
+
+
 def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, caplog):
     """The first engine whose levels go by damage says so and writes the file; the next one reads it."""
     first = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True)

@@ -23,7 +23,6 @@ from edgemoe.evaluate.run import EvalReport, EvalRequest, run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
-from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings
@@ -133,6 +132,29 @@ def test_windows_decoded_together_are_those_alone(measured, evaluate):
     assert figures(plain) == pytest.approx(figures(rows["exact 4", "decode"]), rel=1e-6)
     assert (plain.batch, plain.active, plain.remapped) == (2, None, None)
     assert (agreed.active < 1, agreed.remapped > 0, agreed.kl > 0) == (True, True, True)
+
+
+def test_a_window_in_several_steps(measured, evaluate):
+    """Its experts are ranked for each step's tokens; levels that no rank decides have the same figures."""
+    _, rows = measured
+    arms = table_arms(((4,), (4, 2)), (0.75,), reuse=False)
+    report, found = evaluate(arms, prefill_rows=12)
+    assert report.environment["prefill_rows"] == 12
+    for phase in PHASES:
+        want = figures(rows["exact 4", phase])
+        assert figures(found["exact 4", phase]) == pytest.approx(want, rel=1e-4)
+    whole, several = (each["4/2 r 0.75", "prefill"] for each in (rows, found))
+    assert several.kl != whole.kl
+    one_by_one = "4/2 r 0.75", "decode"
+    assert figures(found[one_by_one]) == pytest.approx(figures(rows[one_by_one]), rel=1e-6)
+
+
+def test_a_long_window_is_one_step_without_a_limit(evaluate):
+    """Beside a limit its logits have no memory, and a window longer than the model's context no keys and values."""
+    arms = table_arms(((4,),), (1.0,), reuse=False)
+    for changes, most in (({"window": 4096}, "512|context"), ({"window": 513, "vram_limit": 10**9}, "512")):
+        with pytest.raises(UserError, match=f"--window of at most .*({most})"):
+            evaluate(arms, **changes)
 
 
 def test_bits_read_are_those_of_the_planes(measured):
@@ -392,16 +414,6 @@ def test_options_without_effect_are_refused(command, arguments, said):
     error, *_ = command("--model", "there-is-none", *arguments)
     assert isinstance(error, UserError)
     assert said in str(error)
-
-
-def test_the_largest_window_is_one_step(command):
-    """--window is at most the rows of one step of the engine."""
-    most, *_ = command("--model", "there-is-none", "--window", BLOCK_ROWS)
-    beyond, *_ = command("--model", "there-is-none", "--window", BLOCK_ROWS + 1)
-    assert isinstance(most, UserError)
-    assert "neither --text nor --tasks" in str(most)
-    assert isinstance(beyond, SystemExit)
-    assert beyond.code == 2
 
 
 def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
