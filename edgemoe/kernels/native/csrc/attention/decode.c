@@ -45,19 +45,22 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     }
 }
 
-enum { HEADS = 4 }; /* heads that share each widened key and value */
+enum {
+    MOST_HEADS = 8, /* of a task, which read each key and value once */
+    SUMS = 8,       /* accumulators that fit into registers */
+    BLOCK = 64,     /* tokens whose keys or values stay in a first-level cache for all heads; SUMS divides it */
+};
 
 /* Query heads that share keys and values. A head's result does not depend on the other heads. */
 typedef struct {
-    int64_t dim, tokens, stride;   /* dim % 16 == 0; stride: scores per head, % 8 == 0, >= tokens */
+    int64_t dim, tokens, stride, count; /* dim % 16 == 0; stride: scores per head, % 8 == 0, >= tokens; heads */
     float scaling;
+    const float *queries; /* [heads, dim], rotated as keys are */
+    float *scores;        /* scratch [heads, stride] */
+    float *sums;          /* scratch [heads, dim], of values */
     const uint8_t *keys, *values; /* [tokens] rows of their formats */
-    const float *queries;         /* [heads, dim], rotated as keys are */
-    float *scores;                /* scratch [heads, stride] */
-    uint16_t *out;                /* [heads, dim] */
+    uint16_t *out;        /* [heads, dim] */
 } heads;
-
-enum { SUMS = 8 }; /* accumulators that fit into registers */
 
 /* horizontal_sum of each, with the same bits. */
 INLINE __m128 four_horizontal_sums(const __m256 v[4]) {
@@ -93,8 +96,13 @@ INLINE void compute_scores(const int format, const heads *h, int64_t head, int n
 
 /* Replaces scores by e^(score - largest); returns their sum. */
 INLINE float exponentials(float *scores, int64_t tokens) {
-    float largest = -INFINITY;
-    for (int64_t t = 0; t < tokens; t++) largest = scores[t] > largest ? scores[t] : largest;
+    float largest = -INFINITY, lanes[8];
+    __m256 of_lanes = _mm256_set1_ps(largest);
+    int64_t from = 0;
+    for (; from + 8 <= tokens; from += 8) of_lanes = _mm256_max_ps(_mm256_loadu_ps(scores + from), of_lanes); /* not of NaN */
+    _mm256_storeu_ps(lanes, of_lanes);
+    for (int i = 0; i < 8; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    for (; from < tokens; from++) largest = scores[from] > largest ? scores[from] : largest;
     for (int64_t t = tokens; t % 8; t++) scores[t] = largest;
     const __m256 most = _mm256_set1_ps(largest);
     for (int64_t t = 0; t < tokens; t += 8)
@@ -105,53 +113,69 @@ INLINE float exponentials(float *scores, int64_t tokens) {
     return horizontal_sum(sum);
 }
 
-/* Columns [from, from + 8 vectors) of n heads' weighted sums over values; n * vectors <= SUMS. */
-INLINE void sum_values(const int format, const heads *h, int64_t head, int n, int64_t from, int vectors, const float *total) {
+/* Adds values of `tokens` tokens from t, columns [from, from + 8 vectors), weighted, to n heads' sums; n * vectors <= SUMS. */
+INLINE void add_values(const int format, const heads *h, int64_t head, int n, int64_t from, int vectors, int64_t t, int64_t tokens) {
     __m256 sum[SUMS];
-    for (int i = 0; i < n * vectors; i++) sum[i] = _mm256_setzero_ps();
+    float *sums = h->sums + head * h->dim + from;
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_loadu_ps(sums + k * h->dim + 8 * j);
     const int64_t row = kv_row_bytes(format, h->dim);
-    const uint8_t *value = h->values;
-    const float *scores = h->scores + head * h->stride;
-    for (int64_t t = 0; t < h->tokens; t++, value += row) {
+    const uint8_t *value = h->values + t * row;
+    const float *scores = h->scores + head * h->stride + t;
+    for (int64_t i = 0; i < tokens; i++, value += row) {
         __m256 wide[SUMS];
         for (int j = 0; j < vectors; j += 2) kv_sixteen(format, value, h->dim, from + 8 * j, wide + j);
         for (int k = 0; k < n; k++) {
-            const __m256 score = _mm256_set1_ps(scores[k * h->stride + t]);
+            const __m256 score = _mm256_set1_ps(scores[k * h->stride + i]);
             for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_fmadd_ps(score, wide[j], sum[k * vectors + j]);
         }
     }
     for (int k = 0; k < n; k++)
-        for (int j = 0; j < vectors; j++) {
-            float lanes[8];
-            _mm256_storeu_ps(lanes, _mm256_mul_ps(sum[k * vectors + j], _mm256_set1_ps(1 / total[k])));
-            for (int i = 0; i < 8; i++) h->out[(head + k) * h->dim + from + 8 * j + i] = to_bf16(lanes[i]);
-        }
+        for (int j = 0; j < vectors; j++) _mm256_storeu_ps(sums + k * h->dim + 8 * j, sum[k * vectors + j]);
 }
 
-/* Scores of n heads from `head`: 4, 2 or 1. */
-INLINE void scores_of(const int format, const heads *h, int64_t head, int n) {
-    int64_t t = 0;
-    for (; t + SUMS / n <= h->tokens; t += SUMS / n) compute_scores(format, h, head, n, t, SUMS / n);
-    for (; t < h->tokens; t++) compute_scores(format, h, head, n, t, 1);
+/* Scores of n heads from `head`, 4, 2 or 1, and `tokens` tokens from t. */
+INLINE void scores_of(const int format, const heads *h, int64_t head, int n, int64_t t, int64_t tokens) {
+    const int64_t end = t + tokens;
+    for (; t + SUMS / n <= end; t += SUMS / n) compute_scores(format, h, head, n, t, SUMS / n);
+    for (; t < end; t++) compute_scores(format, h, head, n, t, 1);
 }
 
-/* Their weighted sums over values. */
-INLINE void sums_of(const int format, const heads *h, int64_t head, int n, const float *total) {
+/* Adds these tokens' values to the heads' weighted sums. */
+INLINE void sums_of(const int format, const heads *h, int64_t head, int n, int64_t t, int64_t tokens) {
     int64_t from = 0;
-    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) sum_values(format, h, head, n, from, SUMS / n, total);
-    for (; from < h->dim; from += 16) sum_values(format, h, head, n, from, 2, total);
+    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) add_values(format, h, head, n, from, SUMS / n, t, tokens);
+    for (; from < h->dim; from += 16) add_values(format, h, head, n, from, 2, t, tokens);
 }
 
-/* Attention of n heads from `head`. */
-INLINE void attend_heads(const attention_kv *kv, const heads *h, int64_t head, int n) {
-    if (kv->key_format == KV_BF16) scores_of(KV_BF16, h, head, n);
-    else if (kv->key_format == KV_Q8_0) scores_of(KV_Q8_0, h, head, n);
-    else scores_of(KV_Q4_0, h, head, n);
-    float total[HEADS];
-    for (int k = 0; k < n; k++) total[k] = exponentials(h->scores + (head + k) * h->stride, h->tokens);
-    if (kv->value_format == KV_BF16) sums_of(KV_BF16, h, head, n, total);
-    else if (kv->value_format == KV_Q8_0) sums_of(KV_Q8_0, h, head, n, total);
-    else sums_of(KV_Q4_0, h, head, n, total);
+/* Calls f(format, h, head, n, t, tokens) for the heads, some at a time, and for the blocks of their tokens. */
+#define ALL_BLOCKS(f, format) \
+    for (int64_t t = 0; t < h->tokens; t += BLOCK) { \
+        const int64_t tokens = min_of(h->tokens - t, BLOCK); \
+        int64_t head = 0; \
+        for (; head + 4 <= h->count; head += 4) f(format, h, head, 4, t, tokens); \
+        for (; head + 2 <= h->count; head += 2) f(format, h, head, 2, t, tokens); \
+        for (; head < h->count; head++) f(format, h, head, 1, t, tokens); \
+    }
+
+#define BY_FORMAT(f, format) \
+    do { \
+        if (format == KV_BF16) ALL_BLOCKS(f, KV_BF16) \
+        else if (format == KV_Q8_0) ALL_BLOCKS(f, KV_Q8_0) \
+        else ALL_BLOCKS(f, KV_Q4_0) \
+    } while (0)
+
+/* Attention of all heads. */
+AVX2 static void attend(const attention_kv *kv, const heads *h) {
+    BY_FORMAT(scores_of, kv->key_format);
+    float total[MOST_HEADS];
+    for (int64_t k = 0; k < h->count; k++) total[k] = exponentials(h->scores + k * h->stride, h->tokens);
+    memset(h->sums, 0, (size_t)(h->count * h->dim) * sizeof(float));
+    BY_FORMAT(sums_of, kv->value_format);
+    for (int64_t k = 0; k < h->count; k++) {
+        const float by = 1 / total[k];
+        for (int64_t i = k * h->dim; i < (k + 1) * h->dim; i++) h->out[i] = to_bf16(h->sums[i] * by);
+    }
 }
 
 /* One token of each of `count` sequences. A thread takes tasks, each some heads of one token that share a key head. */
@@ -161,7 +185,8 @@ typedef struct {
     int64_t count, task_heads, stride;
     uint16_t *qkv;
     const uint16_t *cosine, *sine;
-    float *queries, *scores; /* [count, heads, dim]; [threads, task_heads, stride] */
+    float *queries, *scratch; /* [count, heads, dim]; [threads, thread_numbers] */
+    int64_t thread_numbers;
     uint16_t *out;
     _Atomic int64_t next; /* task */
 } attention_job;
@@ -180,7 +205,7 @@ AVX2 static void prepare_task(void *argument, int64_t token) {
     kv_rotate(job->queries + token * queries, queries, job->kv[token].rotation);
 }
 
-AVX2 static void heads_task(const attention_job *job, int64_t task, float *scores) {
+AVX2 static void heads_task(const attention_job *job, int64_t task, float *scratch) {
     const attention_shape *shape = job->shape;
     const int64_t per_token = shape->kv_heads * tasks_of(job), token = task / per_token, sharing = shape->heads / shape->kv_heads;
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
@@ -189,19 +214,17 @@ AVX2 static void heads_task(const attention_job *job, int64_t task, float *score
     const int64_t at = kv_head * kv->context + kv->first;
     const uint8_t *keys = kv->keys + at * kv_row_bytes(kv->key_format, shape->dim);
     const uint8_t *values = kv->values + at * kv_row_bytes(kv->value_format, shape->dim);
-    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, shape->scaling, keys, values,
-                     job->queries + row * shape->dim, scores, job->out + row * shape->dim};
-    int64_t head = 0;
-    for (; head + 4 <= count; head += 4) attend_heads(kv, &h, head, 4);
-    for (; head + 2 <= count; head += 2) attend_heads(kv, &h, head, 2);
-    for (; head < count; head++) attend_heads(kv, &h, head, 1);
+    float *sums = scratch + job->task_heads * job->stride;
+    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, count, shape->scaling, job->queries + row * shape->dim,
+                     scratch, sums, keys, values, job->out + row * shape->dim};
+    attend(kv, &h);
 }
 
 AVX2 static void thread_task(void *argument, int64_t thread) {
     attention_job *job = argument;
-    float *scores = job->scores + thread * job->task_heads * job->stride;
+    float *scratch = job->scratch + thread * job->thread_numbers;
     const int64_t tasks = job->count * job->shape->kv_heads * tasks_of(job);
-    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) heads_task(job, task, scores);
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) heads_task(job, task, scratch);
 }
 
 AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
@@ -212,13 +235,15 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
         if (kv[i].past + 1 - kv[i].first > longest) longest = kv[i].past + 1 - kv[i].first;
     }
     if (count < 1) return WRONG_SHAPE;
-    attention_job job = {.shape = shape, .kv = kv, .count = count, .task_heads = HEADS, .stride = (longest + 7) / 8 * 8,
-                         .qkv = qkv, .cosine = cosine, .sine = sine, .out = out};
+    attention_job job = {.shape = shape, .kv = kv, .count = count, .stride = (longest + 7) / 8 * 8, .qkv = qkv,
+                         .cosine = cosine, .sine = sine, .out = out};
+    job.task_heads = min_of(shape->heads / shape->kv_heads, MOST_HEADS);
     const int64_t threads = pool_threads(p), queries = count * shape->heads * shape->dim;
     while (job.task_heads > 1 && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
-    job.queries = pool_acquire(p, (size_t)(queries + threads * job.task_heads * job.stride) * sizeof(float));
+    job.thread_numbers = job.task_heads * (job.stride + shape->dim);
+    job.queries = pool_acquire(p, (size_t)(queries + threads * job.thread_numbers) * sizeof(float));
     if (!job.queries) return OUT_OF_MEMORY;
-    job.scores = job.queries + queries;
+    job.scratch = job.queries + queries;
     pool_run(p, prepare_task, &job, count);
     pool_run(p, thread_task, &job, threads);
     pool_release(p);
