@@ -27,7 +27,7 @@ import torch
 
 from cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from prefetch.base import ExpertSource, PinnedExperts, Request
 from prefetch.compensators.tier import CompensatorTier
 from prefetch.counts import TransferCounts
@@ -181,13 +181,11 @@ class TimedKernel:
     def __init__(self, kernel: ExpertKernel, timeline: Timeline) -> None:
         self.wrapped, self._timeline = kernel, timeline
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Runs the kernel within a span."""
         levels = Counter(part.level for part in parts)
         counts = {f"at_{level}": count for level, count in levels.items()}
-        with self._timeline.span(COMPUTE, "experts", rows=x.shape[0], **counts):
+        with self._timeline.span(COMPUTE, "experts", rows=len(out), **counts):
             self.wrapped.forward(x, parts, activation, out)
 
 

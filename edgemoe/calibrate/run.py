@@ -18,7 +18,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
@@ -65,7 +65,7 @@ class Disturbance:
     def computed(
         self,
         layer: ExpertLayer,
-        x: torch.Tensor,
+        x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
         out: torch.Tensor,

@@ -16,7 +16,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.score import Windows, prompt_logits
 from edgemoe.evaluate.studies import SIGNAL_SHARES
 from edgemoe.experts.layer import ExpertLayer, Routed
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
 from storage.base import LEVELS
@@ -71,7 +71,7 @@ class RouterProbe:
     def computed(
         self,
         layer: ExpertLayer,
-        x: torch.Tensor,
+        x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
         out: torch.Tensor,

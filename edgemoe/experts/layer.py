@@ -7,7 +7,7 @@ structure stay transformers' code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.row_sum import PromptSum, RowSum
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part
+from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part, Rows
 from edgemoe.kernels.compensators import Compensators, ExpertCompensator
 from edgemoe.kv.step import StepKV
 from edgemoe.machine.triton import without_triton
@@ -60,12 +60,12 @@ class ExpertProbe(Protocol):
     def computed(
         self,
         layer: ExpertLayer,
-        x: torch.Tensor,
+        x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
         out: torch.Tensor,
     ) -> None:
-        """Takes the rows of some experts: inputs x [R, H], and outputs [R, H] before their gate weights."""
+        """Takes the rows of some experts: inputs, and outputs [R, H] before their gate weights."""
 
     def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Takes what a layer's router has chosen, and the sum [T, H] of its experts, which it may change."""
@@ -212,10 +212,11 @@ class ExpertLayer:
         scans = several and runtime.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), runtime.policy.experts)
         compensated = self._compensated(assignments) if runtime.compensators else None
+        inputs = Rows(hidden)
         with runtime.source.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
             self._look_ahead(hidden, assignments.gates.shape[1], predicted, scan=scan)
             for leases in request:
-                self._compute(leases, hidden, assignments, rows)
+                self._compute(leases, inputs, assignments, rows)
         return rows.result(add_to)
 
     def _on_host(
@@ -272,14 +273,14 @@ class ExpertLayer:
     def _compute(
         self,
         leases: Sequence[Lease],
-        hidden: torch.Tensor,
+        inputs: Rows,
         assignments: Assignments,
         rows: RowSum,
     ) -> None:
         """Computes leased experts and adds their rows."""
         tokens, slots = assignments.gates.shape
         exact = self.runtime.policy.settings.exact
-        most = BATCH_ROWS if hidden.device.type == "cpu" else assignments.rows
+        most = BATCH_ROWS if inputs.x.device.type == "cpu" else assignments.rows
         for batch in assignments.batches(leases, most):
             self.runtime.step.check_cancelled()
             parts, numbers, used, taken = (
@@ -300,10 +301,7 @@ class ExpertLayer:
             self.runtime.use.add(used)
             own = torch.cat(taken)
             out = rows.room(own)
-            if tokens == 1:
-                x = hidden.expand(len(own), -1)
-            else:
-                x = hidden.index_select(0, (own // slots).to(hidden.device, non_blocking=True))
+            x = inputs if tokens == 1 else replace(inputs, of=own // slots)
             self.apply(x, parts, numbers, out)
             if self.runtime.probe:
                 self.runtime.probe.computed(self, x, parts, numbers, out)
@@ -327,16 +325,14 @@ class ExpertLayer:
         compensators = self.runtime.compensators
         return compensators.of(key) if compensators and compensators.level == level else None
 
-    def apply(
-        self, x: torch.Tensor, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor
-    ) -> None:
+    def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""
         kernel, activation = self.runtime.kernel, self.activation
         if self._biases is None:
             kernel.forward(x, parts, activation, out)
             return
         of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
-        of_row = of_row.to(x.device, non_blocking=True)
+        of_row = of_row.to(out.device, non_blocking=True)
         up, down = (bias[of_row] for bias in self._biases)
         kernel.forward(x, parts, Activation(CUSTOM, lambda y: activation.apply(y + up)), out)
         out += down

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from edgemoe.experts.layer import ExpertLayer, Routed
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from storage.base import LEVELS
 from storage.calibration import RANDOM, SAMPLE_BYTES, Calibration
 
@@ -41,7 +41,7 @@ class OutputErrors:
     def computed(
         self,
         layer: ExpertLayer,
-        x: torch.Tensor,
+        x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
         out: torch.Tensor,

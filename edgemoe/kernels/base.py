@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -40,16 +40,43 @@ class Part:
     compensated: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a call of a kernel takes from a layer's input.
+
+    >>> rows = Rows(torch.arange(6).view(3, 2), torch.tensor([2, 0, 2]))
+    >>> rows.gathered(3).tolist()
+    [[4, 5], [0, 1], [4, 5]]
+
+    Args:
+        x: bf16 [T, H].
+        of: int64 [R] in RAM, contiguous, indices into x; None: x has the R rows, or one row that is all of them.
+        kept: what a kernel has made of x, for later calls with rows of the same x.
+    """
+
+    x: torch.Tensor
+    of: torch.Tensor | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def gathered(self, count: int) -> torch.Tensor:
+        """The rows one after another, bf16 [R, H]; one row is expanded.
+
+        Args:
+            count: R.
+        """
+        if self.of is None:
+            return self.x.expand(count, -1)
+        return self.x.index_select(0, self.of.to(self.x.device, non_blocking=True))
+
+
 class ExpertKernel(Protocol):
     """Computes experts of one geometry on one device. Not thread-safe: used by the engine's thread."""
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Applies experts to their rows. A row's result does not depend on the other rows of the call.
 
         Args:
-            x: bf16 [R, H], the parts' rows one after another; one row expanded to R is read once.
+            x: the parts' rows one after another.
             parts: their rows add up to R.
             activation: between the two products.
             out: bf16 [R, H], contiguous; written.

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
@@ -221,4 +221,4 @@ def expert_call(kernel: ExpertKernel, experts: list[Blocks], level: int, rows: i
     x = torch.randn(rows * len(experts), hidden).bfloat16()
     out, activation = torch.empty_like(x), Activation.gated("silu")
     parts = [Part(blocks, 8, level, rows) for blocks in experts]
-    return lambda: kernel.forward(x, parts, activation, out)
+    return lambda: kernel.forward(Rows(x), parts, activation, out)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.machine.cpu import fast_bf16
 from storage.forms import P0, P4
 from storage.layout import Layout
@@ -59,12 +59,11 @@ class CpuExpertKernel:
         parameters = max(spec.parameter_bytes for spec in geometry.matrices)
         return widest * (6 if fast_bf16() else 4) + parameters + geometry.codes_bytes
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Implements ExpertKernel.forward: each expert alone, the activation for all rows at once."""
         sizes = [part.rows for part in parts]
-        up = [self._part(rows, part, 0) for rows, part in zip(x.split(sizes), parts, strict=True)]
+        own = x.gathered(len(out)).split(sizes)
+        up = [self._part(rows, part, 0) for rows, part in zip(own, parts, strict=True)]
         inner = activation.apply(torch.cat(up))
         for rows, part, result in zip(inner.split(sizes), parts, out.split(sizes), strict=True):
             result.copy_(self._part(rows, part, 1))

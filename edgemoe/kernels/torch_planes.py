@@ -12,7 +12,7 @@ import torch
 
 from edgemoe.kernels import threads
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from storage.base import PLANES_OF_LEVEL, Plane
 from storage.layout import Layout
 from storage.planes import dequantize
@@ -38,12 +38,11 @@ class PlaneExpertKernel:
         widest = max(spec.padded_rows * spec.padded_cols for spec in geometry.matrices)
         return 2 * geometry.codes_bytes + 13 * widest
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Implements ExpertKernel.forward."""
         with threads.for_product(len(parts) * self._geometry.weights):
-            out.copy_(self._products(activation.apply(self._products(x, parts, 0)), parts, 1))
+            inner = activation.apply(self._products(x.gathered(len(out)), parts, 0))
+            out.copy_(self._products(inner, parts, 1))
 
     def _products(self, x: torch.Tensor, parts: Sequence[Part], matrix: int) -> torch.Tensor:
         """Multiplies bf16 [R, K] with each part's gate_up (0) or down (1) matrix to bf16 [R, N]."""

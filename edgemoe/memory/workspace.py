@@ -6,6 +6,7 @@ import torch
 
 from edgemoe.experts.assignments import MOST_ROWS
 from edgemoe.kernels.base import BATCH_ROWS
+from edgemoe.kernels.native.experts import quantized_row_bytes
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
@@ -81,10 +82,11 @@ def scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) 
 def _bytes_a_row(shape: ModelShape) -> int:
     """What each row of a long step takes through a whole layer.
 
-    Hidden states before the layer, behind attention, their norm and one more, bf16; the experts' float32 sums; the
-    router's logits and choice, and where each expert's rows lie.
+    Hidden states before the layer, behind attention, their norm and one more, bf16; the norm quantized for experts, and
+    their float32 sums; the router's logits and choice, and where each expert's rows lie.
     """
-    return shape.hidden * (4 * 2 + 4) + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
+    states = shape.hidden * (4 * 2 + 4) + quantized_row_bytes(shape.hidden)
+    return states + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
 
 
 def _hidden_bytes(shape: ModelShape, rows: int) -> int:
@@ -130,6 +132,7 @@ def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place
     assigned = called = rows * shape.top_k
     if place.type == "cpu":
         called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
+    quantized = rows * quantized_row_bytes(shape.hidden) if place.type == "cpu" else 0
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     scratch = compute(place).kernel.scratch_bytes(geometry)
-    return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + one_call + scratch
+    return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + quantized + one_call + scratch

@@ -16,7 +16,7 @@ from itertools import product
 import torch
 
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import BATCH_ROWS, Part
+from edgemoe.kernels.base import BATCH_ROWS, Part, Rows
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import random_experts
 from edgemoe.kernels.registry import Compute, kernels_for
@@ -35,7 +35,7 @@ def times(path: Compute, experts: list[Blocks], level: int, tokens: int, rounds:
     kernel = path.kernel(GEOMETRY, path.layout)
     together = min(max(BATCH_ROWS // tokens, 1), TOP_K)
     x = torch.randn(tokens, 2048).to(torch.bfloat16)
-    x = x.expand(together, -1) if tokens == 1 else x.repeat(together, 1)
+    x = x if tokens == 1 else x.repeat(together, 1)
     activation, found = Activation.gated("silu"), list[float]()
     out = torch.empty(together * tokens, 2048, dtype=torch.bfloat16)
     for _ in range(rounds + 1):
@@ -43,7 +43,7 @@ def times(path: Compute, experts: list[Blocks], level: int, tokens: int, rounds:
         for at in range(0, len(experts), together):
             parts = [Part(blocks, 8, level, tokens) for blocks in experts[at : at + together]]
             rows = len(parts) * tokens
-            kernel.forward(x[:rows], parts, activation, out[:rows])
+            kernel.forward(Rows(x[:rows]), parts, activation, out[:rows])
         found.append((time.perf_counter() - start) / len(experts))
     return sorted(found[1:])  # the first warms up
 

@@ -125,7 +125,8 @@ class OwnProducts:
         def run() -> None:
             paths.choose(choice)
             result = native.library().edgemoe_expert_product(
-                *(self._pool, up, 0, experts, count, x.data_ptr(), rows, COLS, y.data_ptr(), rows, ROWS)
+                *(self._pool, up, 0, experts, count),
+                *(x.data_ptr(), rows, COLS, None, None, y.data_ptr(), rows, ROWS),
             )
             assert result == 0, result
 

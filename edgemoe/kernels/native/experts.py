@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.structures import MOST_ROWS, Expert, Matrix
 from storage.base import Blocks, ExpertKey, Plane
@@ -64,9 +65,7 @@ class NativeExpertKernel:
         numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
         return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Implements ExpertKernel.forward."""
         experts = (Expert * len(parts))()
         for i, part in enumerate(parts):
@@ -77,13 +76,13 @@ class NativeExpertKernel:
         up, down = self._matrices
         if activation.name != "silu":
             inner = activation.apply(self._product(x, parts, experts, *up))
-            out.copy_(self._product(inner, parts, experts, *down))
+            out.copy_(self._product(Rows(inner), parts, experts, *down))
             return
-        x = _laid_out(x, up[0], parts, experts)
+        rows = _laid_out(x, parts, experts, *up)
         y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
         result = native.library().edgemoe_experts(
             *(native.threads(), ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols),
-            *(experts, len(parts), x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
+            *(experts, len(parts), *rows.arguments, y.data_ptr(), *y.shape),
         )
         if result:
             raise native.failure(result, "experts' activations")
@@ -110,14 +109,14 @@ class NativeExpertKernel:
         )
 
     def _product(
-        self, x: torch.Tensor, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix
+        self, x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix
     ) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
-        x = _laid_out(x, spec, parts, experts)
-        y = x.new_empty(sum(part.rows for part in parts), matrix.rows)
+        rows = _laid_out(x, parts, experts, spec, matrix)
+        y = x.x.new_empty(sum(part.rows for part in parts), matrix.rows)
         result = native.library().edgemoe_expert_product(
             *(native.threads(), ctypes.byref(matrix), spec.name == "down", experts, len(parts)),
-            *(x.data_ptr(), *x.shape, y.data_ptr(), *y.shape),
+            *(*rows.arguments, y.data_ptr(), *y.shape),
         )
         if result:
             raise native.failure(result, "a product's activations")
@@ -183,14 +182,59 @@ def weighted_sum(
     return out
 
 
-def _laid_out(x: torch.Tensor, spec: MatrixSpec, parts: Sequence[Part], experts: Any) -> torch.Tensor:
-    """Rows as a product reads them, one expanded row once; sets each expert's first row of x and of y."""
-    shared = x.stride(0) == 0 and len(parts) == x.shape[0]
-    row = 0
+def quantized_row_bytes(cols: int) -> int:
+    """Bytes of a quantized row, at most: its numbers, and a scale and a sum for each chunk."""
+    return cols + 8 * cols // _FEWEST_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class _LaidOut:
+    """Rows as C reads them.
+
+    Args:
+        x: bf16 [T, K], contiguous.
+        of: int64 [R], contiguous, as of Rows.
+        quantized: of every row of x; None: rows are quantized in each call.
+    """
+
+    x: torch.Tensor
+    of: torch.Tensor | None = None
+    quantized: torch.Tensor | None = None
+
+    @property
+    def arguments(self) -> tuple[int | None, ...]:
+        """C's arguments: x, its rows and columns, the rows' indices, and x quantized."""
+        more = (None if tensor is None else tensor.data_ptr() for tensor in (self.of, self.quantized))
+        return self.x.data_ptr(), *self.x.shape, *more
+
+
+def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix) -> _LaidOut:
+    """Rows as a product reads them; sets each expert's first row of them and of y.
+
+    Rows that are padded, which is rare, are gathered and quantized in every call.
+    """
+    shared, row = x.of is None and len(x.x) == 1, 0
     for part, expert in zip(parts, experts, strict=True):
         expert.x, expert.y = 0 if shared else row, row
         row += part.rows
-    x = x[:1] if shared else x
     if spec.padded_cols != spec.cols:
-        x = torch.nn.functional.pad(x, (0, spec.padded_cols - spec.cols))
-    return x.contiguous()
+        own = x.x if x.of is None else x.gathered(row)
+        return _LaidOut(torch.nn.functional.pad(own, (0, spec.padded_cols - spec.cols)).contiguous())
+    whole = x.x.contiguous()
+    if x.of is None:
+        return _LaidOut(whole)
+    if "quantized" not in x.kept and any(part.level < 8 for part in parts):
+        x.kept["quantized"] = _quantized(whole, matrix)
+    return _LaidOut(whole, x.of, x.kept.get("quantized"))
+
+
+def _quantized(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """Quantizes rows [T, K] to 8 bits, as the first products of experts at levels 4 and 2 take them."""
+    rows, cols = x.shape
+    to = torch.empty(rows * quantized_row_bytes(cols), dtype=torch.uint8)
+    result = native.library().edgemoe_quantize_rows(
+        *(native.threads(), ctypes.byref(matrix), x.data_ptr(), rows, cols, to.data_ptr())
+    )
+    if result:
+        raise native.failure(result, "a layer's quantized rows")
+    return to

@@ -20,7 +20,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 26
+_INTERFACE = 27
 """Version of the functions and structures of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -40,8 +40,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_vnni_encoding": (ctypes.c_int, [ctypes.c_int]),
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
-    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _N, _N]),
-    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _N, _N]),
+    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
+    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
+    "edgemoe_quantize_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_add_rows": (ctypes.c_int, [_P, _P, _P, _P, _N, _N, _P]),

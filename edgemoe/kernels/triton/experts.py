@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul, matvec
 from storage.base import Blocks, Plane
@@ -72,18 +72,17 @@ class TritonExpertKernel:
         """Bytes of scratch per kernel: 0, since weights exist in registers only."""
         return 0
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Implements ExpertKernel.forward: enqueues on the current stream of x's device, without waiting."""
         up, down = self._geometry.matrices
         fused = activation.name != CUSTOM
         inner = down.cols if fused else up.rows
         launches = list(_launches(parts))
-        tables = self._tables(parts, [item for _, items in launches for item in items], x.device)
-        x = x if x.stride(1) == 1 else x.contiguous()
-        with torch.cuda.device_of(x):
-            y = _products(x, tables[0], launches, launch_shape(up, inner, activation.name))
+        tables = self._tables(parts, [item for _, items in launches for item in items], x.x.device)
+        rows = x.gathered(len(out))
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        with torch.cuda.device_of(rows):
+            y = _products(rows, tables[0], launches, launch_shape(up, inner, activation.name))
             y = y if fused else activation.apply(y).contiguous()
             out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
 

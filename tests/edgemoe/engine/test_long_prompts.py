@@ -10,6 +10,7 @@ import torch
 from family_models import random_model, save
 from integrity import check_integrity
 
+from edgemoe.kernels.native.experts import quantized_row_bytes
 from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.memory import workspace
@@ -119,7 +120,8 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypa
     want, _ = answered(open_engine(tiny_store, prefill_rows=64))
     engine = open_engine(tiny_store, experts=3, prefill_rows=64)
     shape, memory, plan = engine.shape, engine.memory, engine.plan
-    row = 12 * shape.hidden + 10 * shape.experts_per_layer + 64 * shape.top_k
+    states = 12 * shape.hidden + quantized_row_bytes(shape.hidden)
+    row = states + 10 * shape.experts_per_layer + 64 * shape.top_k
     assert plan.long_step_bytes == 56 * row
     first, used, seen = dict(memory.blocks), engine.budget.used, list[tuple[int, int]]()
     assert plan.first_experts > plan.vram_experts == 3

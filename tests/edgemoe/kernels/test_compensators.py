@@ -12,7 +12,7 @@ from record_codec import encode
 from records import KEY, MemoryReader, blocks_for, geometry_of
 
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator, structure
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import Compute, kernels_for
@@ -88,10 +88,10 @@ class Rig:
         compensated = (rows if first is None else first) if compensator else 0
         return Part(self.blocks, self.level, self.level, rows, compensator, compensated)
 
-    def run(self, x: torch.Tensor, parts: list[Part] | None = None, activation=FUSED) -> torch.Tensor:
+    def run(self, x: torch.Tensor | Rows, parts: list[Part] | None = None, activation=FUSED) -> torch.Tensor:
         parts = parts or [self.part(len(x), self.compensator)]
         out = torch.full((sum(part.rows for part in parts), self.hidden), 7777.0).bfloat16()
-        self.kernel.forward(x, parts, activation, out)
+        self.kernel.forward(x if isinstance(x, Rows) else Rows(x), parts, activation, out)
         assert not (out == 7777).all(dim=1).any()
         return out
 
@@ -169,7 +169,10 @@ def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
         for rows, want in ((slice(0, 5), alone), (slice(5, 35), plain), (slice(36, 70), alone)):
             assert torch.equal(mixed[rows], want[rows])
         assert torch.equal(mixed[35:36], rig.run(x[35:36], [rig.part(1, other)], activation))
-        shared = rig.run(x[:1].expand(2, -1), [rig.part(1, None), rig.part(1, rig.compensator)], activation)
+        of = torch.arange(70) * 3 % 70
+        by_index = rig.run(Rows(x, of), parts, activation)
+        assert torch.equal(by_index, rig.run(x[of], parts, activation))
+        shared = rig.run(x[:1], [rig.part(1, None), rig.part(1, rig.compensator)], activation)
         assert torch.equal(shared, torch.cat([plain[:1], alone[:1]]))
 
 

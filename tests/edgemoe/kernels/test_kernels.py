@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,7 +16,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from edgemoe.kernels import torch_int4 as cpu
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.registry import Compute, kernels_for
@@ -81,10 +82,13 @@ def expert(request, kernel):
     return geometry, record, blocks, weights
 
 
-def computed(kernel: ExpertKernel, x: torch.Tensor, parts: list[Part], activation=FUSED) -> torch.Tensor:
+def computed(
+    kernel: ExpertKernel, x: torch.Tensor | Rows, parts: list[Part], activation=FUSED
+) -> torch.Tensor:
     """The rows that a call writes, bf16 [R, H]; every one of them must be written."""
-    out = torch.full((sum(part.rows for part in parts), x.shape[1]), 7777.0).bfloat16()
-    assert kernel.forward(x, parts, activation, out) is None
+    rows = x if isinstance(x, Rows) else Rows(x)
+    out = torch.full((sum(part.rows for part in parts), rows.x.shape[1]), 7777.0).bfloat16()
+    assert kernel.forward(rows, parts, activation, out) is None
     assert not (out == 7777).all(dim=1).any()
     return out
 
@@ -158,9 +162,22 @@ def test_experts_computed_together_are_those_computed_alone(kernel, expert):
         pairs = zip(x.split(sizes), parts, strict=True)
         alone = [computed(made, rows, [part], activation) for rows, part in pairs]
         assert torch.equal(computed(made, x, parts, activation), torch.cat(alone))
-        together = computed(made, x[:1].expand(4, -1), one_row, activation)
+        together = computed(made, x[:1], one_row, activation)
         alone = [computed(made, x[:1], [part], activation) for part in one_row]
         assert torch.equal(together, torch.cat(alone))
+
+
+def test_rows_taken_by_index_are_those_gathered(kernel, expert):
+    """Calls that share a layer's input compute the same bits, with experts at level 8 alone and among others."""
+    geometry, _, blocks, _ = expert
+    x = Rows(torch.randn(20, geometry.matrices[0].cols).bfloat16())
+    made = kernel.kernel(geometry, kernel.layout)
+    for levels in ((8, 8), (4, 8), (2, 4), (8, 8)):
+        parts = [Part(blocks[level], level, level, rows) for level, rows in zip(levels, (1, 33), strict=True)]
+        of = torch.randint(0, 20, (34,))
+        for activation in (FUSED, UNFUSED):
+            got = computed(made, replace(x, of=of), parts, activation)
+            assert torch.equal(got, computed(made, x.x[of], parts, activation))
 
 
 @needs_native

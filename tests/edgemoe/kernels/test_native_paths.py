@@ -15,7 +15,7 @@ from record_codec import encode
 from records import KEY, MemoryReader, blocks_for
 
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from storage.decode import decode
@@ -79,7 +79,7 @@ class Experts:
             return both[:, : both.shape[1] // 2].contiguous()
 
         out = x.new_empty(len(x), self.geometry.matrices[1].rows)
-        self.kernel.forward(x, [Part(self.blocks, 8, level, len(x))], Activation(CUSTOM, look), out)
+        self.kernel.forward(Rows(x), [Part(self.blocks, 8, level, len(x))], Activation(CUSTOM, look), out)
         return seen[0]
 
 

@@ -9,8 +9,8 @@ import torch
 from plane_experts import an_expert
 
 from edgemoe.engine.engine import Engine
-from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part
+from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel
@@ -66,7 +66,7 @@ def call(kernel: NativeExpertKernel, x: torch.Tensor, parts: list[Part], out: to
     (_, up), (spec, down) = kernel._matrices
     result = native.library().edgemoe_experts(
         *(native.threads(), ctypes.byref(up), ctypes.byref(down), spec.cols),
-        *(experts, len(parts), x.data_ptr(), *x.shape, out.data_ptr(), *out.shape),
+        *(experts, len(parts), x.data_ptr(), *x.shape, None, None, out.data_ptr(), *out.shape),
     )
     if result:
         raise native.failure(result, "experts")
@@ -77,9 +77,20 @@ def test_the_same_call_with_fitting_sizes_succeeds(expert):
     kernel, blocks = expert
     x = torch.randn(3, HIDDEN).bfloat16()
     want, padded = torch.empty(3, HIDDEN, dtype=torch.bfloat16), torch.empty(3, HIDDEN, dtype=torch.bfloat16)
-    kernel.forward(x, [Part(blocks, 4, 4, 3)], Activation("silu", _gate), want)
+    kernel.forward(Rows(x), [Part(blocks, 4, 4, 3)], Activation("silu", _gate), want)
     call(kernel, x, [Part(blocks, 4, 4, 3)], padded)
     assert torch.equal(want, padded)
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_a_row_outside_the_input_is_refused(expert, row):
+    """A call takes rows of its layer's input by index."""
+    kernel, blocks = expert
+    x, out = torch.randn(3, HIDDEN).bfloat16(), torch.empty(2, HIDDEN, dtype=torch.bfloat16)
+    rows, parts = Rows(x, torch.tensor([0, row])), [Part(blocks, 4, 4, 2)]
+    for name in ("silu", CUSTOM):
+        with pytest.raises(ValueError, match="sizes"):
+            kernel.forward(rows, parts, Activation(name, _gate), out)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +117,7 @@ def test_an_expert_without_its_planes_or_rows_is_refused(expert, change):
     (_, up), (spec, down) = kernel._matrices
     result = native.library().edgemoe_experts(
         *(native.threads(), ctypes.byref(up), ctypes.byref(down), spec.cols),
-        *(ctypes.byref(prepared), 1, x.data_ptr(), *x.shape, out.data_ptr(), *out.shape),
+        *(ctypes.byref(prepared), 1, x.data_ptr(), *x.shape, None, None, out.data_ptr(), *out.shape),
     )
     assert result == -2
 
@@ -120,7 +131,7 @@ def test_a_single_product_of_another_width_is_refused(expert):
     def product(matrix: Matrix, x_cols: int, y_cols: int) -> int:
         return native.library().edgemoe_expert_product(
             *(native.threads(), ctypes.byref(matrix), 0, ctypes.byref(prepared), 1),
-            *(x.data_ptr(), 1, x_cols, y.data_ptr(), 1, y_cols),
+            *(x.data_ptr(), 1, x_cols, None, None, y.data_ptr(), 1, y_cols),
         )
 
     assert product(up, up.cols, up.rows) == 0

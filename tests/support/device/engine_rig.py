@@ -14,7 +14,7 @@ from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.registry import Compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from edgemoe.kv.step import Segment, Step
@@ -35,9 +35,7 @@ class Launched:
         self._kernel, self._device = kernel, device
         self.refusals = 0
 
-    def forward(
-        self, x: torch.Tensor, parts: Sequence[Part], activation: Activation, out: torch.Tensor
-    ) -> None:
+    def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         if self.refusals:
             self.refusals -= 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand more")

@@ -8,7 +8,7 @@ import torch
 from records import KEY, MemoryReader, a_store, blocks_for
 
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import ExpertKernel, Part
+from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from storage.forms import PlaneForm
 from storage.layout import LAYOUTS
 
@@ -29,7 +29,7 @@ def applied(
 ) -> torch.Tensor:
     """The result of ExpertKernel.forward in a tensor of its own."""
     out = x.new_empty(sum(part.rows for part in parts), kernel._geometry.matrices[1].rows)  # type: ignore[attr-defined]
-    kernel.forward(x, parts, activation, out)
+    kernel.forward(Rows(x), parts, activation, out)
     return out
 
 

@@ -42,6 +42,14 @@ def scales(*shape: int) -> np.ndarray:
     return integers(0x3C00, 0x3CFF, *shape, dtype=np.uint16)
 
 
+def quantized(x: np.ndarray, group: int) -> np.ndarray:
+    """Any scales, sums and numbers as edgemoe_quantize_rows writes them, uint8."""
+    of_chunks = _generator.random(2 * x.size // min(group, 64), np.float32)
+    return np.concatenate(
+        [of_chunks.view(np.uint8), integers(-127, 128, x.size, dtype=np.int8).view(np.uint8)]
+    )
+
+
 class Model:
     """The matrices of experts of a shape, and the planes of two experts."""
 
@@ -96,7 +104,7 @@ def _factors(rank: int, rows: int, cols: int) -> dict[str, Any]:
 
 
 def expert_calls() -> Iterator[Call]:
-    """Single products and whole experts at every level, for every shape and number of rows; with factors, and NaN."""
+    """Quantization, products and whole experts at every level, for every shape and number of rows; with NaN."""
     for shape in SHAPES:
         model = Model(*shape)
         up, down = model.specs
@@ -107,12 +115,14 @@ def expert_calls() -> Iterator[Call]:
                 if rows == 13:
                     x[:3, 5] = BAD
                     x[4] = 0
-                y = np.zeros((2 * rows, up.padded_rows), np.uint16)
-                arguments = (POOL, model.matrices[0], 0, experts, 2, x, *x.shape, y, *y.shape)
-                yield Call("expert_product", arguments)
-                out = np.zeros((2 * rows, down.padded_rows), np.uint16)
-                arguments = (POOL, *model.matrices, down.cols, experts, 2, x, *x.shape, out, *out.shape)
-                yield Call("experts", arguments)
+                sizes = (POOL, model.matrices[0], x, *x.shape)
+                yield Call("quantize_rows", (*sizes, np.zeros(quantized(x, up.group).nbytes, np.uint8)))
+                row_of = integers(0, 2 * rows, 2 * rows, dtype=np.int64)
+                for of in ((None, None), (row_of, None), (row_of, quantized(x, up.group))):
+                    y, out = (np.zeros((2 * rows, spec.padded_rows), np.uint16) for spec in (up, down))
+                    common = experts, 2, x, *x.shape, *of
+                    yield Call("expert_product", (POOL, model.matrices[0], 0, *common, y, *y.shape))
+                    yield Call("experts", (POOL, *model.matrices, down.cols, *common, out, *out.shape))
 
 
 def factor_calls() -> Iterator[Call]:
@@ -127,8 +137,10 @@ def factor_calls() -> Iterator[Call]:
         x = bf16(2 * rows, up.padded_cols, scale=10)
         if rows == 3:
             x[0, 0] = BAD[0]
-        out = np.zeros((2 * rows, down.padded_rows), np.uint16)
-        yield Call("experts", (POOL, *model.matrices, inner, experts, 2, x, *x.shape, out, *out.shape))
+        arguments = (POOL, *model.matrices, inner, experts, 2, x, *x.shape)
+        for of in (None, integers(0, 2 * rows, 2 * rows, dtype=np.int64)):
+            out = np.zeros((2 * rows, down.padded_rows), np.uint16)
+            yield Call("experts", (*arguments, of, None, out, *out.shape))
 
 
 def dense_calls() -> Iterator[Call]:

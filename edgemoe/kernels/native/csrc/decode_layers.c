@@ -186,7 +186,7 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_worksp
         for (int64_t row = 0; row < rows; row++) edgemoe_renormalise(m->gates + row * k, k, w->gates + row * k, k);
     const uint16_t *x = rows > 1 ? w->gathered : m->normed;
     const int failed = kept ? edgemoe_experts(p, w->up, w->down, w->inner, w->together, count, x, rows > 1 ? kept : 1, size,
-                                              w->rows, kept, size) : 0;
+                                              NULL, NULL, w->rows, kept, size) : 0;
     if (failed) return failed;
     edgemoe_weighted_sum(w->rows, w->row_of, w->gates, rows, k, size, 1, hidden);
     return 1;

@@ -68,16 +68,18 @@ AVX2 static void experts_task(void *argument, int64_t task) {
 }
 
 AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
-                         int64_t count, const uint16_t *x, int64_t x_rows, int64_t x_cols, uint16_t *y, int64_t y_rows,
-                         int64_t y_cols) {
+                         int64_t count, const uint16_t *x, int64_t x_rows, int64_t x_cols, const int64_t *row_of,
+                         uint8_t *quantized, uint16_t *y, int64_t y_rows, int64_t y_cols) {
     if (!matrix_fits(up) || !matrix_fits(down) || up->cols != x_cols || down->rows != y_cols) return WRONG_SHAPE;
-    if (inner < 1 || 2 * inner > up->rows || inner > down->cols || !experts_fit(experts, count, x_rows, y_rows)) return WRONG_SHAPE;
+    if (inner < 1 || 2 * inner > up->rows || inner > down->cols) return WRONG_SHAPE;
     experts_job job = {
-        .up = {.m = up, .projections = 2, .experts = experts, .count = count, .rows = x_rows, .x = x},
+        .up = {.m = up, .projections = 2, .experts = experts, .count = count},
         .down = {.m = down, .projection = 2, .projections = 1, .experts = experts, .count = count, .rows = y_rows,
                  .rows_as_y = 1, .y = y},
         .inner = inner,
     };
+    if (!product_take_rows(&job.up, x, x_rows, row_of, y_rows, quantized)) return WRONG_SHAPE;
+    if (!experts_fit(experts, count, job.up.rows, y_rows)) return WRONG_SHAPE;
     if (!product_factors_fit(&job.up) || !product_factors_fit(&job.down)) return WRONG_SHAPE;
     const size_t between = (size_t)(y_rows * (up->rows + down->cols)) * sizeof(uint16_t);
     const size_t of_products = product_scratch_bytes(&job.up, y_rows) + product_scratch_bytes(&job.down, y_rows);

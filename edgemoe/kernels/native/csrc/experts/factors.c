@@ -22,8 +22,7 @@ INLINE __m256 next_eight(group *g) {
     return eight;
 }
 
-INLINE void project(const factors *f, int64_t rank, const uint16_t *x, int64_t x_stride, int tokens, float *t,
-                    int64_t t_stride) {
+INLINE void project(const factors *f, int64_t rank, const uint16_t *const *x, int tokens, float *t, int64_t t_stride) {
     const int64_t groups = ceil_div(f->cols, FACTOR_GROUP);
     int64_t at[FACTOR_RANKS];
     __m256 sums[FACTOR_TOKENS][FACTOR_RANKS];
@@ -40,7 +39,7 @@ INLINE void project(const factors *f, int64_t rank, const uint16_t *x, int64_t x
         const int64_t end = min_of(c + FACTOR_GROUP, f->cols);
         for (int64_t k = c; k < end; k += 8) {
             __m256 inputs[FACTOR_TOKENS];
-            for (int n = 0; n < tokens; n++) inputs[n] = eight_from_bf16(x + n * x_stride + k);
+            for (int n = 0; n < tokens; n++) inputs[n] = eight_from_bf16(x[n] + k);
             for (int r = 0; r < FACTOR_RANKS; r++) {
                 const __m256 eight = next_eight(g + r);
                 for (int n = 0; n < tokens; n++) sums[n][r] = _mm256_fmadd_ps(eight, inputs[n], sums[n][r]);
@@ -51,11 +50,10 @@ INLINE void project(const factors *f, int64_t rank, const uint16_t *x, int64_t x
         for (int r = 0; r < FACTOR_RANKS && rank + r < f->rank; r++) t[n * t_stride + r] = horizontal_sum(sums[n][r]);
 }
 
-AVX2 void factors_project(const factors *f, int64_t rank, const uint16_t *x, int64_t x_stride, int64_t tokens, float *t,
-                          int64_t t_stride) {
+AVX2 void factors_project(const factors *f, int64_t rank, const uint16_t *const *x, int64_t tokens, float *t, int64_t t_stride) {
     /* One loop for each count, which has its sums in registers. */
-    if (tokens == 1) project(f, rank, x, x_stride, 1, t, t_stride);
-    else project(f, rank, x, x_stride, FACTOR_TOKENS, t, t_stride);
+    if (tokens == 1) project(f, rank, x, 1, t, t_stride);
+    else project(f, rank, x, FACTOR_TOKENS, t, t_stride);
 }
 
 enum { HALF = FACTOR_GROUP / 2, VECTORS = HALF / 8 };

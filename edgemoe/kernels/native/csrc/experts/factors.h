@@ -25,10 +25,9 @@ typedef struct { factors of[PROJECTIONS]; int64_t absent; } compensator;
 /* FACTOR_RANKS: of a call of factors_project. FACTOR_TOKENS: of one of either function, at most. */
 enum { FACTOR_GROUP = 64, CODE_BYTES = 24, FACTOR_RANKS = 4, FACTOR_TOKENS = 2 };
 
-/* t[token][i] = row `rank` + i of V times x [tokens, x_stride], for i below FACTOR_RANKS and rank + i below f->rank. x has
+/* t[token][i] = row `rank` + i of V times x[token], for i below FACTOR_RANKS and rank + i below f->rank. x has
  * zeros from f->cols to the next multiple of 8. */
-void factors_project(const factors *f, int64_t rank, const uint16_t *x, int64_t x_stride, int64_t tokens, float *t,
-                     int64_t t_stride);
+void factors_project(const factors *f, int64_t rank, const uint16_t *const *x, int64_t tokens, float *t, int64_t t_stride);
 
 /* Prefetches the same rows of U transposed, which later tasks read in pieces that lie apart. */
 INLINE void factors_prefetch(const factors *f, int64_t rank) {

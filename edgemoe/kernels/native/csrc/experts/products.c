@@ -113,22 +113,82 @@ AVX2 uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at) {
     return (uint8_t *)(((uintptr_t)job->formats + (uintptr_t)job->rows + 63) & ~(uintptr_t)63);
 }
 
+/* The layout of edgemoe_quantize_rows, of so many chunks in all rows. */
+INLINE activations quantized_rows(int64_t chunks, uint8_t *at) {
+    float *of_chunks = (float *)at;
+    return (activations){(int8_t *)(of_chunks + 2 * chunks), of_chunks, of_chunks + chunks};
+}
+
+int product_take_rows(product *job, const uint16_t *x, int64_t x_rows, const int64_t *row_of, int64_t count, uint8_t *quantized) {
+    const int64_t chunks = job->m->cols / chunk_of(job->m);
+    job->x = x, job->row_of = row_of, job->rows = row_of ? count : x_rows;
+    if (quantized) job->quantized = quantized_rows(x_rows * chunks, quantized);
+    for (int64_t i = 0; row_of && i < count; i++)
+        if (row_of[i] < 0 || row_of[i] >= x_rows) return 0;
+    return 1;
+}
+
+INLINE int64_t row_of_x(const product *job, int64_t row) { return job->row_of ? job->row_of[row] : row; }
+
+/* Quantizes a chunk in A8. */
+INLINE void quantize_a8(int wide, const uint16_t *x, int64_t chunk, int8_t *q, float *scale, float *sum) {
+    if (COMPILED_AVX512 && wide) quantize_a8_avx512(x, q, scale, sum);
+    else quantize_chunk(x, chunk, A8, q, scale, sum);
+}
+
+/* Whether rows are quantized with AVX-512. */
+INLINE int quantizes_wide(int64_t chunk, int64_t rows) {
+    const enum path path = path_of(WORK_EXPERTS, rows);
+    return chunk == CHUNK && (path == PATH_AVX512_VNNI || path == PATH_AMX);
+}
+
 AVX2 void product_quantize(const product *job, int64_t row) {
-    const int64_t cols = job->m->cols, chunk = job->chunk;
-    const enum path path = path_of(WORK_EXPERTS, job->rows);
-    const int wide = chunk == CHUNK && (path == PATH_AVX512_VNNI || path == PATH_AMX);
+    const int64_t cols = job->m->cols, chunk = job->chunk, from = row_of_x(job, row);
+    const int wide = quantizes_wide(chunk, job->rows);
     for (int64_t c = 0; c < cols / chunk; c++) {
-        const int64_t to = c * job->rows + row;
-        const uint16_t *x = job->x + row * cols + c * chunk;
+        const int64_t to = c * job->rows + row, at = from * (cols / chunk) + c;
+        const uint16_t *x = job->x + at * chunk;
         const activations a = job->a14, b = job->a8;
         int8_t *q = a.q + 2 * to * chunk;
         if (job->formats[row] & A14_SPLIT) quantize_chunk(x, chunk, A14_SPLIT, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A14) quantize_chunk(x, chunk, A14, q, a.scale + to, a.sum + to);
         if (job->formats[row] & A14_HALVES) quantize_chunk(x, chunk, A14_HALVES, q, a.scale + to, a.sum + to);
         if (!(job->formats[row] & A8)) continue;
-        if (COMPILED_AVX512 && wide) quantize_a8_avx512(x, b.q + to * chunk, b.scale + to, b.sum + to);
-        else quantize_chunk(x, chunk, A8, b.q + to * chunk, b.scale + to, b.sum + to);
+        if (!job->quantized.q) {
+            quantize_a8(wide, x, chunk, b.q + to * chunk, b.scale + to, b.sum + to);
+            continue;
+        }
+        const activations once = job->quantized;
+        if (chunk == CHUNK) memcpy(b.q + to * CHUNK, once.q + at * CHUNK, CHUNK); /* of a constant size it is one load */
+        else memcpy(b.q + to * chunk, once.q + at * chunk, (size_t)chunk);
+        b.scale[to] = once.scale[at], b.sum[to] = once.sum[at];
     }
+}
+
+typedef struct {
+    const uint16_t *x;
+    int64_t rows, cols, chunk;
+    activations to;
+} rows_job;
+
+AVX2 static void rows_task(void *argument, int64_t task) {
+    const rows_job *job = argument;
+    const int64_t end = min_of((task + 1) * QUANTIZE_ROWS, job->rows), chunks = job->cols / job->chunk;
+    const int wide = quantizes_wide(job->chunk, job->rows);
+    for (int64_t i = task * QUANTIZE_ROWS * chunks; i < end * chunks; i++)
+        quantize_a8(wide, job->x + i * job->chunk, job->chunk, job->to.q + i * job->chunk, job->to.scale + i, job->to.sum + i);
+}
+
+/* Quantizes rows of x [rows, m->cols], bf16, in A8: to [rows, chunks] scales, as many sums, both float32, and [rows, cols]
+ * numbers. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+AVX2 int edgemoe_quantize_rows(pool *p, const matrix *m, const uint16_t *x, int64_t rows, int64_t x_cols, uint8_t *to) {
+    if (!matrix_fits(m) || m->cols != x_cols || rows < 1) return WRONG_SHAPE;
+    const int64_t chunk = chunk_of(m);
+    rows_job job = {x, rows, x_cols, chunk, quantized_rows(rows * (x_cols / chunk), to)};
+    if (!pool_acquire(p, 64)) return OUT_OF_MEMORY;
+    pool_run(p, rows_task, &job, ceil_div(rows, QUANTIZE_ROWS));
+    pool_release(p);
+    return 0;
 }
 
 AVX2 static void quantize_task(void *argument, int64_t task) {
@@ -143,8 +203,9 @@ INLINE void project_few(const product *job, const expert *e, const factors *f, i
     factors_prefetch(f, rank);
     for (int64_t n = 0; n < e->compensated; n += now) {
         now = min_of(e->compensated - n, FACTOR_TOKENS);
-        const uint16_t *x = job->x + (first_row(job, e) + n) * job->m->cols;
-        factors_project(f, rank, x, job->m->cols, now, t + n * job->ranks, job->ranks);
+        const uint16_t *x[FACTOR_TOKENS];
+        for (int64_t i = 0; i < now; i++) x[i] = job->x + row_of_x(job, first_row(job, e) + n + i) * job->m->cols;
+        factors_project(f, rank, x, now, t + n * job->ranks, job->ranks);
     }
 }
 
@@ -243,12 +304,15 @@ AVX2 static void product_task(void *argument, int64_t task) {
     product_run_task(job, job->experts + task / tasks_of(job), task % tasks_of(job));
 }
 
-/* Each expert's rows of y [y_rows, y_cols] = its matrix, the first or the second, times its rows of x [rows, x_cols], both
- * bf16. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+/* Each expert's rows of y [y_rows, y_cols] = its matrix, the first or the second, times its rows, both bf16; x, row_of and
+ * quantized as of edgemoe_experts. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 AVX2 int edgemoe_expert_product(pool *p, const matrix *m, int second, const expert *experts, int64_t count,
-                                const uint16_t *x, int64_t rows, int64_t x_cols, uint16_t *y, int64_t y_rows, int64_t y_cols) {
-    if (!matrix_fits(m) || m->cols != x_cols || m->rows != y_cols || !experts_fit(experts, count, rows, y_rows)) return WRONG_SHAPE;
-    product job = {.m = m, .experts = experts, .count = count, .rows = rows, .x = x, .y = y};
+                                const uint16_t *x, int64_t x_rows, int64_t x_cols, const int64_t *row_of,
+                                uint8_t *quantized, uint16_t *y, int64_t y_rows, int64_t y_cols) {
+    if (!matrix_fits(m) || m->cols != x_cols || m->rows != y_cols) return WRONG_SHAPE;
+    product job = {.m = m, .experts = experts, .count = count, .y = y};
+    if (!product_take_rows(&job, x, x_rows, row_of, y_rows, quantized)) return WRONG_SHAPE;
+    if (!experts_fit(experts, count, job.rows, y_rows)) return WRONG_SHAPE;
     job.projection = second ? 2 : 0, job.projections = second ? 1 : 2;
     if (!product_factors_fit(&job)) return WRONG_SHAPE;
     uint8_t *scratch = pool_acquire(p, product_scratch_bytes(&job, y_rows));

@@ -15,6 +15,8 @@ typedef struct {
     int64_t blocks_per_task;
     int rows_as_y;              /* x is the output of a first product: an expert's rows have the same index as in y */
     const uint16_t *x;
+    const int64_t *row_of;      /* [rows]: indices into x; NULL: row i of x is row i */
+    activations quantized;      /* every row of x in A8: q [x_rows, cols], scale and sum [x_rows, chunks]; or NULL */
     uint8_t *formats;           /* [rows]: the formats that each row is needed in */
     activations a14, a8;
     uint16_t *y;
@@ -41,7 +43,11 @@ size_t product_scratch_bytes(const product *job, int64_t y_rows);
 /* Lays out a product's scratch from `at`, aligned for float; returns its end, a multiple of 64. */
 uint8_t *product_prepare(product *job, int64_t y_rows, uint8_t *at);
 
-/* Quantizes a row of x to the formats that its experts need. */
+/* Sets the rows of a product: those of x [x_rows, cols], or with row_of [count] the rows of x with these indices; quantized:
+ * edgemoe_quantize_rows of x, or NULL. Returns whether the indices are those of rows. */
+int product_take_rows(product *job, const uint16_t *x, int64_t x_rows, const int64_t *row_of, int64_t count, uint8_t *quantized);
+
+/* Quantizes a row of x to the formats that its experts need; A8 is copied where x is quantized. */
 void product_quantize(const product *job, int64_t row);
 
 /* Multiplies an expert's compensated rows of x with its factors V. */
