@@ -1,9 +1,10 @@
-"""One run of each row with a timeline, apart from the measured runs, because recording takes time."""
+"""One run of each row with a timeline, apart from the measured runs, because recording takes time; and its sums."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -11,12 +12,18 @@ import torch
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
-from edgemoe.bench.timeline import COMPUTE, TimedForm, TimedKernel, TimedSource, Timeline
+from edgemoe.bench.timeline import COMPUTE, SSD, WAIT, TimedForm, TimedKernel, TimedSource, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Step
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from prefetch.base import ExpertSource
+
+DECODE = "decode step"
+"""The name of the span of a step of new tokens."""
+
+Intervals = list[tuple[int, int]]
+"""Ascending and disjoint, nanoseconds."""
 
 
 class TimedEngine(Engine):
@@ -44,7 +51,7 @@ class TimedEngine(Engine):
 
     def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
         """Runs a step within a span (Engine.step)."""
-        name = "decode step" if step.decodes else "prefill step"
+        name = DECODE if step.decodes else "prefill step"
         with self._timeline.span(COMPUTE, name, rows=step.rows):
             self._timed_source.begin()
             try:
@@ -80,3 +87,88 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
         del engine
         gc.collect()
     return timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """What a row's steps of new tokens spend their time on: means of a step, in milliseconds.
+
+    Args:
+        row: of the benchmark.
+        step: the whole.
+        experts, dense, wait: products of experts, dense work, and waits for experts.
+        wait_reading: of the waits, while a read is under way; the others wait for a thread or a copy.
+        reading: a read or more is under way.
+    """
+
+    row: str
+    step: float
+    experts: float
+    dense: float
+    wait: float
+    wait_reading: float
+    reading: float
+
+    def __str__(self) -> str:
+        """The times as a sentence."""
+        rest = self.step - self.experts - self.dense - self.wait
+        return (
+            f"{self.row}: {self.step:.1f} ms a new token with a timeline: experts {self.experts:.1f}, dense work "
+            f"{self.dense:.1f}, waits {self.wait:.1f} ({self.wait_reading:.1f} of them while the disk reads), the rest "
+            f"{rest:.1f}; the disk reads for {self.reading:.1f}, {self.reading - self.wait_reading:.1f} of them hidden"
+        )
+
+
+def lanes_of(timeline: Timeline) -> list[Lanes]:
+    """Sums up the rows that have steps of new tokens, in their order."""
+    rows: dict[str, dict[str, Intervals]] = {}
+    for span in timeline.spans:
+        kind = span.name if span.lane == COMPUTE else span.lane
+        rows.setdefault(span.group, {}).setdefault(kind, []).append((span.start, span.end))
+    return [_lanes(row, spans) for row, spans in rows.items() if DECODE in spans]
+
+
+def _lanes(row: str, spans: dict[str, Intervals]) -> Lanes:
+    steps = union(spans[DECODE])
+    inside = {kind: common(union(of_kind), steps) for kind, of_kind in spans.items()}
+
+    def mean(intervals: Intervals) -> float:
+        return sum(end - start for start, end in intervals) / len(spans[DECODE]) / 1e6
+
+    experts, dense, wait, reading = (inside.get(kind, []) for kind in ("experts", "dense", WAIT, SSD))
+    return Lanes(
+        row, mean(steps), mean(experts), mean(dense), mean(wait), mean(common(wait, reading)), mean(reading)
+    )
+
+
+def union(spans: Iterable[tuple[int, int]]) -> Intervals:
+    """Joins intervals that meet.
+
+    >>> union([(3, 5), (1, 2), (4, 7)])
+    [(1, 2), (3, 7)]
+    """
+    joined: Intervals = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def common(one: Intervals, other: Intervals) -> Intervals:
+    """What two unions share.
+
+    >>> common([(0, 4), (6, 9)], [(3, 7)])
+    [(3, 4), (6, 7)]
+    """
+    shared, i, j = Intervals(), 0, 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            shared.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return shared

@@ -80,7 +80,7 @@ class ReportOptions:
     plot: Path | None = option("Image file to draw the rows into.")
     trace: Path | None = option(
         "JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
-        "computing, waiting, copies, and reads by each reader, a lane each."
+        "computing, waiting, copies, and reads by each reader, a lane each. Prints what new tokens wait for."
     )
     seed: int = option("Seed of everything random.", 0)
     output: str | None = option(
@@ -130,7 +130,7 @@ def bench_command(
     from edgemoe.bench.rows import single_row
     from edgemoe.bench.run import BenchRequest, make_plans, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
-    from edgemoe.bench.traced import trace_rows
+    from edgemoe.bench.traced import lanes_of, trace_rows
     from edgemoe.engine.scheduler import Pace
 
     together = None
@@ -171,7 +171,10 @@ def bench_command(
     if wanted.plot:
         (plot_batches if together else plot_report)(report, wanted.plot)
     if wanted.trace:
-        trace_rows(store, request, _notify).write(wanted.trace)
+        timeline = trace_rows(store, request, _notify)
+        timeline.write(wanted.trace)
+        for lanes in lanes_of(timeline):
+            _notify(str(lanes))
     require_valid(report)
 
 

@@ -22,7 +22,7 @@ from edgemoe.bench.timeline import (
     TimedRequest,
     Timeline,
 )
-from edgemoe.bench.traced import trace_rows
+from edgemoe.bench.traced import DECODE, lanes_of, trace_rows
 from edgemoe.engine.engine import StoreModel
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.policy.settings import RunSettings
@@ -221,3 +221,30 @@ def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
 
 def end(event) -> float:
     return event["ts"] + event["dur"] + 0.002
+
+
+def test_the_sums_of_a_timeline():
+    """Reads that overlap count once, waits are divided by whether a read is under way, and prompts do not count."""
+    now = [0]
+    timeline = Timeline(clock=lambda: now[0], group="exact 4")
+    for lane, name, start, end in (
+        (COMPUTE, "prefill step", 0, 50),
+        (SSD, "layer 0 expert 1", 0, 50),
+        (COMPUTE, DECODE, 50, 100),
+        (COMPUTE, "dense", 50, 70),
+        (SSD, "layer 0 expert 2", 60, 85),
+        (SSD, "layer 0 expert 3", 65, 80),
+        (WAIT, "layer 0", 70, 90),
+        (COMPUTE, "experts", 90, 98),
+        (COMPUTE, DECODE, 110, 120),
+        (COMPUTE, "dense", 110, 120),
+    ):
+        now[0] = end * 10**6
+        timeline.add(lane, name, start * 10**6)
+    (row,) = lanes_of(timeline)
+    assert (row.row, row.step, row.experts, row.dense) == ("exact 4", 30, 4, 15)
+    assert (row.wait, row.wait_reading, row.reading) == (10, 7.5, 12.5)
+    assert "30.0 ms a new token" in str(row)
+    assert "waits 10.0 (7.5 of them while the disk reads), the rest 1.0; the disk reads for 12.5, 5.0" in str(
+        row
+    )
