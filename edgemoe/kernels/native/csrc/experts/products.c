@@ -119,7 +119,7 @@ INLINE activations quantized_rows(int64_t chunks, uint8_t *at) {
     return (activations){(int8_t *)(of_chunks + 2 * chunks), of_chunks, of_chunks + chunks};
 }
 
-int product_take_rows(product *job, const uint16_t *x, int64_t x_rows, const int64_t *row_of, int64_t count, uint8_t *quantized) {
+AVX2 int product_take_rows(product *job, const uint16_t *x, int64_t x_rows, const int64_t *row_of, int64_t count, uint8_t *quantized) {
     const int64_t chunks = job->m->cols / chunk_of(job->m);
     job->x = x, job->row_of = row_of, job->rows = row_of ? count : x_rows;
     if (quantized) job->quantized = quantized_rows(x_rows * chunks, quantized);
