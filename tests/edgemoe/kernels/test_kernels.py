@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -22,6 +23,7 @@ from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
+from edgemoe.machine.cpu import identity
 from storage.decode import decode
 from storage.dense import quantize_rows
 from storage.forms import PlaneForm
@@ -33,6 +35,17 @@ SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 76
 KERNELS = {kernel.name: kernel for kernel in kernels_for()}
 
 needs_native = pytest.mark.skipif("native" not in KERNELS, reason="the compiled kernel was not built")
+
+
+@pytest.mark.skipif(
+    shutil.which("gcc") is None or "avx2" not in identity()["features"].split(),
+    reason="nothing compiles it here",
+)
+def test_the_kernel_was_built() -> None:
+    """An installation goes on where the kernel does not compile, and then the tests of it would be skipped."""
+    assert native.available(), (
+        "install again and read what the compiler says: pip install --verbose --editable ."
+    )
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
