@@ -64,7 +64,8 @@ class MeasureOptions:
     )
     tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
     window: int | None = option(
-        "Tokens of a window of the text, each run alone; above 512 without --vram-limit alone. Default: 512.",
+        "Tokens of a window of the text, each run alone; above 512, up to the model's context or 4,096, on a CPU "
+        "without --vram-limit. Default: 512.",
         min=2,
     )
     tasks: bool = option(

@@ -390,7 +390,8 @@ class Engine:
             )
         )
         errors = OutputErrors(sorted(store.manifest.layers), self.shape.experts_per_layer)
-        rows = min(RANDOM_TOKENS, self.plan.context, self.plan.prefill_rows)
+        enough = min(RANDOM_TOKENS, self.plan.context)
+        rows = min(enough, self.plan.prefill_rows)
         tokens = torch.randint(self.shape.vocab, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
         try:
             with self.probed(errors):
@@ -402,7 +403,8 @@ class Engine:
         self.take_use()
         self.take_counts()
         made = errors.calibration(store.manifest.source, level, rows)
-        if level == store.manifest.max_level and not (directory / CALIBRATION_NAME).exists():
+        keeps = rows == enough and level == store.manifest.max_level
+        if keeps and not (directory / CALIBRATION_NAME).exists():
             with suppress(EdgemoeError):  # a store that only others may write to
                 made.save(directory)
         return made

@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.score import Windows, prompt_logits
+from edgemoe.evaluate.score import Windows
 from edgemoe.evaluate.studies import SIGNAL_SHARES
 from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.kernels.base import Part, Rows
@@ -150,8 +150,7 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
         sequence.crop(0)
         probe = RouterProbe()
         with engine.probed(probe):
-            for _ in prompt_logits(engine, sequence, window):
-                pass
+            engine.all_logits(sequence, window, decode=False)
         observed.add(probe.seen)
         done()
     sequence.crop(0)

@@ -15,6 +15,7 @@ import transformers
 
 from edgemoe import __version__
 from edgemoe.console.progress import CountProgress
+from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.accuracy import (
@@ -55,11 +56,15 @@ from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.machine.process import available_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
+from storage.errors import DoesNotFit, UserError
+
+_WINDOW_LOGIT_BYTES = 2 + 4 + 4 + 2 + 2
+"""Of a logit of a long window: in bf16, in float32 and as log probabilities; and the reference's, kept and read."""
 
 TASK_CONTEXT = 1024
 """Tokens of context for a task: more than three turns fill."""
@@ -154,15 +159,14 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
 
     Raises:
         UserError: no arm that the store can run; a window that is longer than the model's context, or than a block on a
-            device or with a limit. DoesNotFit: the limits are too small.
+            device or with a limit; a study of whole windows in several steps.
+        DoesNotFit: the limits, or the memory for the logits of a longer window, are too small.
     """
     arms, _ = _possible(request.arms, store)
     context = request.window
-    blocks = request.vram_limit is not None or store.device is not None
-    most = BLOCK_ROWS if blocks else store.default_context()
-    if context > most:
-        why = "on a device or with --vram-limit" if blocks else "the model's context"
-        raise UserError(f"--window of at most {most} tokens, {why}", str(context), f"give --window {most}")
+    _require_whole_windows(request)
+    if context > BLOCK_ROWS:
+        _require_long_window(store, request)
     if request.task_count:
         context = max(context, min(TASK_CONTEXT, store.default_context()))
     return store.plan(
@@ -172,8 +176,39 @@ def plan_eval(store: StoreModel, request: EvalRequest) -> MemoryPlan:
         context=context,
         parallel=max(arm.batch for arm in arms),
         compensators=planned_bytes(store, arms),
-        prefill_rows=request.prefill_rows or (context if context > BLOCK_ROWS else None),
+        prefill_rows=request.prefill_rows or (request.window if request.window > BLOCK_ROWS else None),
     )
+
+
+def _require_long_window(store: StoreModel, request: EvalRequest) -> None:
+    """Refuses a window longer than a block where its logits, or the model, have no room for it.
+
+    Raises:
+        UserError, DoesNotFit: as plan_eval.
+    """
+    window = request.window
+    blocks = request.vram_limit is not None or store.device is not None
+    most = BLOCK_ROWS if blocks else store.default_context()
+    if window > most:
+        why = "on a device or with --vram-limit" if blocks else "the context that this model runs with"
+        raise UserError(f"--window of at most {most} tokens, {why}", str(window), f"give --window {most}")
+    weights = store.shape.dense_bytes + store.form.bytes_at(store.manifest.max_level) * store.shape.experts
+    needed, free = weights + window * store.shape.vocab * _WINDOW_LOGIT_BYTES, available_memory()
+    if needed > free:
+        wanted = f"{format_size(needed)} of memory, for all experts and the logits of --window {window}"
+        raise DoesNotFit(wanted, format_size(free), f"give --window {BLOCK_ROWS}", minimum=needed)
+
+
+def _require_whole_windows(request: EvalRequest) -> None:
+    """Refuses to observe windows that take several steps, each of which ranks tokens of its own.
+
+    Raises:
+        UserError: as plan_eval.
+    """
+    rows = request.prefill_rows
+    if request.observed and rows is not None and rows < request.window:
+        study = f"--study {request.observed[0]}"
+        raise UserError(f"windows of one step for {study}", f"--prefill-rows {rows}", "leave it out")
 
 
 class _Evaluation:

@@ -189,7 +189,8 @@ def setting_quality(
             rows = engine.plan.prefill_rows if settings.exact else 1
             parts = [window[start : start + rows] for start in range(0, len(window), rows)]
             steps = (engine.all_logits(sequence, part, decode=True) for part in parts)
-        logits = torch.cat(list(steps))
+        whole, *others = steps
+        logits = torch.cat([whole, *others]) if others else whole
         meter.add(logits, window, reference.read(number) if reference else None)
         done()
     sequence.crop(0)

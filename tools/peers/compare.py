@@ -17,7 +17,8 @@ so that the whole model is resident. --context sets aside KV for more tokens tha
 --kv-cache stores it in another format, in both programs. llama.cpp maps its model; its weight repacking is off under a
 limit, and where llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's --vram-limit
 is the limit less --beside, the memory that its process takes outside --vram-limit. With --peer-states llama.cpp
-computes a prompt once without a limit and keeps its state in a file; each measured run loads it.
+computes a prompt once without a limit and keeps its state in a file. A measured run loads it, decodes some tokens,
+which leave parts of the model in memory as a prompt does, and loads it again before the clock starts.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
@@ -130,33 +131,34 @@ class Comparison:
     def run(self, program: Program, case: Case, number: int) -> None:
         """Runs a program once and appends the result to `runs`."""
         request = self.request(program, case, number)
-        if state := self._state(program, request):
-            outcome = self._behind_state(program, case, request, state)
-            self.runs.append(run_of(program.name, case, number, outcome) | {"ttft_s": None})
-            return
-        outcome = self._child(program, case, request)
+        outcome = self._outcome(program, case, request)
         repacks = program.settings is None and case.limit is None and self.crash is None
         if repacks and outcome.crashed:
             self.crash = f"off: {program.name} crashes with it ({outcome.failure})"
             say(f"  {self.crash}; once more without")
-            outcome = self._child(program, case, request | {"repacking": False})
-        self.runs.append(run_of(program.name, case, number, outcome))
+            outcome = self._outcome(program, case, request | {"repacking": False})
+        run = run_of(program.name, case, number, outcome)
+        self.runs.append(run | {"ttft_s": None} if self._state(program, request) else run)
 
     def _state(self, program: Program, request: Json) -> Path | None:
         """The file of the peer's state behind a request's prompt; None: the program computes the prompt."""
         if program.settings is not None or self.options.peer_states is None:
             return None
-        of = [request[key] for key in ("model", "prompts", "kv_cache")]
+        model = program.model.stat()
+        of = [model.st_size, model.st_mtime_ns, *(request[key] for key in ("model", "prompts", "kv_cache"))]
         name = hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
         return Path(self.options.peer_states, f"{name}.state").absolute()
 
-    def _behind_state(self, program: Program, case: Case, request: Json, state: Path) -> Outcome:
-        """Runs the peer behind its state, which it computes first, without a limit, where there is none."""
-        request = request | {"state": str(state), "saves_state": False, "warm_up": []}
+    def _outcome(self, program: Program, case: Case, request: Json) -> Outcome:
+        """Runs a program, the peer behind its state if there are any; a state that is missing is computed first."""
+        state = self._state(program, request)
+        if state is None:
+            return self._child(program, case, request)
+        request = request | {"state": str(state), "saves_state": False}
         if not state.exists():
             say(f"  {program.name} computes {case.tokens} tokens without a limit")
             partial = state.with_suffix(".partial")
-            saving = request | {"state": str(partial), "saves_state": True, "new_tokens": 1}
+            saving = request | {"state": str(partial), "saves_state": True, "new_tokens": 1, "warm_up": []}
             outcome = self._child(program, case._replace(limit=None), saving)
             if outcome.failure:
                 return outcome
@@ -256,6 +258,7 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
         "prompts": f"{source}, by the demo model's tokenizer",
         "context": options.context,
         "kv_cache": options.kv_cache,
+        "peer_states": options.peer_states is not None,
         "new_tokens": options.new_tokens,
         "rounds": options.rounds,
         "seed": options.seed,
@@ -295,6 +298,8 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
             f"{options.peer}, batch {max(options.batch)}",
             "leave it out",
         )
+    if options.peer_states:
+        options.peer_states.mkdir(parents=True, exist_ok=True)
     require_plot(options.plot)
     store = StoreModel.open(options.store)
     if options.kv_cache:

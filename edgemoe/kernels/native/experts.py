@@ -213,16 +213,14 @@ def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, ma
 
     Rows that are padded, which is rare, are gathered and quantized in every call.
     """
-    shared, row = x.of is None and len(x.x) == 1, 0
+    shared, row = x.of is None and len(x.x) == 1 and all(part.rows == 1 for part in parts), 0
     for part, expert in zip(parts, experts, strict=True):
         expert.x, expert.y = 0 if shared else row, row
         row += part.rows
-    if spec.padded_cols != spec.cols:
-        own = x.x if x.of is None else x.gathered(row)
+    if x.of is None or spec.padded_cols != spec.cols:
+        own = x.x if shared else x.gathered(row)
         return _LaidOut(torch.nn.functional.pad(own, (0, spec.padded_cols - spec.cols)).contiguous())
     whole = x.x.contiguous()
-    if x.of is None:
-        return _LaidOut(whole)
     if "quantized" not in x.kept and any(part.level < 8 for part in parts):
         x.kept["quantized"] = _quantized(whole, matrix)
     return _LaidOut(whole, x.of, x.kept.get("quantized"))

@@ -286,10 +286,11 @@ def test_command_writes_a_calibration(run, store):
 
 
 def test_random_tokens_are_one_step(store, open_engine):
-    """Where a step has fewer rows than would be measured, they are as few."""
+    """Where a step has fewer rows than are measured otherwise, they are as few, and the next engine measures anew."""
     engine = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True, prefill_rows=32)
     assert engine.damage is not None
     assert engine.damage.origin == "32 random tokens"
+    assert not (store / CALIBRATION_NAME).exists()
 
 
 def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, caplog):

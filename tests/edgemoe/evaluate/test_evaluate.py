@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
-from edgemoe.evaluate.run import EvalReport, EvalRequest, run_eval
+from edgemoe.evaluate.run import EvalReport, EvalRequest, plan_eval, run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
@@ -149,12 +151,67 @@ def test_a_window_in_several_steps(measured, evaluate):
     assert figures(found[one_by_one]) == pytest.approx(figures(rows[one_by_one]), rel=1e-6)
 
 
-def test_a_long_window_is_one_step_without_a_limit(evaluate):
-    """Beside a limit its logits have no memory, and a window longer than the model's context no keys and values."""
+@pytest.fixture(scope="module")
+def long_checkpoint(checkpoint, tmp_path_factory):
+    """The tiny model with 1,024 positions, and its store."""
+    directory = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(checkpoint, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    store = directory.parent / "store"
+    convert_checkpoint(directory, store, max_level=4, layout="auto", dense_bits=16)
+    return directory, store
+
+
+def test_a_long_window_is_one_step_without_a_limit(evaluate, long_checkpoint, tmp_path):
+    """Its figures are those of several steps where no rank decides levels."""
+    reference, store = long_checkpoint
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog, while another one sleeps. " * 20, "utf-8")
     arms = table_arms(((4,),), (1.0,), reuse=False)
-    for changes, most in (({"window": 4096}, "512|context"), ({"window": 513, "vram_limit": 10**9}, "512")):
-        with pytest.raises(UserError, match=f"--window of at most .*({most})"):
-            evaluate(arms, **changes)
+    request = {"store": store, "reference": reference, "text": text, "tokens": 600, "window": 600}
+    whole, rows = evaluate(arms, **request)
+    several, others = evaluate(arms, prefill_rows=100, **request)
+    assert [each.environment["prefill_rows"] for each in (whole, several)] == [600, 100]
+    for phase in PHASES:
+        assert figures(rows["exact 4", phase]) == pytest.approx(figures(others["exact 4", phase]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"window": 600}, "at most 512 tokens, the context"),
+        ({"window": 600, "vram_limit": 10**9}, "at most 512 tokens, on a device or with --vram-limit"),
+        ({"observed": ("routing",), "prefill_rows": 12}, "windows of one step for --study routing"),
+    ],
+)
+def test_windows_that_cannot_be_measured_are_refused(evaluate, changes, says):
+    """Where a model's context, a limit or a study of whole windows contradicts them."""
+    with pytest.raises(UserError, match=says):
+        evaluate(table_arms(((4,),), (1.0,), reuse=False), **changes)
+
+
+def test_a_long_window_needs_memory_for_its_logits(evaluate, long_checkpoint, monkeypatch):
+    """They are in no plan, which without a limit may take all that is free."""
+    reference, store = long_checkpoint
+    monkeypatch.setattr("edgemoe.evaluate.run.available_memory", lambda: 10**6)
+    with pytest.raises(DoesNotFit, match="the logits of --window 600"):
+        evaluate(table_arms(((4,),), (1.0,), reuse=False), store=store, reference=reference, window=600)
+
+
+def test_tasks_leave_a_prompt_s_rows_to_the_plan(tiny_store):
+    """Their context is longer than a window, and a device takes no --prefill-rows."""
+    request = EvalRequest(None, None, 96, 36, 1, 0, tuple(table_arms(((4,),), (1.0,), reuse=False)))
+    given = []
+    store = StoreModel.open(tiny_store)
+    planned = SimpleNamespace(
+        manifest=store.manifest,
+        shape=store.shape,
+        default_context=lambda: 2048,
+        plan=lambda **options: given.append((options["context"], options["prefill_rows"])),
+    )
+    plan_eval(planned, request)
+    assert given == [(1024, None)]
 
 
 def test_bits_read_are_those_of_the_planes(measured):

@@ -21,6 +21,9 @@ ROWS = (1, 3, 13, 33)
 BAD = (0x7FC0, 0x7F80, 0xFF80)
 """bf16's NaN and infinities."""
 
+TINY = 0x0208
+"""1e-37 in bf16, whose inverse times 127 is no number."""
+
 _generator = np.random.default_rng(20261125)
 
 
@@ -150,7 +153,7 @@ def dense_calls() -> Iterator[Call]:
             x = bf16(tokens, cols, scale=10)
             if tokens == 13:
                 x[:3, 7] = BAD
-                x[3] = 0
+                x[3], x[4] = 0, TINY
             weights = (
                 (integers(-127, 128, rows, cols, dtype=np.int8), scales(rows)),
                 (bf16(rows, cols), None),

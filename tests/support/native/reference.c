@@ -56,7 +56,7 @@ void reference_dense(const int8_t *w, const uint16_t *row_scale, int64_t rows, i
             float total = 0;
             for (int64_t from = 0; from < cols; from += 64) {
                 const int64_t n = cols - from < 64 ? cols - from : 64;
-                const float largest = largest_of(x + t * cols + from, n), by = largest > 0 ? 127 / largest : 0;
+                const float largest = largest_of(x + t * cols + from, n), by = largest >= 1e-36f ? 127 / largest : 0;
                 int32_t products = 0;
                 for (int64_t k = 0; k < n; k++)
                     products += (int32_t)rintf(from_bf16(x[t * cols + from + k]) * by) * w[r * cols + from + k];

@@ -45,6 +45,18 @@ INLINE __m256 eight_from_bf16(const uint16_t *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 }
 
+/* to_bf16 of 8 numbers, with the same bits. */
+INLINE __m128i eight_to_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+    const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i chosen = _mm256_or_si256(_mm256_and_si256(nan, quiet), _mm256_andnot_si256(nan, rounded));
+    const __m256i words = _mm256_srai_epi32(chosen, 16); /* signed, so that packing does not clamp them */
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8));
+}
+
 INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -38,6 +38,7 @@ INTEGERS(sub_epi32, uint32x4_t, a - b)
 INTEGERS(and_si256, uint32x4_t, a & b)
 INTEGERS(or_si256, uint32x4_t, a | b)
 INTEGERS(xor_si256, uint32x4_t, a ^ b)
+INTEGERS(andnot_si256, uint32x4_t, ~a & b)
 INTEGERS(cmpgt_epi32, int32x4_t, a > b)
 INTEGERS(hadd_epi32, int32x4_t, vpaddq_s32(a, b))
 INTEGERS(unpacklo_epi8, uint8x16_t, vzip1q_u8(a, b))
@@ -71,6 +72,7 @@ SHIFTS(slli_epi32, uint32x4_t, <<)
 SHIFTS(srli_epi16, uint16x8_t, >>)
 SHIFTS(srli_epi32, uint32x4_t, >>)
 SHIFTS(srai_epi16, int16x8_t, >>)
+SHIFTS(srai_epi32, int32x4_t, >>)
 
 /* An operation on floats a and b. */
 #define FLOATS(name, result) \

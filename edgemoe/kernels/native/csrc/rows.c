@@ -4,7 +4,7 @@
 #include "dense/dense.h"
 
 #if COMPILED
-enum { SLICE = 256, NORM_ROWS = 16 }; /* columns, and rows, of a task */
+enum { SLICE = 256, NORM_ROWS = 16, AHEAD = 2 }; /* columns, and rows, of a task; rows from one to the one prefetched */
 
 typedef struct {
     const uint16_t *rows;
@@ -22,6 +22,9 @@ AVX2 static void add_task(void *of, int64_t task) {
         const uint16_t *row = job->rows + i * job->cols;
         float *sum = job->sums + job->tokens[i] * job->cols;
         const __m256 weight = _mm256_set1_ps(job->weights[i]);
+        /* Tokens lie far apart, where no hardware prefetches. */
+        const float *ahead = job->sums + job->tokens[min_of(i + AHEAD, job->count - 1)] * job->cols;
+        for (int64_t k = first; k < end; k += 16) prefetch((const uint8_t *)(ahead + k));
         int64_t k = first;
         for (; k + 8 <= end; k += 8)
             _mm256_storeu_ps(sum + k, _mm256_fmadd_ps(weight, eight_from_bf16(row + k), _mm256_loadu_ps(sum + k)));

@@ -134,7 +134,7 @@ INLINE void add_values(const int format, const heads *h, int64_t head, int n, in
         for (int j = 0; j < vectors; j++) _mm256_storeu_ps(sums + k * h->dim + 8 * j, sum[k * vectors + j]);
 }
 
-/* Scores of n heads from `head`, 4, 2 or 1, and `tokens` tokens from t. */
+/* Scores of n heads from `head`, 8, 4, 2 or 1, and `tokens` tokens from t. */
 INLINE void scores_of(const int format, const heads *h, int64_t head, int n, int64_t t, int64_t tokens) {
     const int64_t end = t + tokens;
     for (; t + SUMS / n <= end; t += SUMS / n) compute_scores(format, h, head, n, t, SUMS / n);
@@ -148,30 +148,31 @@ INLINE void sums_of(const int format, const heads *h, int64_t head, int n, int64
     for (; from < h->dim; from += 16) add_values(format, h, head, n, from, 2, t, tokens);
 }
 
-/* Calls f(format, h, head, n, t, tokens) for the heads, some at a time, and for the blocks of their tokens. */
-#define ALL_BLOCKS(f, format) \
+/* Calls f(format, h, head, n, t, tokens) for the heads, `most` or fewer at a time, and for the blocks of their tokens. */
+#define ALL_BLOCKS(f, format, most) \
     for (int64_t t = 0; t < h->tokens; t += BLOCK) { \
         const int64_t tokens = min_of(h->tokens - t, BLOCK); \
         int64_t head = 0; \
+        for (; most == 8 && head + 8 <= h->count; head += 8) f(format, h, head, 8, t, tokens); \
         for (; head + 4 <= h->count; head += 4) f(format, h, head, 4, t, tokens); \
         for (; head + 2 <= h->count; head += 2) f(format, h, head, 2, t, tokens); \
         for (; head < h->count; head++) f(format, h, head, 1, t, tokens); \
     }
 
-#define BY_FORMAT(f, format) \
+#define BY_FORMAT(f, format, most) \
     do { \
-        if (format == KV_BF16) ALL_BLOCKS(f, KV_BF16) \
-        else if (format == KV_Q8_0) ALL_BLOCKS(f, KV_Q8_0) \
-        else ALL_BLOCKS(f, KV_Q4_0) \
+        if (format == KV_BF16) ALL_BLOCKS(f, KV_BF16, most) \
+        else if (format == KV_Q8_0) ALL_BLOCKS(f, KV_Q8_0, most) \
+        else ALL_BLOCKS(f, KV_Q4_0, most) \
     } while (0)
 
 /* Attention of all heads. */
 AVX2 static void attend(const attention_kv *kv, const heads *h) {
-    BY_FORMAT(scores_of, kv->key_format);
+    BY_FORMAT(scores_of, kv->key_format, 8);
     float total[MOST_HEADS];
     for (int64_t k = 0; k < h->count; k++) total[k] = exponentials(h->scores + k * h->stride, h->tokens);
     memset(h->sums, 0, (size_t)(h->count * h->dim) * sizeof(float));
-    BY_FORMAT(sums_of, kv->value_format);
+    BY_FORMAT(sums_of, kv->value_format, 4);
     for (int64_t k = 0; k < h->count; k++) {
         const float by = 1 / total[k];
         for (int64_t i = k * h->dim; i < (k + 1) * h->dim; i++) h->out[i] = to_bf16(h->sums[i] * by);

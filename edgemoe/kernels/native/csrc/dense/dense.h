@@ -27,8 +27,8 @@ typedef struct {
     int64_t tokens;
 } dense_rows;
 
-/* Some chunks of 32 rows of a weight, and of x: codes [chunks, DENSE_CHUNK / 4, 32, 4] are signed for paths with tiles and
- * where takes_unsigned (dot.h) says so, otherwise 128 more. */
+/* Some chunks of 32 rows of a weight, and of x: codes [chunks, DENSE_CHUNK / 4, 32, 4] have 128 added on AVX-512's
+ * path and where takes_unsigned(dot) (dot.h) is true; otherwise they are signed. */
 typedef struct {
     const uint8_t *codes;
     int64_t chunks;

@@ -28,12 +28,15 @@ enum {
     TILE_TOKENS = 4,    /* tokens whose sums with 16 rows fit into registers of 256 bits */
 };
 
+/* The least magnitude whose inverse is a number; a chunk below counts as zeros. */
+#define LEAST 1e-36f
+
 /* Quantizes a row of x. */
 AVX2 static void quantize(const uint16_t *x, int64_t cols, const dense_rows *to, int64_t t) {
     for (int64_t c = 0; c * DENSE_CHUNK < cols; c++, x += DENSE_CHUNK) {
         const int64_t n = min_of(cols - c * DENSE_CHUNK, DENSE_CHUNK), at = c * to->tokens + t;
         int8_t *q = to->q + at * DENSE_CHUNK;
-        const float largest = max_magnitude(x, n), inverse = largest > 0 ? 127 / largest : 0;
+        const float largest = max_magnitude(x, n), inverse = largest >= LEAST ? 127 / largest : 0;
         const __m256 by = _mm256_set1_ps(inverse);
         __m256i sum = _mm256_setzero_si256();
         int32_t rest = 0;

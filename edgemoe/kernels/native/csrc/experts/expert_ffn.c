@@ -23,10 +23,11 @@ INLINE void gate_row(uint16_t *row, int64_t inner) {
         memcpy(both, row + i, (size_t)n * 2);
         memcpy(both + 8, row + inner + i, (size_t)n * 2);
         const __m256 x = eight_from_bf16(both);
-        float silu[8];
         const exponential_factors e = factors_of_exponential(_mm256_sub_ps(_mm256_setzero_ps(), x));
-        _mm256_storeu_ps(silu, _mm256_div_ps(x, _mm256_fmadd_ps(e.y, e.power, one)));
-        for (int64_t k = 0; k < n; k++) row[i + k] = to_bf16(from_bf16(to_bf16(silu[k])) * from_bf16(both[8 + k]));
+        _mm_storeu_si128((__m128i *)both, eight_to_bf16(_mm256_div_ps(x, _mm256_fmadd_ps(e.y, e.power, one))));
+        const __m256 gated = _mm256_mul_ps(eight_from_bf16(both), eight_from_bf16(both + 8));
+        _mm_storeu_si128((__m128i *)both, eight_to_bf16(gated));
+        memcpy(row + i, both, (size_t)n * 2);
     }
 }
 
