@@ -17,8 +17,9 @@ so that the whole model is resident. --context sets aside KV for more tokens tha
 --kv-cache stores it in another format, in both programs. llama.cpp maps its model; its weight repacking is off under a
 limit, and where llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's --vram-limit
 is the limit less --beside, the memory that its process takes outside --vram-limit. With --peer-states llama.cpp
-computes a prompt once without a limit and keeps its state in a file. A measured run loads it, decodes some tokens,
-which leave parts of the model in memory as a prompt does, and loads it again before the clock starts.
+computes a prompt's keys and values once, without a limit and in pieces that attend to themselves alone, and keeps them
+in a file. A measured run loads it, decodes some tokens, which attend to all of them and leave parts of the model in
+memory as a prompt does, and loads it again before the clock starts.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.

@@ -70,8 +70,8 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add(
         "--peer-states",
         type=Path,
-        help="directory of llama.cpp's states behind a prompt, which it computes once without a limit and loads inside "
-        "it, so that a long prompt counts in its later tokens alone; its TTFT is not measured",
+        help="directory of llama.cpp's states behind a prompt, which it computes once, without a limit and in pieces, "
+        "and loads inside it, so that a long prompt counts in its later tokens alone; its TTFT is not measured",
     )
     add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--seed", type=int, default=0, help="of prompts")
