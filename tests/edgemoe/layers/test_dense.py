@@ -42,7 +42,8 @@ def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, b
 
     def product(rows: int) -> None:
         want = x[:rows].double() @ exact.T
-        assert (linear(x[:rows]) - want).norm() / want.norm() < 0.006
+        # The kernel rounds activations to 8 bits where the weight has 8.
+        assert (linear(x[:rows]) - want).norm() / want.norm() < (0.009 if bits == 8 else 0.006)
 
     assert growth(product) < 5 << 20
 
