@@ -98,7 +98,7 @@ class Lanes:
         step: the whole.
         experts, dense, wait: products of experts, dense work, and waits for experts.
         wait_reading: of the waits, while a read is under way; the others wait for a thread or a copy.
-        reading: a read or more is under way.
+        reading: at least one read is under way.
     """
 
     row: str

@@ -151,7 +151,7 @@ class Comparison:
         return Path(self.options.peer_states, f"{name}.state").absolute()
 
     def _outcome(self, program: Program, case: Case, request: Json) -> Outcome:
-        """Runs a program, the peer behind its state if there are any; a state that is missing is computed first."""
+        """Runs a program; with --peer-states the peer behind its file, which is computed first where it is missing."""
         state = self._state(program, request)
         if state is None:
             return self._child(program, case, request)

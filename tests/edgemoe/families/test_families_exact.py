@@ -194,8 +194,8 @@ def test_level_8_is_transformers(case_of, open_engine, model_type, form):
 def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
     """Prefilled, decoded and continued logits with dense weights at 8 bits meet their wider bound.
 
-    Their error, and that of 8-bit activations, is larger than the noise that prompts were chosen by, so two of the three
-    may be routed elsewhere.
+    Their error, and that of 8-bit activations, is larger than the noise that prompts were chosen by, so two of the
+    three may be routed elsewhere.
     """
     case = case_of(model_type)
     engine = open_engine(case.store(dense_bits=8))
