@@ -15,11 +15,11 @@ the file left there, edgemoe whatever loading filled its free blocks with (a row
 is the time before. Without a limit the runs are warm: random tokens and the prompt itself run first, for ten seconds,
 so that the whole model is resident. --context sets aside KV for more tokens than a prompt and its answer have, and
 --kv-cache stores it in another format, in both programs. llama.cpp maps its model; its weight repacking is off under a
-limit, and where llama.cpp crashes with it: then the run is repeated without, which is reported. edgemoe's --vram-limit
-is the limit less --beside, the memory that its process takes outside --vram-limit. With --peer-states llama.cpp
-computes a prompt's keys and values once, without a limit and in pieces that attend to themselves alone, and keeps them
-in a file. A measured run loads it, decodes some tokens, which attend to all of them and leave parts of the model in
-memory as a prompt does, and loads it again before the clock starts.
+limit, with --no-repacking, and where llama.cpp crashes with it: then the run is repeated without, which is reported.
+edgemoe's --vram-limit is the limit less --beside, the memory that its process takes outside --vram-limit. With
+--peer-states llama.cpp computes a prompt's keys and values once, without a limit and in pieces that attend to
+themselves alone, and keeps them in a file. A measured run loads it, decodes some tokens, which attend to all of them
+and leave parts of the model in memory as a prompt does, and loads it again before the clock starts.
 
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
@@ -118,7 +118,7 @@ class Comparison:
             "warm_up_s": WARM_UP_SECONDS,
             "threads": self.options.threads,
             "capped": limit is not None,
-            "repacking": limit is None and self.crash is None,
+            "repacking": limit is None and self.options.repacking and self.crash is None,
             "popularity": popularity,
             "context": self.options.context,
             "kv_cache": self.options.kv_cache,
@@ -132,14 +132,14 @@ class Comparison:
     def run(self, program: Program, case: Case, number: int) -> None:
         """Runs a program once and appends the result to `runs`."""
         request = self.request(program, case, number)
-        outcome = self._outcome(program, case, request)
-        repacks = program.settings is None and case.limit is None and self.crash is None
-        if repacks and outcome.crashed:
+        state = self._state(program, request)
+        outcome = self._outcome(program, case, request, state)
+        if outcome.crashed and program.settings is None and request["repacking"]:
             self.crash = f"off: {program.name} crashes with it ({outcome.failure})"
             say(f"  {self.crash}; once more without")
-            outcome = self._outcome(program, case, request | {"repacking": False})
+            outcome = self._outcome(program, case, request | {"repacking": False}, state)
         run = run_of(program.name, case, number, outcome)
-        self.runs.append(run | {"ttft_s": None} if self._state(program, request) else run)
+        self.runs.append(run | {"ttft_s": None} if state else run)
 
     def _state(self, program: Program, request: Json) -> Path | None:
         """The file of the peer's state behind a request's prompt; None: the program computes the prompt."""
@@ -150,9 +150,8 @@ class Comparison:
         name = hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
         return Path(self.options.peer_states, f"{name}.state").absolute()
 
-    def _outcome(self, program: Program, case: Case, request: Json) -> Outcome:
-        """Runs a program; with --peer-states the peer behind its file, which is computed first where it is missing."""
-        state = self._state(program, request)
+    def _outcome(self, program: Program, case: Case, request: Json, state: Path | None) -> Outcome:
+        """Runs a program; the peer behind the file of its state, which is computed first where it is missing."""
         if state is None:
             return self._child(program, case, request)
         request = request | {"state": str(state), "saves_state": False}
@@ -183,8 +182,8 @@ class Comparison:
         """The rows, popularity and runs so far, as one JSON object."""
         own = {p.name: run_settings(8, **p.settings) for p in self.programs if p.settings is not None}
         rows = summarize(self.runs, self.programs[0].name, self.quality, own)
-        if self.crash:
-            facts = facts | {"repacking": self.crash}
+        if self.crash or not self.options.repacking:
+            facts = facts | {"repacking": self.crash or "off"}
         return {"environment": facts, "rows": rows, "popularity": self.popularity, "runs": self.runs}
 
 

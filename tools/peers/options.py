@@ -73,6 +73,12 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
         help="directory of llama.cpp's states behind a prompt, which it computes once, without a limit and in pieces, "
         "and loads inside it, so that a long prompt counts in its later tokens alone; its TTFT is not measured",
     )
+    add(
+        "--no-repacking",
+        action="store_false",
+        dest="repacking",
+        help="llama.cpp multiplies weights as they lie in its file, without a limit too",
+    )
     add("--new-tokens", type=two_or_more, default=64, help="default: 64")
     add("--seed", type=int, default=0, help="of prompts")
 

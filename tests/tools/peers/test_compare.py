@@ -194,6 +194,19 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
     assert says in capsys.readouterr().out
 
 
+@needs_cgroup
+@pytest.mark.e2e
+def test_repacking_is_off_on_request(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a limit has none either, and the report says so."""
+    monkeypatch.setattr(compare, "WARM_UP_SECONDS", 0)
+    assert compare.main([*arguments, "--limits", "none", "--no-popularity", "--no-repacking"]) == 0
+    assert [request["repacking"] for request in requests(tmp_path)] == [False]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["environment"]["repacking"] == "off"
+
+
 ENDLESS = """
 import sys
 from pathlib import Path
@@ -342,6 +355,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
     options.context = options.kv_cache = options.peer_states = None
+    options.repacking = True
     none: Any = None
     comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
