@@ -12,6 +12,7 @@ import xxhash
 
 import edgemoe
 from edgemoe.engine.engine import Engine
+from edgemoe.kernels.native.library import INTERFACE
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
@@ -316,7 +317,7 @@ def _identity(engine: Engine) -> tuple[object, ...]:
     Equal in a later process where all of them are.
     """
     store, vectors = engine.store, torch.backends.cpu.get_cpu_capability()
-    program = edgemoe.__version__, torch.__version__, store.compute.name, vectors
+    program = edgemoe.__version__, torch.__version__, store.compute.name, INTERFACE, vectors
     return store.manifest.fingerprint, engine.shape.kv, program
 
 

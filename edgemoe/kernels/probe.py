@@ -51,6 +51,7 @@ SAMPLE = dict(zip(paths.ROWS, (1, 8, 24, 64), strict=True))
 """Rows that stand for those that share a choice."""
 
 ATTENTION_ROWS = 128
+"""Of a prompt; a single token comes behind four times as many."""
 
 _ROUNDS, _SHARE = 5, 0.006
 """Rounds over a kind of work's paths, and seconds after which no further round begins."""
@@ -192,13 +193,20 @@ def _samples() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
         x = torch.randn(rows, DENSE[1]).bfloat16()
         yield paths.WORKS[2], name, rows * weight.numel(), partial(native.dense_product, x, weight, scale)
     heads, kv_heads, dim = ATTENTION
-    rows = ATTENTION_ROWS
+    rows, behind = ATTENTION_ROWS, 4 * ATTENTION_ROWS
     attention = NativeAttention(heads, kv_heads, dim, None, dim**-0.5)
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).bfloat16()
     rotation = torch.ones(rows, dim).bfloat16(), torch.zeros(rows, dim).bfloat16()
-    kv = torch.zeros(kv_heads, rows, dim).bfloat16(), torch.zeros(kv_heads, rows, dim).bfloat16()
+    kv = torch.zeros(2, kv_heads, behind + 1, dim).bfloat16()
+    one = qkv[:1], (rotation[0][:1], rotation[1][:1])
+    yield (
+        paths.WORKS[3],
+        paths.ROWS[0],
+        2 * heads * behind * dim,
+        lambda: attention(*one, kv[0], kv[1], behind, None),
+    )
     products = heads * rows * rows * dim
-    yield paths.WORKS[3], paths.ROWS[-1], products, lambda: attention(qkv, rotation, *kv, 0, None)
+    yield paths.WORKS[3], paths.ROWS[-1], products, lambda: attention(qkv, rotation, kv[0], kv[1], 0, None)
 
 
 def random_experts(form: ResidentForm, geometry: RecordGeometry, count: int) -> list[Blocks]:

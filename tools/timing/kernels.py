@@ -53,7 +53,7 @@ def variants(path: Compute) -> Iterator[str]:
     if path.name != "native":
         yield path.name
         return
-    for name in reversed(paths.available()):
+    for name in reversed(paths.candidates("experts", paths.ROWS[-1])):
         paths.choose(paths.forced(name))
         yield f"{path.name}, {name}"
 

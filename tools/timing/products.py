@@ -164,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for cores in given.cores:
             own = OwnProducts(cores)
             for tokens, level in product(given.rows, given.levels):
-                calls = {f"edgemoe, {path}": own.call(path, level, tokens) for path in paths.available()}
+                here = paths.candidates("experts", paths.ROWS[-1])
+                calls = {f"edgemoe, {path}": own.call(path, level, tokens) for path in here}
                 if level == 4 and tokens % 16 == 0:
                     calls |= {f"plain loop, {name}": plain.call(name, tokens, cores) for name in plain.names}
                 found = rates(calls, REPEATS * tokens * ROWS * COLS, given.rounds)

@@ -95,7 +95,10 @@ ThreadsOption = Annotated[
 ]
 
 
-KERNELS = ("auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "neon-i8mm", "torch")
+KERNELS = (
+    *("auto", "avx2", "avx-vnni", "avx512-vnni", "avx512-bf16", "amx"),
+    *("neon", "neon-dotprod", "neon-i8mm", "torch"),
+)
 """kernels.registry.NAMES, which a shell completes without importing torch."""
 
 KernelOption = Annotated[
@@ -103,10 +106,10 @@ KernelOption = Annotated[
     typer.Option(
         "--kernel",
         metavar="NAME",
-        help="Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni or amx on x86-64, neon, neon-dotprod "
-        "or neon-i8mm on aarch64, which give the same answers; torch: its kernel for experts, which rounds otherwise. "
-        "auto: the fastest of this machine's but torch for each kind of work, measured once a machine; "
-        "`edgemoe doctor` prints the times.",
+        help="Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx on x86-64, neon, "
+        "neon-dotprod or neon-i8mm on aarch64, which give the same answers; torch: its kernel for experts, which "
+        "rounds otherwise. auto: the fastest of this machine's but torch for each kind of work, measured once a "
+        "machine; `edgemoe doctor` prints the times.",
         autocompletion=one_of(*KERNELS),
     ),
 ]

@@ -82,7 +82,8 @@ class NativeAttention:
     ) -> torch.Tensor:
         """Norms and rotates queries and keys, writes keys and values into the KV, attends.
 
-        With two rows or more, a row's result does not depend on the other rows as long as all are finite.
+        A row's result has the same bits in a call of its own as among others, as long as all are finite, with the
+        stored ones of its 64 places that begin at a multiple of 64, of which a window may hide some.
 
         Args:
             qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.

@@ -20,8 +20,8 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-_INTERFACE = 27
-"""Version of the functions and structures of csrc/: a library of another version is not used."""
+INTERFACE = 28
+"""Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
 """The layout that the kernel reads."""
@@ -68,7 +68,7 @@ def library() -> Any:
     if found is None or found.origin is None:
         return None
     loaded = ctypes.CDLL(found.origin)
-    supported = getattr(loaded, f"edgemoe_supported_{_INTERFACE}", None)
+    supported = getattr(loaded, f"edgemoe_supported_{INTERFACE}", None)
     if supported is None or not supported():
         return None
     check_sizes(loaded)

@@ -1,7 +1,7 @@
 """The paths of the compiled kernel: sets of instructions, of which each kind of work takes one.
 
-All paths give the same bits: sums of products are integers, and the operations in float32 behind them have one order.
-So a choice of paths changes the time of an answer and never the answer.
+All paths give the same bits: sums of products are integers, except in attention, and the operations in float32 have
+one order. So a choice of paths changes the time of an answer and never the answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Mapping
 
 from edgemoe.kernels.native import library as native
 
-PATHS = ("avx2", "avx-vnni", "avx512-vnni", "amx", "amx-emulated", "neon", "neon-dotprod", "neon-i8mm")
+PATHS = (
+    *("avx2", "avx-vnni", "avx512-vnni", "avx512-bf16", "amx", "amx-emulated"),
+    *("neon", "neon-dotprod", "neon-i8mm"),
+)
 """In the order of `path` in csrc/paths.h. A processor has those of its architecture: x86-64, or aarch64 (neon ..)."""
 
 EMULATED = "amx-emulated"
@@ -23,7 +26,8 @@ WORKS = ("experts", "experts at 8 bits", "dense", "attention")
 """Kinds of work, in the order of `work` in csrc/paths.h."""
 
 ROWS = ("1", "2 to 12", "13 to 31", "32 and more")
-"""Rows of an expert or of a product that share a choice (row_bucket in csrc/paths.h)."""
+"""Rows of an expert or of a product that share a choice (row_bucket in csrc/paths.h); of attention, a token alone, and
+several of a prompt."""
 
 Choice = Mapping[tuple[str, str], str]
 """(kind of work, rows) -> path."""
@@ -44,12 +48,16 @@ def _found() -> int:
 def candidates(work: str, rows: str) -> list[str]:
     """The paths that have code of their own for a kind of work and number of rows, the narrowest first.
 
-    AMX has none for single rows: those wait for memory. Attention, in float32, has none with 8-bit sums. NEON's 8-bit
-    products serve experts, at 8 bits single rows alone, whose 14-bit activations are split, and dense products.
+    AMX has none for single rows: those wait for memory. Attention multiplies bf16 numbers, for which AVX-VNNI and
+    NEON's 8-bit products have nothing, and avx512-bf16 is for attention alone. NEON's 8-bit products serve experts, at
+    8 bits single rows alone, whose 14-bit activations are split, and dense products.
     """
     found = available()
     if work == "attention":
-        return [path for path in found if path in ("avx2", "avx512-vnni", "neon")] if rows == ROWS[-1] else []
+        without = "avx-vnni", *_BYTES_ALONE
+        found = [path for path in found if path not in without] if rows in (ROWS[0], ROWS[-1]) else []
+        return [path for path in found if path != "amx" or rows != ROWS[0]]
+    found = [path for path in found if path != "avx512-bf16"]
     if work == "experts at 8 bits" and rows != ROWS[0]:
         found = [path for path in found if path not in _BYTES_ALONE]
     return [path for path in found if path != "amx" or rows != ROWS[0]]
@@ -78,8 +86,7 @@ def forced(path: str) -> dict[tuple[str, str], str]:
     found = {}
     for key in chosen():
         own = [each for each in candidates(*key) if each in below]
-        tiles = path == EMULATED and key[0] != "attention"
-        found[key] = path if tiles else own[-1]
+        found[key] = path if path == EMULATED else own[-1]
     return found
 
 

@@ -7,6 +7,7 @@ import torch
 from native_paths import forced
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
@@ -113,15 +114,14 @@ def test_rows_are_stored_with_the_references_bits(heads, kv_heads, dim, rows, fo
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 def test_bits_depend_neither_on_the_split_nor_on_the_instructions(heads, kv_heads, dim, form):
-    """A prompt in several calls, and in AVX2 alone; a single token in AVX2 alone."""
+    """A prompt in several calls, parts of one token among them, by every path."""
     prompt = Prompt(heads, kv_heads, dim, form)
-    whole, single = prompt.attended(3, (190,), 90), prompt.attended(150, (151,), 90)
-    for cuts in ((5, 190), (64, 66, 190), (67, 131, 150, 190)):
-        assert all(map(torch.equal, prompt.attended(3, cuts, 90), whole))
-    with forced("avx2"):
-        without = prompt.attended(3, (90, 190), 90), prompt.attended(150, (151,), 90)
-    assert all(map(torch.equal, without[0], whole))
-    assert all(map(torch.equal, without[1], single))
+    with forced(paths.available()[0]):
+        whole = prompt.attended(3, (190,), 90)
+    for path in (*paths.available(), paths.EMULATED):
+        with forced(path):
+            for cuts in ((190,), (64, 65, 66, 190), (67, *range(120, 150), 190)):
+                assert all(map(torch.equal, prompt.attended(3, cuts, 90), whole))
 
 
 @pytest.mark.parametrize("rows", [1, 2])

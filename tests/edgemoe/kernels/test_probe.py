@@ -129,7 +129,7 @@ def test_a_directory_that_cannot_be_written_costs_only_time(tmp_path, timings):
 
 @pytest.mark.parametrize("name", paths.available())
 def test_a_forced_path_is_taken_where_it_has_code(name, tmp_path, timings):
-    """Nothing is measured; AMX leaves single rows and attention to other paths, AVX-VNNI attention."""
+    """Nothing is measured; AMX leaves single rows to other paths, AVX-VNNI attention, AVX512-BF16 all else."""
     registry.select(name, tmp_path)
     for key, path in paths.chosen().items():
         assert path == name or name not in paths.candidates(*key)

@@ -15,7 +15,8 @@ _X86 = ("avx2", "avx512-vnni", "amx", "avx-vnni, VEX", "avx-vnni, EVEX")
 _ARM = ("neon", "neon-dotprod", "neon-i8mm")
 
 PATHS = (*(_ARM if platform.machine() == "aarch64" else _X86), paths.EMULATED)
-"""This architecture's paths; AVX-VNNI's in both encodings, of which a processor may have one or both."""
+"""This architecture's paths that have code for experts; AVX-VNNI's in both encodings, of which a processor may have one
+or both."""
 
 
 @contextmanager

@@ -57,6 +57,13 @@ INLINE __m128i eight_to_bf16(__m256 x) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8));
 }
 
+/* to_bf16 of 8 numbers as float32; NaN stays NaN as long as its lower half is zero. */
+INLINE __m256 rounded_to_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+    return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+
 INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

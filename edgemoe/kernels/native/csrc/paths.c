@@ -22,6 +22,8 @@ static int has_avx512(void) {
 
 static int has_avx512_vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
+static int has_avx512_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 /* By CPUID, since older compilers do not know the name. */
 static int has_avx_vnni(void) {
     unsigned a = 0, b, c, d;
@@ -32,7 +34,7 @@ static int has_avx_vnni(void) {
 static int has_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d = 0;
-    const int present = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1);
+    const int present = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
     return COMPILED_AMX && present && has_avx512_vnni() && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 
@@ -41,7 +43,8 @@ int edgemoe_paths(void) {
     if (found) return found;
     const int avx512 = has_avx512_vnni();
     vnni_dot = has_avx_vnni() ? DOT_VEX : avx512 ? DOT_EVEX : DOT_PLAIN;
-    found = 1 << PATH_AVX2 | (vnni_dot != DOT_PLAIN) << PATH_AVX_VNNI | avx512 << PATH_AVX512_VNNI | has_amx() << PATH_AMX |
+    found = 1 << PATH_AVX2 | (vnni_dot != DOT_PLAIN) << PATH_AVX_VNNI | avx512 << PATH_AVX512_VNNI |
+            (avx512 && has_avx512_bf16()) << PATH_AVX512_BF16 | has_amx() << PATH_AMX |
             1 << PATH_AMX_EMULATED;
     return found;
 }
@@ -53,7 +56,8 @@ enum path without_tiles(enum path path) {
 
 static enum path widest_path(int work, int bucket) {
     const int found = edgemoe_paths();
-    if (found >> PATH_AMX & 1 && work != WORK_ATTENTION && bucket > 1) return PATH_AMX;
+    if (found >> PATH_AMX & 1 && bucket > 1) return PATH_AMX;
+    if (found >> PATH_AVX512_BF16 & 1 && work == WORK_ATTENTION) return PATH_AVX512_BF16;
     if (found >> PATH_AVX512_VNNI & 1) return PATH_AVX512_VNNI;
     return found >> PATH_AVX_VNNI & 1 && work != WORK_ATTENTION ? PATH_AVX_VNNI : PATH_AVX2;
 }
@@ -66,7 +70,7 @@ int edgemoe_vnni_encoding(int evex) {
 }
 
 int edgemoe_bf16(int use) {
-    if (use >= 0) use_bf16 = use && has_avx512() && __builtin_cpu_supports("avx512bf16");
+    if (use >= 0) use_bf16 = use && has_avx512_bf16();
     return use_bf16;
 }
 #else
@@ -109,7 +113,7 @@ int edgemoe_bf16(int use) {
 
 int edgemoe_choose_path(int work, int bucket, int path) {
     if (work < 0 || work >= WORKS || bucket < 0 || bucket >= ROW_BUCKETS || path < 0 || path >= PATHS) return -1;
-    if (!(edgemoe_paths() >> path & 1)) return -1;
+    if (!(edgemoe_paths() >> path & 1) || (path == PATH_AVX512_BF16 && work != WORK_ATTENTION)) return -1;
     chosen_path[work][bucket] = path;
     return 0;
 }

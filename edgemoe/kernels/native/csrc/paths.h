@@ -1,4 +1,4 @@
-/* The path, a set of instructions, of each kind of work and number of rows. All integer paths give the same bits. */
+/* The path, a set of instructions, of each kind of work and number of rows. All give the same bits. */
 #pragma once
 #include "bf16.h"
 
@@ -17,9 +17,10 @@
 #define COMPILED_AMX 0
 #endif
 
-/* In the order of PATHS in kernels/native/paths.py. PATH_AMX_EMULATED computes PATH_AMX's tiles in plain C, for tests. */
+/* In the order of PATHS in kernels/native/paths.py. PATH_AVX512_BF16 has attention alone. PATH_AMX_EMULATED computes PATH_AMX's tiles in plain C, for tests. */
 enum path {
-    PATH_AVX2, PATH_AVX_VNNI, PATH_AVX512_VNNI, PATH_AMX, PATH_AMX_EMULATED, PATH_NEON, PATH_NEON_DOTPROD, PATH_NEON_I8MM, PATHS
+    PATH_AVX2, PATH_AVX_VNNI, PATH_AVX512_VNNI, PATH_AVX512_BF16, PATH_AMX, PATH_AMX_EMULATED, PATH_NEON, PATH_NEON_DOTPROD,
+    PATH_NEON_I8MM, PATHS
 };
 
 /* Whether a path takes the functions of experts/vnni.h, which other architectures do not have. */

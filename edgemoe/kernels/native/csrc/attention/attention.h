@@ -43,6 +43,16 @@ int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attentio
                            uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
                            float *received);
 
+/* A query [dim] of qkv, rotated as keys are stored and rounded. */
+INLINE void attention_query(const uint16_t *query, int64_t dim, int64_t rotation, uint16_t *to) {
+    float wide[KV_MOST_DIM];
+    memcpy(to, query, (size_t)dim * sizeof *to);
+    if (!rotation) return;
+    for (int64_t i = 0; i < dim; i++) wide[i] = from_bf16(query[i]);
+    kv_rotate(wide, dim, rotation);
+    for (int64_t i = 0; i < dim; i++) to[i] = to_bf16(wide[i]);
+}
+
 /* Norms and rotates a token's heads in place; writes its key and value to the KV cache. */
 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
                        const uint16_t *sine);

@@ -1,11 +1,13 @@
-/* Attention of one token of each of some sequences: head norms, rotation, the write to the KV cache, softmax, and the sum over values.
+/* Attention of one token of each of some sequences: head norms, rotation, the write to the KV cache, softmax, and the sum
+ * over values.
  *
- * Results are rounded to bf16 where transformers' modules round them; scores, softmax and the sum over values are
- * float32.
+ * Results are rounded to bf16 where transformers' modules round them. A token has the bits that prefill.c gives it: the same
+ * blocks of keys, sums in the same order. Keys lie in lanes here, and some heads that share them are the rows of A.
  */
 #include <stdatomic.h>
 
 #include "attention.h"
+#include "block.h"
 #include "../dense/dense.h"
 
 #if COMPILED
@@ -45,137 +47,139 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     }
 }
 
-enum {
-    MOST_HEADS = 8, /* of a task, which read each key and value once */
-    SUMS = 8,       /* accumulators that fit into registers */
-    BLOCK = 64,     /* tokens whose keys or values stay in a first-level cache for all heads; SUMS divides it */
-};
+enum { MOST_HEADS = 8, ROWS = 4 }; /* of a task, which reads each key and value once; rows of A are a multiple of ROWS */
 
-/* Query heads that share keys and values. A head's result does not depend on the other heads. */
+/* A thread's scratch: a block of keys and of values, and the running softmax and sums of a task's heads. */
 typedef struct {
-    int64_t dim, tokens, stride, count; /* dim % 16 == 0; stride: scores per head, % 8 == 0, >= tokens; heads */
-    float scaling;
-    const float *queries; /* [heads, dim], rotated as keys are */
-    float *scores;        /* scratch [heads, stride] */
-    float *sums;          /* scratch [heads, dim], of values */
-    const uint8_t *keys, *values; /* [tokens] rows of their formats */
-    uint16_t *out;        /* [heads, dim] */
+    uint32_t *queries, *rows, *values; /* A of the queries; the keys' rows; values as B. [MOST_HEADS or KEYS, padded(dim)] */
+    float *lanes;                      /* keys as B: [padded(dim), LANES] */
+    float *sums;                       /* [padded(dim) / LANES, MOST_HEADS, LANES] */
+    uint16_t *rounded;                 /* [KEYS, dim] */
+    float scores[KEYS / LANES][MOST_HEADS][LANES];
+    uint16_t weights[MOST_HEADS * KEYS];
+    uint32_t weight_rows[MOST_HEADS * KEYS]; /* A of the weights */
+    float largest[MOST_HEADS], total[MOST_HEADS];
+} workspace;
+
+static int64_t workspace_floats(int64_t dim) { return padded(dim) * (2 * MOST_HEADS + 2 * KEYS + LANES + KEYS / 2); }
+
+static workspace workspace_at(float *scratch, int64_t dim) {
+    const int64_t width = padded(dim);
+    workspace w = {.lanes = scratch, .sums = scratch + LANES * width};
+    w.queries = (uint32_t *)(w.sums + MOST_HEADS * width);
+    w.rows = w.queries + MOST_HEADS * width;
+    w.values = w.rows + KEYS * width;
+    w.rounded = (uint16_t *)(w.values + KEYS * width);
+    return w;
+}
+
+/* block_path.softmax for one head of a block of KEYS keys, of which it sees [low, high): writes the weights' bf16 and returns the
+ * factor. Keys are summed up in the order of softmax_256. */
+AVX2 static float softmax_head(workspace *w, int64_t head, float scaling, int64_t low, int64_t high) {
+    const __m256i from = _mm256_set1_epi32((int32_t)low), to = _mm256_set1_epi32((int32_t)high);
+    const __m256 masked = _mm256_set1_ps(MASKED);
+    static const int32_t EIGHT[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    __m256i key = _mm256_loadu_si256((const __m256i *)EIGHT);
+    __m256 score[KEYS / 8], most = _mm256_set1_ps(w->largest[head]), sum = _mm256_setzero_ps();
+    const __m256 before = most;
+    for (int i = 0; i < KEYS / 8; i++, key = _mm256_add_epi32(key, _mm256_set1_epi32(8))) {
+        const __m256 all = _mm256_mul_ps(_mm256_loadu_ps(w->scores[i * 8 / LANES][head] + i * 8 % LANES), _mm256_set1_ps(scaling));
+        const __m256i seen = _mm256_andnot_si256(_mm256_cmpgt_epi32(from, key), _mm256_cmpgt_epi32(to, key));
+        score[i] = _mm256_blendv_ps(masked, all, _mm256_castsi256_ps(seen));
+        most = _mm256_max_ps(most, score[i]);
+    }
+    float lanes[8], largest = w->largest[head];
+    _mm256_storeu_ps(lanes, most);
+    for (int i = 0; i < 8; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    most = _mm256_set1_ps(largest);
+    for (int i = 0; i < KEYS / 8; i++) {
+        const __m256 hidden = _mm256_cmp_ps(score[i], masked, _CMP_EQ_OQ);
+        const __m256 weight = _mm256_andnot_ps(hidden, rounded_to_bf16(exponential(_mm256_sub_ps(score[i], most))));
+        _mm_storeu_si128((__m128i *)(w->weights + head * KEYS + 8 * i), eight_to_bf16(weight));
+        sum = _mm256_add_ps(sum, weight);
+    }
+    float factor[8];
+    _mm256_storeu_ps(factor, exponential(_mm256_sub_ps(before, most)));
+    w->largest[head] = largest;
+    w->total[head] = __builtin_fmaf(w->total[head], factor[0], horizontal_sum(sum));
+    return factor[0];
+}
+
+/* Query heads of one token that share keys and values. A head's result does not depend on the other heads. */
+typedef struct {
+    const attention_shape *shape;
+    const attention_kv *kv;
+    int64_t kv_head, count;
+    const uint16_t *queries; /* [count, dim], as stored in qkv */
+    uint16_t *out;           /* [count, dim] */
 } heads;
 
-/* horizontal_sum of each, with the same bits. */
-INLINE __m128 four_horizontal_sums(const __m256 v[4]) {
-    __m128 s[4];
-    for (int i = 0; i < 4; i++) s[i] = _mm_add_ps(_mm256_castps256_ps128(v[i]), _mm256_extractf128_ps(v[i], 1));
-    _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
-    return _mm_add_ps(_mm_add_ps(s[0], s[2]), _mm_add_ps(s[1], s[3]));
+static operand rows_from(operand a, int64_t row) { return (operand){a.at + row * a.row, a.row, a.step}; }
+
+/* What is still to be prefetched of the next block's keys and values. A few lines at a time: more than a core has in flight
+ * would stop it. */
+typedef struct {
+    const uint8_t *at[2], *end[2];
+    int64_t lines; /* at a time */
+} next_block;
+
+INLINE void prefetch_some(next_block *next) {
+    const int i = next->at[0] >= next->end[0];
+    for (int64_t n = 0; n < next->lines && next->at[i] < next->end[i]; n++, next->at[i] += 64) prefetch(next->at[i]);
 }
 
-/* Scores of n heads from `head` and `many` tokens from t; n * many == SUMS, or many == 1. */
-INLINE void compute_scores(const int format, const heads *h, int64_t head, int n, int64_t t, int many) {
-    const int64_t row = kv_row_bytes(format, h->dim);
-    __m256 sum[SUMS];
-    for (int i = 0; i < n * many; i++) sum[i] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < h->dim; i += 16) {
-        const float *query = h->queries + head * h->dim + i;
-        for (int j = 0; j < many; j++) {
-            __m256 key[2];
-            kv_sixteen(format, h->keys + (t + j) * row, h->dim, i, key);
-            for (int half = 0; half < 2; half++)
-                for (int k = 0; k < n; k++)
-                    sum[k * many + j] = _mm256_fmadd_ps(_mm256_loadu_ps(query + k * h->dim + 8 * half), key[half], sum[k * many + j]);
+/* Adds the `count` keys and values from t, a multiple of KEYS, to the softmax and sums of the heads. */
+AVX2 static void add_block(const block_path *path, const heads *h, operand queries, int64_t t, int64_t count, workspace *w) {
+    static const float ONES[LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const attention_kv *kv = h->kv;
+    const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t, some = ceil_div(h->count, ROWS) * ROWS;
+    const int64_t key_bytes = kv_row_bytes(kv->key_format, dim), value_bytes = kv_row_bytes(kv->value_format, dim);
+    const uint8_t *stored_keys = kv->keys + row * key_bytes, *stored_values = kv->values + row * value_bytes;
+    const uint8_t *next_keys = stored_keys + KEYS * key_bytes, *next_values = stored_values + KEYS * value_bytes;
+    const int64_t calls = some / ROWS * (KEYS + width) / LANES + h->count;
+    next_block next = {{next_keys, next_values}, {next_keys + KEYS * key_bytes, next_values + KEYS * value_bytes},
+                       ceil_div(KEYS * (key_bytes + value_bytes), 64 * calls) + 1};
+    const uint16_t *keys = path->bf16(kv->key_format, stored_keys, count, dim, w->rounded);
+    const operand of_keys = path->rows(keys, count, dim, w->rows);
+    for (int64_t k = 0; k < count; k += LANES) {
+        transpose((const float *)of_keys.at + k * of_keys.row, LANES, of_keys.row, w->lanes);
+        for (int64_t r = 0; r < some; r += ROWS) {
+            prefetch_some(&next);
+            path->multiply(rows_from(queries, r), w->lanes, LANES, ROWS, width, NULL, w->scores[k / LANES][r]);
         }
     }
-    float lanes[SUMS];
-    if (n * many == SUMS)
-        for (int i = 0; i < SUMS; i += 4) _mm_storeu_ps(lanes + i, four_horizontal_sums(sum + i));
-    else
-        for (int i = 0; i < n * many; i++) lanes[i] = horizontal_sum(sum[i]);
-    for (int k = 0; k < n; k++)
-        for (int j = 0; j < many; j++) h->scores[(head + k) * h->stride + t + j] = lanes[k * many + j] * h->scaling;
-}
-
-/* Replaces scores by e^(score - largest); returns their sum. */
-INLINE float exponentials(float *scores, int64_t tokens) {
-    float largest = -INFINITY, lanes[8];
-    __m256 of_lanes = _mm256_set1_ps(largest);
-    int64_t from = 0;
-    for (; from + 8 <= tokens; from += 8) of_lanes = _mm256_max_ps(_mm256_loadu_ps(scores + from), of_lanes); /* not of NaN */
-    _mm256_storeu_ps(lanes, of_lanes);
-    for (int i = 0; i < 8; i++) largest = lanes[i] > largest ? lanes[i] : largest;
-    for (; from < tokens; from++) largest = scores[from] > largest ? scores[from] : largest;
-    for (int64_t t = tokens; t % 8; t++) scores[t] = largest;
-    const __m256 most = _mm256_set1_ps(largest);
-    for (int64_t t = 0; t < tokens; t += 8)
-        _mm256_storeu_ps(scores + t, exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + t), most)));
-    for (int64_t t = tokens; t % 8; t++) scores[t] = 0;
-    __m256 sum = _mm256_setzero_ps();
-    for (int64_t t = 0; t < tokens; t += 8) sum = _mm256_add_ps(sum, _mm256_loadu_ps(scores + t));
-    return horizontal_sum(sum);
-}
-
-/* Adds values of `tokens` tokens from t, columns [from, from + 8 vectors), weighted, to n heads' sums; n * vectors <= SUMS. */
-INLINE void add_values(const int format, const heads *h, int64_t head, int n, int64_t from, int vectors, int64_t t, int64_t tokens) {
-    __m256 sum[SUMS];
-    float *sums = h->sums + head * h->dim + from;
-    for (int k = 0; k < n; k++)
-        for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_loadu_ps(sums + k * h->dim + 8 * j);
-    const int64_t row = kv_row_bytes(format, h->dim);
-    const uint8_t *value = h->values + t * row;
-    const float *scores = h->scores + head * h->stride + t;
-    for (int64_t i = 0; i < tokens; i++, value += row) {
-        __m256 wide[SUMS];
-        for (int j = 0; j < vectors; j += 2) kv_sixteen(format, value, h->dim, from + 8 * j, wide + j);
-        for (int k = 0; k < n; k++) {
-            const __m256 score = _mm256_set1_ps(scores[k * h->stride + i]);
-            for (int j = 0; j < vectors; j++) sum[k * vectors + j] = _mm256_fmadd_ps(score, wide[j], sum[k * vectors + j]);
+    const int64_t low = kv->first > t ? kv->first - t : 0;
+    for (int64_t i = 0; i < h->count; i++) {
+        prefetch_some(&next);
+        const float factor = softmax_head(w, i, h->shape->scaling, low, count);
+        for (int64_t l = 0; factor != 1 && l < width * MOST_HEADS; l += MOST_HEADS * LANES)
+            for (int64_t j = l + i * LANES; j < l + (i + 1) * LANES; j++) w->sums[j] *= factor;
+    }
+    const uint16_t *values = path->bf16(kv->value_format, stored_values, count, dim, w->rounded);
+    const operand of_weights = path->rows(w->weights, some, KEYS, w->weight_rows), of_values = path->columns(values, count, dim, w->values);
+    for (int64_t l = 0; l < dim; l += LANES) {
+        const float *b = (const float *)of_values.at + l;
+        for (int64_t r = 0; r < some; r += ROWS) {
+            prefetch_some(&next);
+            path->multiply(rows_from(of_weights, r), b, of_values.step, ROWS, padded(count), ONES, w->sums + l * MOST_HEADS + r * LANES);
         }
     }
-    for (int k = 0; k < n; k++)
-        for (int j = 0; j < vectors; j++) _mm256_storeu_ps(sums + k * h->dim + 8 * j, sum[k * vectors + j]);
 }
 
-/* Scores of n heads from `head`, 8, 4, 2 or 1, and `tokens` tokens from t. */
-INLINE void scores_of(const int format, const heads *h, int64_t head, int n, int64_t t, int64_t tokens) {
-    const int64_t end = t + tokens;
-    for (; t + SUMS / n <= end; t += SUMS / n) compute_scores(format, h, head, n, t, SUMS / n);
-    for (; t < end; t++) compute_scores(format, h, head, n, t, 1);
-}
-
-/* Adds these tokens' values to the heads' weighted sums. */
-INLINE void sums_of(const int format, const heads *h, int64_t head, int n, int64_t t, int64_t tokens) {
-    int64_t from = 0;
-    for (; from + 8 * (SUMS / n) <= h->dim; from += 8 * (SUMS / n)) add_values(format, h, head, n, from, SUMS / n, t, tokens);
-    for (; from < h->dim; from += 16) add_values(format, h, head, n, from, 2, t, tokens);
-}
-
-/* Calls f(format, h, head, n, t, tokens) for the heads, `most` or fewer at a time, and for the blocks of their tokens. */
-#define ALL_BLOCKS(f, format, most) \
-    for (int64_t t = 0; t < h->tokens; t += BLOCK) { \
-        const int64_t tokens = min_of(h->tokens - t, BLOCK); \
-        int64_t head = 0; \
-        for (; most == 8 && head + 8 <= h->count; head += 8) f(format, h, head, 8, t, tokens); \
-        for (; head + 4 <= h->count; head += 4) f(format, h, head, 4, t, tokens); \
-        for (; head + 2 <= h->count; head += 2) f(format, h, head, 2, t, tokens); \
-        for (; head < h->count; head++) f(format, h, head, 1, t, tokens); \
-    }
-
-#define BY_FORMAT(f, format, most) \
-    do { \
-        if (format == KV_BF16) ALL_BLOCKS(f, KV_BF16, most) \
-        else if (format == KV_Q8_0) ALL_BLOCKS(f, KV_Q8_0, most) \
-        else ALL_BLOCKS(f, KV_Q4_0, most) \
-    } while (0)
-
-/* Attention of all heads. */
-AVX2 static void attend(const attention_kv *kv, const heads *h) {
-    BY_FORMAT(scores_of, kv->key_format, 8);
-    float total[MOST_HEADS];
-    for (int64_t k = 0; k < h->count; k++) total[k] = exponentials(h->scores + k * h->stride, h->tokens);
-    memset(h->sums, 0, (size_t)(h->count * h->dim) * sizeof(float));
-    BY_FORMAT(sums_of, kv->value_format, 4);
-    for (int64_t k = 0; k < h->count; k++) {
-        const float by = 1 / total[k];
-        for (int64_t i = k * h->dim; i < (k + 1) * h->dim; i++) h->out[i] = to_bf16(h->sums[i] * by);
+AVX2 static void attend(const block_path *path, const heads *h, workspace *w) {
+    const attention_kv *kv = h->kv;
+    const int64_t dim = h->shape->dim, end = kv->past + 1;
+    uint16_t queries[MOST_HEADS * KV_MOST_DIM];
+    memset(queries + h->count * dim, 0, sizeof *queries * (size_t)((MOST_HEADS - h->count) * dim));
+    for (int64_t i = 0; i < h->count; i++) attention_query(h->queries + i * dim, dim, kv->rotation, queries + i * dim);
+    const operand of_queries = path->rows(queries, MOST_HEADS, dim, w->queries);
+    for (int64_t i = 0; i < MOST_HEADS; i++) w->largest[i] = MASKED, w->total[i] = 0;
+    memset(w->sums, 0, sizeof *w->sums * (size_t)(MOST_HEADS * padded(dim)));
+    memset(w->weights, 0, sizeof w->weights); /* of heads that are not there */
+    for (int64_t t = kv->first / KEYS * KEYS; t < end; t += KEYS) add_block(path, h, of_queries, t, min_of(end - t, KEYS), w);
+    for (int64_t i = 0; i < h->count; i++) {
+        const float by = 1 / w->total[i];
+        for (int64_t d = 0; d < dim; d++) h->out[i * dim + d] = to_bf16(w->sums[(d / LANES * MOST_HEADS + i) * LANES + d % LANES] * by + 0.0f);
     }
 }
 
@@ -183,68 +187,59 @@ AVX2 static void attend(const attention_kv *kv, const heads *h) {
 typedef struct {
     const attention_shape *shape;
     const attention_kv *kv; /* [count] */
-    int64_t count, task_heads, stride;
+    const block_path *path;
+    int64_t count, task_heads;
     uint16_t *qkv;
     const uint16_t *cosine, *sine;
-    float *queries, *scratch; /* [count, heads, dim]; [threads, thread_numbers] */
-    int64_t thread_numbers;
+    float *scratch; /* [threads, workspace_floats] */
     uint16_t *out;
     _Atomic int64_t next; /* task */
 } attention_job;
 
+/* Numbers of a token's row of qkv. */
+INLINE int64_t row_size(const attention_shape *shape) { return (shape->heads + 2 * shape->kv_heads) * shape->dim; }
+
 /* Tasks per key head. */
-INLINE int64_t tasks_of(const attention_job *job) {
-    return ceil_div(job->shape->heads / job->shape->kv_heads, job->task_heads);
-}
+INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->shape->heads / job->shape->kv_heads, job->task_heads); }
 
 AVX2 static void prepare_task(void *argument, int64_t token) {
     const attention_job *job = argument;
-    const int64_t dim = job->shape->dim, queries = job->shape->heads * dim;
-    uint16_t *qkv = job->qkv + token * (queries + 2 * job->shape->kv_heads * dim);
+    const int64_t dim = job->shape->dim;
+    uint16_t *qkv = job->qkv + token * row_size(job->shape);
     attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * dim, job->sine + token * dim);
-    for (int64_t i = 0; i < queries; i++) job->queries[token * queries + i] = from_bf16(qkv[i]);
-    kv_rotate(job->queries + token * queries, queries, job->kv[token].rotation);
 }
 
-AVX2 static void heads_task(const attention_job *job, int64_t task, float *scratch) {
+AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w) {
     const attention_shape *shape = job->shape;
     const int64_t per_token = shape->kv_heads * tasks_of(job), token = task / per_token, sharing = shape->heads / shape->kv_heads;
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
-    const int64_t row = token * shape->heads + kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
-    const attention_kv *kv = job->kv + token;
-    const int64_t at = kv_head * kv->context + kv->first;
-    const uint8_t *keys = kv->keys + at * kv_row_bytes(kv->key_format, shape->dim);
-    const uint8_t *values = kv->values + at * kv_row_bytes(kv->value_format, shape->dim);
-    float *sums = scratch + job->task_heads * job->stride;
-    const heads h = {shape->dim, kv->past + 1 - kv->first, job->stride, count, shape->scaling, job->queries + row * shape->dim,
-                     scratch, sums, keys, values, job->out + row * shape->dim};
-    attend(kv, &h);
+    const int64_t head = kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
+    const heads h = {shape, job->kv + token, kv_head, count, job->qkv + token * row_size(shape) + head * shape->dim,
+                     job->out + (token * shape->heads + head) * shape->dim};
+    attend(job->path, &h, w);
 }
 
 AVX2 static void thread_task(void *argument, int64_t thread) {
     attention_job *job = argument;
-    float *scratch = job->scratch + thread * job->thread_numbers;
+    workspace w = workspace_at(job->scratch + thread * workspace_floats(job->shape->dim), job->shape->dim);
     const int64_t tasks = job->count * job->shape->kv_heads * tasks_of(job);
-    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) heads_task(job, task, scratch);
+    const uint64_t before = flush_small();
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) heads_task(job, task, &w);
+    restore_small(before);
 }
 
 AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
                            const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
-    int64_t longest = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         if (!attention_fits(shape, kv + i, 1)) return WRONG_SHAPE;
-        if (kv[i].past + 1 - kv[i].first > longest) longest = kv[i].past + 1 - kv[i].first;
-    }
     if (count < 1) return WRONG_SHAPE;
-    attention_job job = {.shape = shape, .kv = kv, .count = count, .stride = (longest + 7) / 8 * 8, .qkv = qkv,
-                         .cosine = cosine, .sine = sine, .out = out};
+    attention_job job = {.shape = shape, .kv = kv, .path = block_path_of(without_tiles(path_of(WORK_ATTENTION, 1))), .count = count,
+                         .qkv = qkv, .cosine = cosine, .sine = sine, .out = out};
     job.task_heads = min_of(shape->heads / shape->kv_heads, MOST_HEADS);
-    const int64_t threads = pool_threads(p), queries = count * shape->heads * shape->dim;
+    const int64_t threads = pool_threads(p);
     while (job.task_heads > 1 && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
-    job.thread_numbers = job.task_heads * (job.stride + shape->dim);
-    job.queries = pool_acquire(p, (size_t)(queries + threads * job.thread_numbers) * sizeof(float));
-    if (!job.queries) return OUT_OF_MEMORY;
-    job.scratch = job.queries + queries;
+    job.scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
+    if (!job.scratch) return OUT_OF_MEMORY;
     pool_run(p, prepare_task, &job, count);
     pool_run(p, thread_task, &job, threads);
     pool_release(p);

@@ -1,4 +1,4 @@
-/* Rows of keys and values: stored, rotated, widened; the bits of edgemoe/kv/formats.py. */
+/* Rows of keys and values: stored, rotated, read as bf16; the bits of edgemoe/kv/formats.py. */
 #include "kv_rows.h"
 
 #if COMPILED
@@ -66,20 +66,24 @@ AVX2 void kv_store(int64_t format, const uint16_t *x, int64_t dim, int64_t rotat
         }
 }
 
-INLINE void widen(const int format, const uint8_t *from, int64_t rows, int64_t dim, float *to) {
+INLINE void round_rows(const int format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to) {
     const int64_t stride = kv_row_bytes(format, dim);
     for (; rows-- > 0; from += stride, to += dim)
         for (int64_t i = 0; i < dim; i += 16) {
             __m256 wide[2];
             kv_sixteen(format, from, dim, i, wide);
-            _mm256_storeu_ps(to + i, wide[0]);
-            _mm256_storeu_ps(to + i + 8, wide[1]);
+            for (int h = 0; h < 2; h++) {
+                const __m256i words = _mm256_srai_epi32(_mm256_castps_si256(rounded_to_bf16(wide[h])), 16);
+                const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8);
+                _mm_storeu_si128((__m128i *)(to + i + 8 * h), _mm256_castsi256_si128(packed));
+            }
         }
 }
 
-AVX2 void kv_widen(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, float *to) {
-    if (format == KV_BF16) widen(KV_BF16, from, rows, dim, to);
-    else if (format == KV_Q8_0) widen(KV_Q8_0, from, rows, dim, to);
-    else widen(KV_Q4_0, from, rows, dim, to);
+AVX2 const uint16_t *kv_bf16(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to) {
+    if (format == KV_BF16) return (const uint16_t *)from;
+    if (format == KV_Q8_0) round_rows(KV_Q8_0, from, rows, dim, to);
+    else round_rows(KV_Q4_0, from, rows, dim, to);
+    return to;
 }
 #endif

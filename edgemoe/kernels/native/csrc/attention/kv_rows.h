@@ -36,8 +36,8 @@ INLINE void kv_sixteen(const int format, const uint8_t *row, int64_t dim, int64_
     wide[1] = _mm256_mul_ps(_mm256_cvtepi32_ps(high), scale);
 }
 
-/* to [rows, dim] = rows of a format, one after another. */
-void kv_widen(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, float *to);
+/* Rows of a format, one after another, as bf16 [rows, dim]: in their place, or rounded into `to`. */
+const uint16_t *kv_bf16(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to);
 
 /* Stores x [dim] as a row; dim % 16 == 0, at most KV_MOST_DIM. The bf16 numbers are multiplied by the Hadamard matrix of
  * `rotation` numbers first; 0: not. */

@@ -10,21 +10,20 @@
 #include <stdatomic.h>
 
 #include "attention.h"
-#include "../experts/vnni.h"
+#include "block.h"
 
 #if COMPILED
 enum {
-    KEYS = 64,         /* per block */
     PANELS = 4,        /* of LANES queries each, per task */
     PREPARE_ROWS = 16, /* tokens of a task of prepare_task */
 };
 
-static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
 static const float RECEIVED_UNIT = 0x1p-32f; /* of the attention that a key receives: integers add up to the same in any order */
 
 typedef struct {
     const attention_shape *shape;
     const attention_kv *kv;
+    const block_path *path;
     int64_t rows, window, task_rows; /* task_rows: tokens of a task */
     uint16_t *qkv;
     const uint16_t *cosine, *sine;
@@ -37,14 +36,17 @@ typedef struct {
 
 /* A thread's scratch, and the running state of each lane's softmax. */
 typedef struct {
-    float *queries, *sums;         /* [PANELS, dim, LANES] */
-    float *keys, *values, *panel;  /* [KEYS, dim] twice, [LANES, dim] */
+    float *queries, *sums;     /* [PANELS, padded(dim), LANES]; queries as B */
+    uint32_t *keys, *values;   /* as A */
+    float *panel;              /* [LANES, dim] */
+    uint16_t *rounded;         /* [KEYS, dim] */
+    float scores[KEYS * LANES];
     float largest[PANELS * LANES], total[PANELS * LANES];
     int32_t position[PANELS * LANES];
     int64_t *received; /* of the job, this thread's */
 } workspace;
 
-static int64_t workspace_floats(int64_t dim) { return dim * (2 * PANELS * LANES + 2 * KEYS + LANES); }
+static int64_t workspace_floats(int64_t dim) { return padded(dim) * (2 * PANELS * LANES + 2 * KEYS + LANES + KEYS / 2); }
 
 /* Numbers of a token's row of qkv. */
 static int64_t row_size(const attention_shape *shape) { return (shape->heads + 2 * shape->kv_heads) * shape->dim; }
@@ -59,129 +61,45 @@ AVX2 static void prepare_task(void *argument, int64_t task) {
     }
 }
 
-/* to [cols, rows] = from [rows, cols], both multiples of 8. */
-AVX2 static void transpose(const float *from, int64_t rows, int64_t cols, float *to) {
-    for (int64_t r = 0; r < rows; r += 8)
-        for (int64_t c = 0; c < cols; c += 8) {
-            __m256 a[8], b[8];
-            for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + (r + i) * cols + c);
-            for (int i = 0; i < 8; i += 2) {
-                b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-                b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-            }
-            for (int i = 0; i < 8; i += 4)
-                for (int j = 0; j < 2; j++) {
-                    a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
-                    a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xEE);
-                }
-            for (int i = 0; i < 4; i++) {
-                _mm256_storeu_ps(to + (c + i) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-                _mm256_storeu_ps(to + (c + i + 4) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-            }
-        }
-}
-
-/* float_tile_avx512 in AVX2, with the same bits. */
-AVX2 static void float_tile_avx2(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth,
-                                 const float *factor, float *c) {
-    for (int r = 0; r < OUTER; r += 4)
-        for (int l = 0; l < LANES; l += 16) {
-            const float *from = a + r * a_row, *with = b + l;
-            float *to = c + r * LANES + l;
-            __m256 sum[4][2];
-            for (int i = 0; i < 4; i++)
-                for (int h = 0; h < 2; h++)
-                    sum[i][h] = factor ? _mm256_mul_ps(_mm256_loadu_ps(to + i * LANES + 8 * h), _mm256_loadu_ps(factor + l + 8 * h))
-                                       : _mm256_setzero_ps();
-            for (int64_t k = 0; k < depth; k++, from += a_depth, with += LANES) {
-                const __m256 low = _mm256_loadu_ps(with), high = _mm256_loadu_ps(with + 8);
-                for (int i = 0; i < 4; i++) {
-                    const __m256 x = _mm256_set1_ps(from[i * a_row]);
-                    sum[i][0] = _mm256_fmadd_ps(x, low, sum[i][0]);
-                    sum[i][1] = _mm256_fmadd_ps(x, high, sum[i][1]);
-                }
-            }
-            for (int i = 0; i < 4; i++)
-                for (int h = 0; h < 2; h++) _mm256_storeu_ps(to + i * LANES + 8 * h, sum[i][h]);
-        }
-}
-
-static void float_tile(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
-                       float *c) {
-    if (IS_AVX512(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1))) float_tile_avx512(a, a_row, a_depth, b, depth, factor, c);
-    else float_tile_avx2(a, a_row, a_depth, b, depth, factor, c);
-}
-
-/* Which of 8 queries at positions `at` do not see the key at `position`; they see none before `first`. */
-INLINE __m256i hidden_key(__m256i at, __m256i first, int64_t position) {
-    const __m256i key = _mm256_set1_epi32((int32_t)position);
-    return _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
-}
-
-/* The first key that each of 8 queries at positions `at` sees. */
-INLINE __m256i first_key(__m256i at, int64_t window) {
-    return window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)window - 1)) : _mm256_setzero_si256();
-}
-
-/* A step of the online softmax: replaces the scores of `keys` keys from t by e^(score - largest), and updates `largest`
- * and `total`; earlier sums are to be multiplied by `factor`. */
-AVX2 static void softmax_block(float *scores, int64_t t, int64_t keys, int64_t window, const int32_t *position,
-                               float *largest, float *total, float *factor) {
-    for (int l = 0; l < LANES; l += 8) {
-        const __m256i at = _mm256_loadu_si256((const __m256i *)(position + l));
-        const __m256i first = first_key(at, window);
-        const __m256 before = _mm256_loadu_ps(largest + l);
-        __m256 most = before, sum = _mm256_setzero_ps();
-        for (int64_t k = 0; k < keys; k++) {
-            const __m256 hidden = _mm256_castsi256_ps(hidden_key(at, first, t + k));
-            const __m256 score = _mm256_blendv_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(MASKED), hidden);
-            _mm256_storeu_ps(scores + k * LANES + l, score);
-            most = _mm256_max_ps(most, score);
-        }
-        for (int64_t k = 0; k < keys; k++) {
-            const __m256 score = _mm256_loadu_ps(scores + k * LANES + l);
-            const __m256 hidden = _mm256_cmp_ps(score, _mm256_set1_ps(MASKED), _CMP_EQ_OQ);
-            const __m256 weight = _mm256_andnot_ps(hidden, exponential(_mm256_sub_ps(score, most)));
-            _mm256_storeu_ps(scores + k * LANES + l, weight);
-            sum = _mm256_add_ps(sum, weight);
-        }
-        const __m256 rescale = exponential(_mm256_sub_ps(before, most));
-        _mm256_storeu_ps(factor + l, rescale);
-        _mm256_storeu_ps(largest + l, most);
-        _mm256_storeu_ps(total + l, _mm256_fmadd_ps(_mm256_loadu_ps(total + l), rescale, sum));
-    }
-}
-
-/* to = from by, as float32; count % 8 == 0. */
-AVX2 static void widen(const uint16_t *from, int64_t count, float by, float *to) {
-    for (int64_t i = 0; i < count; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_mul_ps(eight_from_bf16(from + i), _mm256_set1_ps(by)));
-}
-
-/* Scores of a panel's LANES queries and the keys [keys, dim]; scores [keys rounded up to OUTER, LANES]. */
-static void score_keys(const float *queries, const float *keys, int64_t count, int64_t dim, float *scores) {
-    for (int64_t k = 0; k < count; k += OUTER) float_tile(keys + k * dim, dim, 1, queries, dim, NULL, scores + k * LANES);
+/* The queries [LANES, dim] of one panel, as B. */
+AVX2 static void lay_out_queries(const block_path *path, float *panel, int64_t dim, float *queries) {
+    transpose(panel, LANES, dim, queries);
+    memset(queries + dim * LANES, 0, sizeof *queries * (size_t)((padded(dim) - dim) * LANES));
+    if (path->lanes) path->lanes(queries, padded(dim));
 }
 
 /* Adds to `received` [keys] the weights of `keys` keys from t for the queries of a panel, each times `share` [LANES]. */
-AVX2 static void add_weights(const float *scores, int64_t t, int64_t keys, int64_t window, const int32_t *position,
-                             const float *largest, const float *share, float *received) {
+AVX2 static void add_weights(const float *scores, int64_t t, int64_t keys, const panel_state *s, const float *share, float *received) {
     for (int64_t k = 0; k < keys; k++) {
         __m256 sum = _mm256_setzero_ps();
         for (int l = 0; l < LANES; l += 8) {
-            const __m256i at = _mm256_loadu_si256((const __m256i *)(position + l));
-            const __m256 hidden = _mm256_castsi256_ps(hidden_key(at, first_key(at, window), t + k));
-            const __m256 score = _mm256_sub_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_loadu_ps(largest + l));
-            sum = _mm256_fmadd_ps(_mm256_andnot_ps(hidden, exponential(score)), _mm256_loadu_ps(share + l), sum);
+            const __m256i at = _mm256_loadu_si256((const __m256i *)(s->position + l)), key = _mm256_set1_epi32((int32_t)(t + k));
+            const __m256i first = s->window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)s->window - 1)) : _mm256_setzero_si256();
+            const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
+            const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(s->scaling));
+            const __m256 weight = rounded_to_bf16(exponential(_mm256_sub_ps(scaled, _mm256_loadu_ps(s->largest + l))));
+            sum = _mm256_fmadd_ps(_mm256_andnot_ps(_mm256_castsi256_ps(hidden), weight), _mm256_loadu_ps(share + l), sum);
         }
         received[k] += horizontal_sum(sum);
     }
 }
 
+/* Keys [t, t + count) of a head, or its values, as A. */
+static operand block_of(const block_path *path, const attention_kv *kv, int keys, int64_t kv_head, int64_t t, int64_t count,
+                        int64_t dim, workspace *w) {
+    const int64_t format = keys ? kv->key_format : kv->value_format, at = (kv_head * kv->context + t) * kv_row_bytes(format, dim);
+    const uint16_t *rows = path->bf16(format, (keys ? kv->keys : kv->values) + at, count, dim, w->rounded);
+    return keys ? path->rows(rows, count, dim, w->keys) : path->columns(rows, count, dim, w->values);
+}
+
+static panel_state panel_of(const rows_job *job, workspace *w, int64_t panel) {
+    const int64_t at = panel * LANES;
+    return (panel_state){w->position + at, job->window, job->shape->scaling, w->largest + at, w->total + at};
+}
+
 /* Adds the attention that the `count` queries of a task give to each key, from key `from` to `end`, to w->received. */
 AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, int64_t from, int64_t end,
                                 workspace *w) {
-    const attention_kv *kv = job->kv;
     const int64_t dim = job->shape->dim, sharing = job->shape->heads / job->shape->kv_heads, panels = ceil_div(count, LANES);
     float share[PANELS * LANES];
     for (int64_t i = 0; i < panels * LANES; i++) {
@@ -189,15 +107,15 @@ AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t ro
         share[i] = counts ? 1 / w->total[i] : 0;
     }
     for (int64_t t = from; t < end; t += KEYS) {
-        const int64_t block = min_of(end - t, KEYS), at = kv_head * kv->context + t;
+        const int64_t block = min_of(end - t, KEYS);
+        const operand of_keys = block_of(job->path, job->kv, 1, kv_head, t, block, dim, w);
         float received[KEYS] = {0};
-        kv_widen(kv->key_format, kv->keys + at * kv_row_bytes(kv->key_format, dim), block, dim, w->keys);
         for (int64_t p = 0; p < panels; p++) {
-            const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
+            const panel_state state = panel_of(job, w, p);
+            const int64_t keys = min_of(state.position[LANES - 1] + 1 - t, block);
             if (keys <= 0) continue;
-            float scores[KEYS * LANES];
-            score_keys(w->queries + p * LANES * dim, w->keys, keys, dim, scores);
-            add_weights(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, share + p * LANES, received);
+            job->path->multiply(of_keys, w->queries + p * LANES * padded(dim), LANES, keys, padded(dim), NULL, w->scores);
+            add_weights(w->scores, t, keys, &state, share + p * LANES, received);
         }
         for (int64_t k = 0; k < block; k++) w->received[t + k] += llrintf(received[k] / RECEIVED_UNIT);
     }
@@ -207,40 +125,41 @@ AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t ro
 AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workspace *w) {
     const attention_shape *shape = job->shape;
     const attention_kv *kv = job->kv;
-    const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
+    const block_path *path = job->path;
+    const int64_t dim = shape->dim, width = padded(dim), sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
     const int64_t end = kv->past + row + ceil_div(count, sharing), window_start = kv->past + row + 1 - job->window;
     for (int64_t i = 0; i < panels * LANES; i++) {
         const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
         w->position[i] = (int32_t)(kv->past + token);
         w->largest[i] = MASKED;
         w->total[i] = 0;
-        widen(job->qkv + token * row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, shape->scaling,
-              w->panel + i % LANES * dim);
-        kv_rotate(w->panel + i % LANES * dim, dim, kv->rotation);
-        if (i % LANES == LANES - 1) transpose(w->panel, LANES, dim, w->queries + i / LANES * LANES * dim);
+        uint16_t rotated[KV_MOST_DIM];
+        attention_query(job->qkv + token * row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, kv->rotation, rotated);
+        for (int64_t d = 0; d < dim; d += 8) _mm256_storeu_ps(w->panel + i % LANES * dim + d, eight_from_bf16(rotated + d));
+        if (i % LANES == LANES - 1) lay_out_queries(path, w->panel, dim, w->queries + i / LANES * LANES * width);
     }
-    memset(w->sums, 0, sizeof(float) * (size_t)(panels * LANES * dim));
+    memset(w->sums, 0, sizeof *w->sums * (size_t)(panels * LANES * width));
     const int64_t from = job->window && window_start > 0 ? window_start / KEYS * KEYS : 0;
     for (int64_t t = from; t < end; t += KEYS) {
-        const int64_t block = min_of(end - t, KEYS), at = kv_head * kv->context + t;
-        kv_widen(kv->key_format, kv->keys + at * kv_row_bytes(kv->key_format, dim), block, dim, w->keys);
-        kv_widen(kv->value_format, kv->values + at * kv_row_bytes(kv->value_format, dim), block, dim, w->values);
+        const int64_t block = min_of(end - t, KEYS);
+        const operand of_keys = block_of(path, kv, 1, kv_head, t, block, dim, w), of_values = block_of(path, kv, 0, kv_head, t, block, dim, w);
         for (int64_t p = 0; p < panels; p++) {
-            const int64_t last = w->position[(p + 1) * LANES - 1] + 1 - t, keys = min_of(last, block);
+            const panel_state state = panel_of(job, w, p);
+            const int64_t keys = min_of(state.position[LANES - 1] + 1 - t, block);
             if (keys <= 0) continue;
-            float scores[KEYS * LANES], factor[LANES];
-            score_keys(w->queries + p * LANES * dim, w->keys, keys, dim, scores);
-            softmax_block(scores, t, keys, job->window, w->position + p * LANES, w->largest + p * LANES, w->total + p * LANES, factor);
-            for (int64_t d = 0; d < dim; d += OUTER)
-                float_tile(w->values + d, 1, dim, scores, keys, factor, w->sums + (p * dim + d) * LANES);
+            float factor[LANES];
+            path->multiply(of_keys, w->queries + p * LANES * width, LANES, keys, width, NULL, w->scores);
+            path->softmax(w->scores, t, keys, &state, factor);
+            if (path->lanes) path->lanes(w->scores, padded(keys));
+            path->multiply(of_values, w->scores, LANES, dim, padded(keys), factor, w->sums + p * LANES * width);
         }
     }
     if (w->received && row + ceil_div(count, sharing) > job->counted) count_received(job, kv_head, row, count, from, end, w);
     for (int64_t i = 0; i < count; i++) {
-        if (i % LANES == 0) transpose(w->sums + i * dim, dim, LANES, w->panel);
+        if (i % LANES == 0) transpose(w->sums + i * width, dim, LANES, w->panel);
         const float by = 1 / w->total[i], *sum = w->panel + i % LANES * dim;
         uint16_t *to = job->out + ((row + i / sharing) * shape->heads + kv_head * sharing + i % sharing) * dim;
-        for (int64_t d = 0; d < dim; d++) to[d] = to_bf16(sum[d] * by);
+        for (int64_t d = 0; d < dim; d++) to[d] = to_bf16(sum[d] * by + 0.0f); /* no -0, which depends on the split */
     }
 }
 
@@ -250,15 +169,20 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
     const attention_shape *shape = job->shape;
     const int64_t dim = shape->dim, sharing = shape->heads / shape->kv_heads;
     const int64_t blocks = ceil_div(job->rows, job->task_rows);
-    float *scratch = job->scratch + thread * workspace_floats(dim);
-    workspace w = {.queries = scratch, .sums = scratch + PANELS * LANES * dim, .keys = scratch + 2 * PANELS * LANES * dim};
-    w.values = w.keys + KEYS * dim;
-    w.panel = w.values + KEYS * dim;
+    const int64_t width = padded(dim);
+    workspace w = {.queries = job->scratch + thread * workspace_floats(dim)};
+    w.sums = w.queries + PANELS * LANES * width;
+    w.keys = (uint32_t *)(w.sums + PANELS * LANES * width);
+    w.values = w.keys + KEYS * width;
+    w.panel = (float *)(w.values + KEYS * width);
+    w.rounded = (uint16_t *)(w.panel + LANES * width);
+    const uint64_t before = flush_small();
     if (job->received) w.received = job->received + thread * (job->kv->past + job->rows);
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < blocks * shape->kv_heads;) {
         const int64_t row = (blocks - 1 - task / shape->kv_heads) * job->task_rows;
         attend_rows(job, task % shape->kv_heads, row, sharing * min_of(job->rows - row, job->task_rows), &w);
     }
+    restore_small(before);
 }
 
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
@@ -272,7 +196,8 @@ AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const att
     if (!scratch) return OUT_OF_MEMORY;
     int64_t *sums = received ? (int64_t *)((char *)scratch + floats) : NULL;
     if (sums) memset(sums, 0, counts);
-    rows_job job = {.shape = shape, .kv = kv, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
+    const block_path *path = block_path_of(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1));
+    rows_job job = {.shape = shape, .kv = kv, .path = path, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch, .counted = counted, .received = sums};
     pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
     pool_run(p, thread_task, &job, threads);

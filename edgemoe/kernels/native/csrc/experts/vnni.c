@@ -409,23 +409,4 @@ VNNI void dense_strip_vnni(const dense_strip *s, int64_t tokens, float *total) {
     if (tokens & 2) strip_tokens_512(s, t, 2, total), t += 2;
     if (tokens & 1) strip_tokens_512(s, t, 1, total);
 }
-
-VNNI void float_tile_avx512(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
-                         float *c) {
-    __m512 sum[OUTER][2];
-    for (int i = 0; i < OUTER; i++)
-        for (int h = 0; h < 2; h++)
-            sum[i][h] = factor ? _mm512_mul_ps(_mm512_loadu_ps(c + i * LANES + 16 * h), _mm512_loadu_ps(factor + 16 * h))
-                               : _mm512_setzero_ps();
-    for (int64_t k = 0; k < depth; k++, a += a_depth, b += LANES) {
-        const __m512 low = _mm512_loadu_ps(b), high = _mm512_loadu_ps(b + 16);
-        for (int i = 0; i < OUTER; i++) {
-            const __m512 x = _mm512_set1_ps(a[i * a_row]);
-            sum[i][0] = _mm512_fmadd_ps(x, low, sum[i][0]);
-            sum[i][1] = _mm512_fmadd_ps(x, high, sum[i][1]);
-        }
-    }
-    for (int i = 0; i < OUTER; i++)
-        for (int h = 0; h < 2; h++) _mm512_storeu_ps(c + i * LANES + 16 * h, sum[i][h]);
-}
 #endif

@@ -28,10 +28,4 @@ void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t 
  * codes, `scales` the rows' scales and centres. */
 void gemm_chunk_vnni(const uint8_t *tile, const uint8_t *scales, int64_t rows, int64_t level, int64_t chunk, const int8_t *x,
                      const float *scale, const float *sum, int64_t tokens, float *total);
-
-/* attention/prefill.c: c [OUTER, LANES] = c factor + a b, float32: a[row * a_row + k * a_depth], b [depth, LANES],
- * factor [LANES]; without factors c is overwritten. */
-enum { OUTER = 8, LANES = 32 };
-void float_tile_avx512(const float *a, int64_t a_row, int64_t a_depth, const float *b, int64_t depth, const float *factor,
-                       float *c);
 #endif

@@ -1,4 +1,4 @@
-/* The kernels of products.h by AMX. */
+/* The kernels of products.h and attention.h by AMX. */
 #include "tiles.h"
 
 #if defined(__x86_64__) && COMPILED_AMX
@@ -11,7 +11,7 @@ typedef struct __attribute__((packed)) {
 typedef struct { int tokens; } tiles_state; /* that the tiles are configured for */
 
 #define NAME(name) name##_amx
-#define TARGET __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")))
+#define TARGET __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")))
 #define INLINE_TILES static inline __attribute__((always_inline)) TARGET
 
 /* Tiles 6 and 7, of tokens, and 0 to 3, of sums, have a row a token. */
@@ -35,12 +35,15 @@ INLINE_TILES void configure_amx(tiles_state *tiles, int tokens) {
 /* sum += a b; a is signed. */
 #define TILE_DOT_UNSIGNED(sum, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 #define TILE_DOT_SIGNED(sum, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+/* Of bf16 numbers. */
+#define TILE_DOT_BF16(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 #define TILES_RELEASE() __asm__ volatile("tilerelease" ::)
 
 #define VECTOR __m512
 #define LOAD(from) _mm512_loadu_ps(from)
 #define STORE(to, v) _mm512_storeu_ps(to, v)
 #define ALL(x) _mm512_set1_ps(x)
+#define MULTIPLY(a, b) _mm512_mul_ps(a, b)
 #define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define NUMBERS(from) _mm512_cvtepi32_ps(_mm512_load_si512(from))
 #define SHIFTED(h, l, by) _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(h), by), _mm512_load_si512(l)))
@@ -48,4 +51,7 @@ INLINE_TILES void configure_amx(tiles_state *tiles, int tokens) {
 #define CENTRES(from) _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32((int32_t)0xFFFF0000)))
 #define JOIN join_fours_avx512
 #include "products.h"
+#include "attention.h"
+
+const block_path block_amx = {kv_bf16, rows_amx, columns_amx, lanes_amx, multiply_amx, softmax_512};
 #endif

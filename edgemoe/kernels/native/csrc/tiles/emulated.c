@@ -1,4 +1,4 @@
-/* The kernels of products.h over tiles in plain C and vectors of AVX2, for the tests: they run where AMX does not, with its
+/* The kernels of products.h and attention.h over tiles in plain C and vectors of AVX2, for the tests: they run where AMX does not, with its
  * operands, layouts and order. */
 #include "emulator.h"
 #include "tiles.h"
@@ -22,6 +22,7 @@ INLINE void configure_emulated(tiles_state *tiles, int tokens) {
 #define TILE_STORE(tile, to, stride) emulated_store(tiles, tile, to, stride)
 #define TILE_DOT_UNSIGNED(sum, a, b) emulated_dot(tiles, sum, a, b, 0)
 #define TILE_DOT_SIGNED(sum, a, b) emulated_dot(tiles, sum, a, b, 1)
+#define TILE_DOT_BF16(sum, a, b) emulated_dot_bf16(tiles, sum, a, b)
 #define TILES_RELEASE() (void)0
 
 typedef struct { __m256 of[2]; } lanes;
@@ -34,6 +35,10 @@ INLINE void lanes_store(float *to, lanes v) {
 }
 
 INLINE lanes lanes_all(float x) { return (lanes){{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
+
+INLINE lanes lanes_multiply(lanes a, lanes b) {
+    return (lanes){{_mm256_mul_ps(a.of[0], b.of[0]), _mm256_mul_ps(a.of[1], b.of[1])}};
+}
 
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c) {
     return (lanes){{_mm256_fmadd_ps(a.of[0], b.of[0], c.of[0]), _mm256_fmadd_ps(a.of[1], b.of[1], c.of[1])}};
@@ -61,6 +66,7 @@ INLINE lanes lanes_pairs(const uint8_t *from, int second) {
 #define LOAD(from) lanes_load(from)
 #define STORE(to, v) lanes_store(to, v)
 #define ALL(x) lanes_all(x)
+#define MULTIPLY(a, b) lanes_multiply(a, b)
 #define FMA(a, b, c) lanes_fma(a, b, c)
 #define NUMBERS(from) lanes_shifted(NULL, from, 0)
 #define SHIFTED(h, l, by) lanes_shifted(h, l, by)
@@ -68,4 +74,7 @@ INLINE lanes lanes_pairs(const uint8_t *from, int second) {
 #define CENTRES(from) lanes_pairs(from, 1)
 #define JOIN join_fours
 #include "products.h"
+#include "attention.h"
+
+const block_path block_emulated = {kv_bf16, rows_emulated, columns_emulated, lanes_emulated, multiply_emulated, softmax_256};
 #endif

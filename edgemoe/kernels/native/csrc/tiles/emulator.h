@@ -1,7 +1,6 @@
 /* The tile instructions of AMX that the kernels use, in plain C: eight tiles of 16 rows of 64 bytes. */
 #pragma once
-#include <stdint.h>
-#include <string.h>
+#include "../bf16.h"
 
 enum { TILES = 8, TILE_ROWS_MOST = 16, TILE_ROW_BYTES = 64 };
 
@@ -35,3 +34,24 @@ static inline void emulated_dot(emulated_tiles *t, int sum, int a, int b, int b_
             memcpy(t->data[sum][m] + 4 * n, &total, sizeof total);
         }
 }
+
+#if COMPILED
+/* Adds to each float32 number of `sum` the products of a row of `a`, of bf16, with a column of pairs of `b`: those of even and of
+ * odd index one after another from zero, then both sums (TDPBF16PS, Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+ * Small numbers are zero as far as the thread takes them for it. */
+INLINE void emulated_dot_bf16(emulated_tiles *t, int sum, int a, int b) {
+    for (int m = 0; m < t->rows[sum]; m++)
+        for (int n = 0; n < t->bytes[sum] / 4; n++) {
+            float total, part[2] = {0, 0};
+            memcpy(&total, t->data[sum][m] + 4 * n, sizeof total);
+            for (int k = 0; k < t->bytes[a] / 2; k++) {
+                uint16_t of_a, of_b;
+                memcpy(&of_a, t->data[a][m] + 2 * k, sizeof of_a);
+                memcpy(&of_b, t->data[b][k / 2] + 4 * n + 2 * (k % 2), sizeof of_b);
+                part[k % 2] = __builtin_fmaf(from_bf16(of_a), from_bf16(of_b), part[k % 2]);
+            }
+            total += part[0] + part[1];
+            memcpy(t->data[sum][m] + 4 * n, &total, sizeof total);
+        }
+}
+#endif

@@ -1,0 +1,140 @@
+/* The functions of block.h in 256 bits: AVX2, and NEON by neon.h. */
+#include "block.h"
+
+#if COMPILED
+AVX2 void transpose(const float *from, int64_t rows, int64_t cols, float *to) {
+    for (int64_t r = 0; r < rows; r += 8)
+        for (int64_t c = 0; c < cols; c += 8) {
+            __m256 a[8], b[8];
+            for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + (r + i) * cols + c);
+            for (int i = 0; i < 8; i += 2) {
+                b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+                b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+            }
+            for (int i = 0; i < 8; i += 4)
+                for (int j = 0; j < 2; j++) {
+                    a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
+                    a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xEE);
+                }
+            for (int i = 0; i < 4; i++) {
+                _mm256_storeu_ps(to + (c + i) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+                _mm256_storeu_ps(to + (c + i + 4) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+            }
+        }
+}
+
+/* The order is horizontal_sum's, so that eight keys may also lie in lanes (decode.c). */
+INLINE __m256 sum_of_eight(const __m256 v[8]) {
+    const __m256 even = _mm256_add_ps(_mm256_add_ps(v[0], v[4]), _mm256_add_ps(v[2], v[6]));
+    return _mm256_add_ps(even, _mm256_add_ps(_mm256_add_ps(v[1], v[5]), _mm256_add_ps(v[3], v[7])));
+}
+
+/* keys % 8 == 0. */
+INLINE void softmax(float *scores, int64_t t, int64_t keys, const panel_state *s, int hides, float *factor) {
+    for (int l = 0; l < LANES; l += 8) {
+        const __m256i at = _mm256_loadu_si256((const __m256i *)(s->position + l));
+        const __m256i first = s->window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)s->window - 1)) : _mm256_setzero_si256();
+        const __m256 before = _mm256_loadu_ps(s->largest + l), scaling = _mm256_set1_ps(s->scaling);
+        __m256 most = before, sum[8];
+        for (int i = 0; i < 8; i++) sum[i] = _mm256_setzero_ps();
+        for (int64_t k = 0; k < keys; k++) {
+            __m256 score = _mm256_mul_ps(_mm256_loadu_ps(scores + k * LANES + l), scaling);
+            if (hides) {
+                const __m256i key = _mm256_set1_epi32((int32_t)(t + k));
+                const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
+                score = _mm256_blendv_ps(score, _mm256_set1_ps(MASKED), _mm256_castsi256_ps(hidden));
+            }
+            _mm256_storeu_ps(scores + k * LANES + l, score);
+            most = _mm256_max_ps(most, score);
+        }
+        for (int64_t k = 0; k < keys; k += 8)
+            for (int i = 0; i < 8; i++) {
+                const __m256 score = _mm256_loadu_ps(scores + (k + i) * LANES + l);
+                __m256 weight = rounded_to_bf16(exponential(_mm256_sub_ps(score, most)));
+                weight = _mm256_andnot_ps(_mm256_cmp_ps(score, _mm256_set1_ps(MASKED), _CMP_EQ_OQ), weight);
+                _mm256_storeu_ps(scores + (k + i) * LANES + l, weight);
+                sum[i] = _mm256_add_ps(sum[i], weight);
+            }
+        const __m256 rescale = exponential(_mm256_sub_ps(before, most));
+        _mm256_storeu_ps(factor + l, rescale);
+        _mm256_storeu_ps(s->largest + l, most);
+        _mm256_storeu_ps(s->total + l, _mm256_fmadd_ps(_mm256_loadu_ps(s->total + l), rescale, sum_of_eight(sum)));
+    }
+    memset(scores + keys * LANES, 0, sizeof *scores * (size_t)((padded(keys) - keys) * LANES));
+}
+
+AVX2 void softmax_256(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor) {
+    keys = ceil_div(keys, 8) * 8; /* no query sees those behind */
+    if (hides_keys(s, t, keys)) softmax(scores, t, keys, s, 1, factor);
+    else softmax(scores, t, keys, s, 0, factor);
+}
+
+/* [count, dim] as float32 [count, padded(dim)]. */
+AVX2 static void widen(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+    const int64_t width = padded(dim);
+    for (int64_t r = 0; r < count; r++, from += dim, to += width)
+        for (int64_t c = 0; c < width; c += 8)
+            _mm256_storeu_si256((__m256i *)(to + c), _mm256_slli_epi32(eight_halves(from + c, c < dim), 16));
+}
+
+operand wide_rows(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+    widen(from, count, dim, to);
+    return (operand){to, padded(dim), 1};
+}
+
+operand wide_columns(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+    widen(from, count, dim, to);
+    memset(to + count * padded(dim), 0, sizeof *to * (size_t)((padded(count) - count) * padded(dim)));
+    return (operand){to, 1, padded(dim)};
+}
+
+enum { ROWS = 4, WIDE = 16 }; /* of a tile, whose sums lie in eight registers */
+
+/* Sums of every second of DEPTH products, from the first one on. */
+INLINE void add_every_second(const float *a, operand of, const float *b, int64_t step, __m256 sum[ROWS][2]) {
+    for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+    for (int j = 0; j < DEPTH; j += 2, a += 2 * of.step, b += 2 * step) {
+        const __m256 low = _mm256_loadu_ps(b), high = _mm256_loadu_ps(b + 8);
+        for (int i = 0; i < ROWS; i++) {
+            const __m256 x = _mm256_set1_ps(a[i * of.row]);
+            sum[i][0] = _mm256_fmadd_ps(x, low, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(x, high, sum[i][1]);
+        }
+    }
+}
+
+INLINE void tile_256(const float *a, operand of, const float *b, int64_t step, int64_t depth, const float *factor, float *c) {
+    for (int64_t k = 0; k < depth; k += DEPTH, a += DEPTH * of.step, b += DEPTH * step) {
+        __m256 even[ROWS][2], odd[ROWS][2];
+        add_every_second(a, of, b, step, even);
+        add_every_second(a + of.step, of, b + step, step, odd);
+        for (int i = 0; i < ROWS; i++)
+            for (int h = 0; h < 2; h++) {
+                float *to = c + i * LANES + 8 * h;
+                __m256 before = k || factor ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
+                if (!k && factor) before = _mm256_mul_ps(before, _mm256_loadu_ps(factor + 8 * h));
+                _mm256_storeu_ps(to, _mm256_add_ps(before, _mm256_add_ps(even[i][h], odd[i][h])));
+            }
+    }
+}
+
+AVX2 static void multiply(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
+    for (int64_t r = 0; r < rows; r += ROWS)
+        for (int64_t l = 0; l < LANES; l += WIDE)
+            tile_256((const float *)a.at + r * a.row, a, b + l, step, depth, factor ? factor + l : NULL, c + r * LANES + l);
+}
+
+static const block_path block_256 = {kv_bf16, wide_rows, wide_columns, NULL, multiply, softmax_256};
+
+const block_path *block_path_of(enum path path) {
+    if (path == PATH_AMX_EMULATED) return &block_emulated;
+#if COMPILED_AMX
+    if (path == PATH_AMX) return &block_amx;
+#endif
+#if COMPILED_AVX512
+    if (path == PATH_AVX512_BF16) return &block_avx512_bf16;
+    if (path == PATH_AVX512_VNNI) return &block_avx512;
+#endif
+    return &block_256;
+}
+#endif

@@ -1,0 +1,169 @@
+/* The functions of block.h in 512 bits: by float32, and by VDPBF16PS. */
+#include "block.h"
+
+#if COMPILED_AVX512
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+
+/* exponential of 16 numbers, with the same bits. */
+static inline __attribute__((always_inline)) AVX512 __m512 exponential_512(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), _mm512_min_ps(_mm512_set1_ps(88.0f), x));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x));
+    __m512 y = _mm512_set1_ps(1.0f / 5040);
+    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+    for (int i = 0; i < 7; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(factors[i]));
+    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    return _mm512_mul_ps(y, _mm512_castsi512_ps(power));
+}
+
+/* rounded_to_bf16 of 16 numbers. */
+static inline __attribute__((always_inline)) AVX512 __m512 rounded_512(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
+    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+
+static inline __attribute__((always_inline)) AVX512 void softmax(float *scores, int64_t t, int64_t keys, const panel_state *s,
+                                                                 int hides, float *factor) {
+    for (int l = 0; l < LANES; l += 16) {
+        const __m512i at = _mm512_loadu_si512(s->position + l);
+        const __m512i first = s->window ? _mm512_sub_epi32(at, _mm512_set1_epi32((int32_t)s->window - 1)) : _mm512_setzero_si512();
+        const __m512 before = _mm512_loadu_ps(s->largest + l), scaling = _mm512_set1_ps(s->scaling), masked = _mm512_set1_ps(MASKED);
+        __m512 most = before, sum[8];
+        for (int i = 0; i < 8; i++) sum[i] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < keys; k++) {
+            __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + k * LANES + l), scaling);
+            if (hides) {
+                const __m512i key = _mm512_set1_epi32((int32_t)(t + k));
+                score = _mm512_mask_mov_ps(score, _mm512_cmpgt_epi32_mask(key, at) | _mm512_cmpgt_epi32_mask(first, key), masked);
+            }
+            _mm512_storeu_ps(scores + k * LANES + l, score);
+            most = _mm512_max_ps(most, score);
+        }
+        for (int64_t k = 0; k < keys; k += 8)
+            for (int i = 0; i < 8; i++) {
+                const __m512 score = _mm512_loadu_ps(scores + (k + i) * LANES + l);
+                __m512 weight = rounded_512(exponential_512(_mm512_sub_ps(score, most)));
+                weight = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score, masked, _CMP_NEQ_UQ), weight);
+                _mm512_storeu_ps(scores + (k + i) * LANES + l, weight);
+                sum[i] = _mm512_add_ps(sum[i], weight);
+            }
+        const __m512 even = _mm512_add_ps(_mm512_add_ps(sum[0], sum[4]), _mm512_add_ps(sum[2], sum[6]));
+        const __m512 all = _mm512_add_ps(even, _mm512_add_ps(_mm512_add_ps(sum[1], sum[5]), _mm512_add_ps(sum[3], sum[7])));
+        const __m512 rescale = exponential_512(_mm512_sub_ps(before, most));
+        _mm512_storeu_ps(factor + l, rescale);
+        _mm512_storeu_ps(s->largest + l, most);
+        _mm512_storeu_ps(s->total + l, _mm512_fmadd_ps(_mm512_loadu_ps(s->total + l), rescale, all));
+    }
+    memset(scores + keys * LANES, 0, sizeof *scores * (size_t)((padded(keys) - keys) * LANES));
+}
+
+AVX512 void softmax_512(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor) {
+    keys = ceil_div(keys, 8) * 8; /* no query sees those behind */
+    if (hides_keys(s, t, keys)) softmax(scores, t, keys, s, 1, factor);
+    else softmax(scores, t, keys, s, 0, factor);
+}
+
+enum { ROWS = 4 }; /* of a tile of LANES columns: sums, and sums of even and odd index, in 24 registers */
+
+/* Adds a number of A, or a pair, times 16 lanes. Assembly: with the intrinsic GCC copies sums between registers. */
+static inline __attribute__((always_inline)) AVX512 __m512 add_product(int pairs, __m512 sum, __m512 x, __m512 lanes) {
+    if (!pairs) return _mm512_fmadd_ps(x, lanes, sum);
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(lanes));
+    return sum;
+}
+
+static inline __attribute__((always_inline)) AVX512 void tile_512(int pairs, const float *a, operand of, const float *b, int64_t step,
+                                                                  int64_t depth, const float *factor, float *c) {
+    const int numbers = pairs ? DEPTH / 2 : DEPTH;
+    __m512 sum[ROWS][2];
+    for (int i = 0; i < ROWS; i++)
+        for (int h = 0; h < 2; h++)
+            sum[i][h] = factor ? _mm512_mul_ps(_mm512_loadu_ps(c + i * LANES + 16 * h), _mm512_loadu_ps(factor + 16 * h)) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < depth; k += DEPTH, a += numbers * of.step, b += numbers * step) {
+        __m512 part[2][ROWS][2];
+        for (int odd = 0; odd < 2; odd++)
+            for (int i = 0; i < ROWS; i++) part[odd][i][0] = part[odd][i][1] = _mm512_setzero_ps();
+        for (int j = 0; j < numbers; j += 2)
+            for (int odd = 0; odd < 2; odd++) {
+                const __m512 low = _mm512_loadu_ps(b + (j + odd) * step), high = _mm512_loadu_ps(b + (j + odd) * step + 16);
+                for (int i = 0; i < ROWS; i++) {
+                    const __m512 x = _mm512_set1_ps(a[i * of.row + (j + odd) * of.step]);
+                    part[odd][i][0] = add_product(pairs, part[odd][i][0], x, low);
+                    part[odd][i][1] = add_product(pairs, part[odd][i][1], x, high);
+                }
+            }
+        for (int i = 0; i < ROWS; i++)
+            for (int h = 0; h < 2; h++) sum[i][h] = _mm512_add_ps(sum[i][h], _mm512_add_ps(part[0][i][h], part[1][i][h]));
+    }
+    for (int i = 0; i < ROWS; i++)
+        for (int h = 0; h < 2; h++) _mm512_storeu_ps(c + i * LANES + 16 * h, sum[i][h]);
+}
+
+AVX512 static void multiply(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
+    for (int64_t r = 0; r < rows; r += ROWS) tile_512(0, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
+}
+
+BF16 static void multiply_pairs(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
+    for (int64_t r = 0; r < rows; r += ROWS) tile_512(1, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
+}
+
+static const pair_order UPPER_FIRST = {{0, 1}, {2, 3}};
+
+BF16 static void lanes(float *x, int64_t depth) { pair_lanes(x, depth, UPPER_FIRST); }
+
+/* kv_bf16 with VCVTNEPS2BF16. */
+BF16 static const uint16_t *round_rows(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to) {
+    if (format == KV_BF16) return (const uint16_t *)from;
+    uint16_t *out = to;
+    for (const int64_t stride = kv_row_bytes(format, dim); rows-- > 0; from += stride, out += dim)
+        for (int64_t i = 0; i < dim; i += 16) {
+            const uint8_t *codes = from + 2 * ceil_div(dim, KV_BLOCK);
+            const __m512 scale = _mm512_set1_ps(from_bf16(((const uint16_t *)from)[i / KV_BLOCK]));
+            __m512i code;
+            if (format == KV_Q8_0) code = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(codes + i)));
+            else {
+                const __m128i pairs = _mm_loadl_epi64((const __m128i *)(codes + i / 2)), low = _mm_set1_epi8(15);
+                const __m128i bytes = _mm_unpacklo_epi64(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+                code = _mm512_cvtepi8_epi32(_mm_sub_epi8(bytes, _mm_set1_epi8(8)));
+            }
+            _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_cvtepi32_ps(code), scale)));
+        }
+    return to;
+}
+
+/* Numbers 2, 0, 3, 1 of each four of a row. */
+AVX512 static operand rows_of(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+    const int64_t width = padded(dim);
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(4, 5, 0, 1, 6, 7, 2, 3, 12, 13, 8, 9, 14, 15, 10, 11));
+    for (int64_t r = 0; r < count; r++, from += dim)
+        for (int64_t c = 0; c < width; c += DEPTH) {
+            const __m512i numbers = _mm512_maskz_loadu_epi16(dim - c >= DEPTH ? ~0u : (1u << (dim - c)) - 1, from + c);
+            _mm512_storeu_si512(to + (r * width + c) / 2, _mm512_shuffle_epi8(numbers, order));
+        }
+    return (operand){to, width / 2, 1};
+}
+
+/* Pairs of rows 0 and 2 of each four, and of 1 and 3: 32 columns of two rows, of which zeros follow the last. */
+static inline __attribute__((always_inline)) AVX512 void interleave(__m512i upper, __m512i lower, uint32_t *to) {
+    const __m512i half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(lower, half, upper));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(lower, _mm512_add_epi16(half, _mm512_set1_epi16(16)), upper));
+}
+
+AVX512 static operand columns_of(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to) {
+    const int64_t width = padded(dim);
+    for (int64_t r = 0; r < padded(count); r += 4, x += 4 * dim)
+        for (int64_t c = 0; c < width; c += DEPTH) {
+            const __mmask32 columns = dim - c >= DEPTH ? ~0u : (1u << (dim - c)) - 1;
+            __m512i row[4];
+            for (int i = 0; i < 4; i++) row[i] = _mm512_maskz_loadu_epi16(r + i < count ? columns : 0, x + i * dim + c);
+            for (int i = 0; i < 2; i++) interleave(row[i], row[i + 2], to + (r / 2 + i) * width + c);
+        }
+    return (operand){to, 1, width};
+}
+
+const block_path block_avx512 = {kv_bf16, wide_rows, wide_columns, NULL, multiply, softmax_512};
+const block_path block_avx512_bf16 = {round_rows, rows_of, columns_of, lanes, multiply_pairs, softmax_512};
+#endif
