@@ -201,7 +201,8 @@ class Sampler:
             self._processors.append(SequenceBiasLogitsProcessor(bias))
         if matcher:
             self._processors.append(matcher)
-        self._greedy = sampling.temperature < COLD
+        # One token is kept, also where several share the largest logit.
+        self._greedy = sampling.temperature < COLD or sampling.top_k == 1 or sampling.min_p == 1
         if not self._greedy:
             if sampling.temperature != 1:
                 self._processors.append(TemperatureLogitsWarper(sampling.temperature))

@@ -282,7 +282,7 @@ def test_penalties_and_biases_by_hand():
 def test_extreme_settings_still_choose_a_token():
     """The least and the largest temperature, biases and penalties of float64 leave finite probabilities."""
     for temperature in (5e-324, 1e-308, 1e-5, 2e-4, 1e30, 1.7e308):
-        assert sampled([1.0, 3e3, -3e3], [1], temperature=temperature, top_p=5e-324, min_p=1.0) in (0, 1, 2)
+        assert sampled([1.0, 3e3, -3e3], [1], temperature=temperature, top_p=5e-324, min_p=0.999) in (0, 1, 2)
         extreme = {"logit_bias": ((0, 1e4), (1, -1e4)), "presence_penalty": 2.0, "repetition_penalty": 0.01}
         assert sampled([1.0, 2.0, 3.0], [1], temperature=temperature, **extreme) in (0, 1, 2)
     assert sampled([1.0, 2.0], [], temperature=5e-5, seed=3) == 1
@@ -297,6 +297,13 @@ def test_min_p_keeps_the_likely_tokens_only():
     }
     assert chosen[0.1] == {0, 1}
     assert chosen[0.0] > {0, 1}
+
+
+@pytest.mark.parametrize("one", [{"top_k": 1}, {"min_p": 1.0}])
+def test_one_of_equal_logits_is_kept(one):
+    """The one that a temperature of 0 takes, whatever the seed."""
+    logits = [1.0, 2.0, 2.0]
+    assert {sampled(logits, [], temperature=1, seed=seed, **one) for seed in range(40)} == {sampled(logits, [])}
 
 
 def test_logprobs_by_hand():
