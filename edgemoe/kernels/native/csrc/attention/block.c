@@ -69,21 +69,58 @@ AVX2 void softmax_256(float *scores, int64_t t, int64_t keys, const panel_state 
     else softmax(scores, t, keys, s, 0, factor);
 }
 
-/* [count, dim] as float32 [count, padded(dim)]. */
-AVX2 static void widen(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
-    const int64_t width = padded(dim);
-    for (int64_t r = 0; r < count; r++, from += dim, to += width)
-        for (int64_t c = 0; c < width; c += 8)
-            _mm256_storeu_si256((__m256i *)(to + c), _mm256_slli_epi32(eight_halves(from + c, c < dim), 16));
+/* Eight keys lie in lanes; they are summed up in the order of sum_of_eight. */
+AVX2 float softmax_head_256(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
+                            uint16_t *weights) {
+    static const int32_t EIGHT[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const __m256i from = _mm256_set1_epi32((int32_t)low), to = _mm256_set1_epi32((int32_t)high);
+    const __m256 masked = _mm256_set1_ps(MASKED), before = _mm256_set1_ps(*largest);
+    __m256i key = _mm256_loadu_si256((const __m256i *)EIGHT);
+    __m256 score[KEYS / 8], most = before, sum = _mm256_setzero_ps();
+    for (int i = 0; i < KEYS / 8; i++, key = _mm256_add_epi32(key, _mm256_set1_epi32(8))) {
+        const __m256 all = _mm256_mul_ps(_mm256_loadu_ps(scores[i * 8 / LANES] + i * 8 % LANES), _mm256_set1_ps(scaling));
+        const __m256i seen = _mm256_andnot_si256(_mm256_cmpgt_epi32(from, key), _mm256_cmpgt_epi32(to, key));
+        score[i] = _mm256_blendv_ps(masked, all, _mm256_castsi256_ps(seen));
+        most = _mm256_max_ps(most, score[i]);
+    }
+    float lanes[8];
+    _mm256_storeu_ps(lanes, most);
+    for (int i = 0; i < 8; i++) *largest = lanes[i] > *largest ? lanes[i] : *largest;
+    most = _mm256_set1_ps(*largest);
+    for (int i = 0; i < KEYS / 8; i++) {
+        const __m256 hidden = _mm256_cmp_ps(score[i], masked, _CMP_EQ_OQ);
+        const __m256 weight = _mm256_andnot_ps(hidden, rounded_to_bf16(exponential(_mm256_sub_ps(score[i], most))));
+        _mm_storeu_si128((__m128i *)(weights + 8 * i), eight_to_bf16(weight));
+        sum = _mm256_add_ps(sum, weight);
+    }
+    _mm256_storeu_ps(lanes, exponential(_mm256_sub_ps(before, most)));
+    *total = __builtin_fmaf(*total, lanes[0], horizontal_sum(sum));
+    return lanes[0];
 }
 
-operand wide_rows(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
-    widen(from, count, dim, to);
+/* Rows of a format, rounded to bf16, as float32 [count, padded(dim)]. */
+INLINE void widen(const int format, const uint8_t *x, int64_t count, int64_t dim, float *to) {
+    const int64_t width = padded(dim), stride = kv_row_bytes(format, dim);
+    for (int64_t r = 0; r < count; r++, x += stride, to += width) {
+        for (int64_t c = 0; c < dim; c += 16) {
+            __m256 wide[2];
+            kv_sixteen(format, x, dim, c, wide);
+            for (int h = 0; h < 2; h++) _mm256_storeu_ps(to + c + 8 * h, format == KV_BF16 ? wide[h] : rounded_to_bf16(wide[h]));
+        }
+        memset(to + dim, 0, sizeof *to * (size_t)(width - dim));
+    }
+}
+
+AVX2 operand wide_rows(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    (void)scratch;
+    if (format == KV_BF16) widen(KV_BF16, x, count, dim, (float *)to);
+    else if (format == KV_Q8_0) widen(KV_Q8_0, x, count, dim, (float *)to);
+    else widen(KV_Q4_0, x, count, dim, (float *)to);
     return (operand){to, padded(dim), 1};
 }
 
-operand wide_columns(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
-    widen(from, count, dim, to);
+operand wide_columns(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    wide_rows(format, x, count, dim, scratch, to);
     memset(to + count * padded(dim), 0, sizeof *to * (size_t)((padded(count) - count) * padded(dim)));
     return (operand){to, 1, padded(dim)};
 }
@@ -124,7 +161,7 @@ AVX2 static void multiply(operand a, const float *b, int64_t step, int64_t rows,
             tile_256((const float *)a.at + r * a.row, a, b + l, step, depth, factor ? factor + l : NULL, c + r * LANES + l);
 }
 
-static const block_path block_256 = {kv_bf16, wide_rows, wide_columns, NULL, multiply, softmax_256};
+static const block_path block_256 = {wide_rows, wide_columns, NULL, multiply, softmax_256, softmax_head_256};
 
 const block_path *block_path_of(enum path path) {
     if (path == PATH_AMX_EMULATED) return &block_emulated;

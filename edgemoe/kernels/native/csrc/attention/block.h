@@ -35,12 +35,11 @@ typedef struct {
 } panel_state;
 
 typedef struct {
-    /* Rows of a format of keys or values as bf16, as kv_bf16. */
-    const uint16_t *(*bf16)(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to);
-    /* A of the rows of x [count, dim], or of its columns, to [count, padded(dim)] or [padded(count), padded(dim)]. A of the
-     * columns, except by tiles, is B of the rows as well: lanes from l on, `step` numbers from one to the next. */
-    operand (*rows)(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to);
-    operand (*columns)(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to);
+    /* A of the rows of x [count, dim], stored in a format of keys and values, or of its columns: to [count, padded(dim)] or
+     * [padded(count), padded(dim)]; x is rounded to bf16, scratch is [count, dim]. A of the columns, except by tiles, is B of
+     * the rows as well: lanes from l on, `step` numbers from one to the next. */
+    operand (*rows)(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
+    operand (*columns)(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
     /* Turns x [depth, LANES], float32 with the values of bf16, into B, in its place; NULL: x is B. */
     void (*lanes)(float *x, int64_t depth);
     /* c [rows, LANES] = c factor [LANES] + A B; without factors c is overwritten. B's rows lie `step` numbers apart. Writes up
@@ -50,6 +49,9 @@ typedef struct {
      * rounded to bf16, with zeros behind them up to padded(keys), and updates `largest` and `total`; earlier sums are to
      * be multiplied by `factor`. */
     void (*softmax)(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
+    /* The same for one query and KEYS keys, in two halves, of which it sees [low, high): returns the factor. */
+    float (*softmax_head)(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
+                          uint16_t *weights);
 } block_path;
 
 /* The functions of a path. */
@@ -71,8 +73,8 @@ static inline int hides_keys(const panel_state *s, int64_t t, int64_t keys) {
 }
 
 /* block.c: A as float32. */
-operand wide_rows(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to);
-operand wide_columns(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to);
+operand wide_rows(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
+operand wide_columns(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
 
 /* Of four numbers, those in the upper and in the lower halves of two pairs. */
 typedef struct { int upper[2], lower[2]; } pair_order;
@@ -112,6 +114,10 @@ INLINE void pair_rows(const uint16_t *x, int64_t count, int64_t dim, pair_order 
 
 /* block.c and block_avx512.c: softmax. */
 void softmax_256(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
+float softmax_head_256(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
+                       uint16_t *weights);
+float softmax_head_512(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
+                       uint16_t *weights);
 void softmax_512(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
 
 /* block.c: to [cols, rows] = from [rows, cols], both multiples of 8. */

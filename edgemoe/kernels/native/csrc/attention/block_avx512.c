@@ -65,6 +65,32 @@ AVX512 void softmax_512(float *scores, int64_t t, int64_t keys, const panel_stat
     else softmax(scores, t, keys, s, 0, factor);
 }
 
+/* softmax_head_256 with the same bits. */
+AVX512 float softmax_head_512(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
+                              uint16_t *weights) {
+    const __m512 masked = _mm512_set1_ps(MASKED), before = _mm512_set1_ps(*largest);
+    __m512 score[KEYS / 16], most = before;
+    for (int i = 0; i < KEYS / 16; i++) {
+        const __m512 all = _mm512_mul_ps(_mm512_loadu_ps(scores[i / 2] + i % 2 * 16), _mm512_set1_ps(scaling));
+        const int64_t from = low - 16 * i, to = high - 16 * i; /* of the keys that the head sees */
+        const uint32_t begin = from <= 0 ? 0xffff : from >= 16 ? 0 : 0xffffu << from, end = to >= 16 ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
+        score[i] = _mm512_mask_mov_ps(masked, (__mmask16)(begin & end), all);
+        most = _mm512_max_ps(most, score[i]);
+    }
+    *largest = _mm512_reduce_max_ps(most);
+    most = _mm512_set1_ps(*largest);
+    __m256 sum = _mm256_setzero_ps();
+    for (int i = 0; i < KEYS / 16; i++) {
+        const __m512 rounded = rounded_512(exponential_512(_mm512_sub_ps(score[i], most)));
+        const __m512 weight = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score[i], masked, _CMP_NEQ_UQ), rounded);
+        _mm256_storeu_si256((__m256i *)(weights + 16 * i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(weight), 16)));
+        sum = _mm256_add_ps(_mm256_add_ps(sum, _mm512_castps512_ps256(weight)), _mm512_extractf32x8_ps(weight, 1));
+    }
+    const float factor = _mm512_cvtss_f32(exponential_512(_mm512_sub_ps(before, most)));
+    *total = __builtin_fmaf(*total, factor, horizontal_sum(sum));
+    return factor;
+}
+
 enum { ROWS = 4 }; /* of a tile of LANES columns: sums, and sums of even and odd index, in 24 registers */
 
 /* Adds a number of A, or a pair, times 16 lanes. Assembly: with the intrinsic GCC copies sums between registers. */
@@ -113,28 +139,41 @@ static const pair_order UPPER_FIRST = {{0, 1}, {2, 3}};
 
 BF16 static void lanes(float *x, int64_t depth) { pair_lanes(x, depth, UPPER_FIRST); }
 
-/* kv_bf16 with VCVTNEPS2BF16. */
+/* 16 codes of a row as float32, times their scale. */
+static inline __attribute__((always_inline)) BF16 __m512 sixteen_of(int64_t format, const uint8_t *codes, int64_t i, __m512 scale) {
+    __m128i bytes;
+    if (format == KV_Q8_0) bytes = _mm_loadu_si128((const __m128i *)(codes + i));
+    else {
+        const __m128i pairs = _mm_loadl_epi64((const __m128i *)(codes + i / 2)), low = _mm_set1_epi8(15);
+        bytes = _mm_unpacklo_epi64(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+        bytes = _mm_sub_epi8(bytes, _mm_set1_epi8(8));
+    }
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale);
+}
+
+static inline __attribute__((always_inline)) BF16 void round_row(int64_t format, const uint8_t *row, int64_t dim, uint16_t *to) {
+    const uint8_t *codes = row + 2 * ceil_div(dim, KV_BLOCK);
+    for (int64_t i = 0; i < dim; i += KV_BLOCK) {
+        const __m512 scale = _mm512_set1_ps(from_bf16(((const uint16_t *)row)[i / KV_BLOCK])), low = sixteen_of(format, codes, i, scale);
+        if (dim - i < KV_BLOCK) _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh(low));
+        else _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(sixteen_of(format, codes, i + 16, scale), low));
+    }
+}
+
+/* kv_bf16 with VCVTNE2PS2BF16. */
 BF16 static const uint16_t *round_rows(int64_t format, const uint8_t *from, int64_t rows, int64_t dim, uint16_t *to) {
     if (format == KV_BF16) return (const uint16_t *)from;
-    uint16_t *out = to;
-    for (const int64_t stride = kv_row_bytes(format, dim); rows-- > 0; from += stride, out += dim)
-        for (int64_t i = 0; i < dim; i += 16) {
-            const uint8_t *codes = from + 2 * ceil_div(dim, KV_BLOCK);
-            const __m512 scale = _mm512_set1_ps(from_bf16(((const uint16_t *)from)[i / KV_BLOCK]));
-            __m512i code;
-            if (format == KV_Q8_0) code = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(codes + i)));
-            else {
-                const __m128i pairs = _mm_loadl_epi64((const __m128i *)(codes + i / 2)), low = _mm_set1_epi8(15);
-                const __m128i bytes = _mm_unpacklo_epi64(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
-                code = _mm512_cvtepi8_epi32(_mm_sub_epi8(bytes, _mm_set1_epi8(8)));
-            }
-            _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_cvtepi32_ps(code), scale)));
-        }
+    const int64_t stride = kv_row_bytes(format, dim);
+    for (int64_t r = 0; r < rows; r++) {
+        if (format == KV_Q8_0) round_row(KV_Q8_0, from + r * stride, dim, to + r * dim);
+        else round_row(KV_Q4_0, from + r * stride, dim, to + r * dim);
+    }
     return to;
 }
 
 /* Numbers 2, 0, 3, 1 of each four of a row. */
-AVX512 static operand rows_of(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+AVX512 static operand rows_of(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    const uint16_t *from = round_rows(format, x, count, dim, scratch);
     const int64_t width = padded(dim);
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(4, 5, 0, 1, 6, 7, 2, 3, 12, 13, 8, 9, 14, 15, 10, 11));
     for (int64_t r = 0; r < count; r++, from += dim)
@@ -152,18 +191,19 @@ static inline __attribute__((always_inline)) AVX512 void interleave(__m512i uppe
     _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(lower, _mm512_add_epi16(half, _mm512_set1_epi16(16)), upper));
 }
 
-AVX512 static operand columns_of(const uint16_t *x, int64_t count, int64_t dim, uint32_t *to) {
+AVX512 static operand columns_of(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    const uint16_t *from = round_rows(format, x, count, dim, scratch);
     const int64_t width = padded(dim);
-    for (int64_t r = 0; r < padded(count); r += 4, x += 4 * dim)
+    for (int64_t r = 0; r < padded(count); r += 4, from += 4 * dim)
         for (int64_t c = 0; c < width; c += DEPTH) {
             const __mmask32 columns = dim - c >= DEPTH ? ~0u : (1u << (dim - c)) - 1;
             __m512i row[4];
-            for (int i = 0; i < 4; i++) row[i] = _mm512_maskz_loadu_epi16(r + i < count ? columns : 0, x + i * dim + c);
+            for (int i = 0; i < 4; i++) row[i] = _mm512_maskz_loadu_epi16(r + i < count ? columns : 0, from + i * dim + c);
             for (int i = 0; i < 2; i++) interleave(row[i], row[i + 2], to + (r / 2 + i) * width + c);
         }
     return (operand){to, 1, width};
 }
 
-const block_path block_avx512 = {kv_bf16, wide_rows, wide_columns, NULL, multiply, softmax_512};
-const block_path block_avx512_bf16 = {round_rows, rows_of, columns_of, lanes, multiply_pairs, softmax_512};
+const block_path block_avx512 = {wide_rows, wide_columns, NULL, multiply, softmax_512, softmax_head_512};
+const block_path block_avx512_bf16 = {rows_of, columns_of, lanes, multiply_pairs, softmax_512, softmax_head_512};
 #endif

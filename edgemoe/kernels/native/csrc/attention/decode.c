@@ -73,38 +73,6 @@ static workspace workspace_at(float *scratch, int64_t dim) {
     return w;
 }
 
-/* block_path.softmax for one head of a block of KEYS keys, of which it sees [low, high): writes the weights' bf16 and returns the
- * factor. Keys are summed up in the order of softmax_256. */
-AVX2 static float softmax_head(workspace *w, int64_t head, float scaling, int64_t low, int64_t high) {
-    const __m256i from = _mm256_set1_epi32((int32_t)low), to = _mm256_set1_epi32((int32_t)high);
-    const __m256 masked = _mm256_set1_ps(MASKED);
-    static const int32_t EIGHT[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    __m256i key = _mm256_loadu_si256((const __m256i *)EIGHT);
-    __m256 score[KEYS / 8], most = _mm256_set1_ps(w->largest[head]), sum = _mm256_setzero_ps();
-    const __m256 before = most;
-    for (int i = 0; i < KEYS / 8; i++, key = _mm256_add_epi32(key, _mm256_set1_epi32(8))) {
-        const __m256 all = _mm256_mul_ps(_mm256_loadu_ps(w->scores[i * 8 / LANES][head] + i * 8 % LANES), _mm256_set1_ps(scaling));
-        const __m256i seen = _mm256_andnot_si256(_mm256_cmpgt_epi32(from, key), _mm256_cmpgt_epi32(to, key));
-        score[i] = _mm256_blendv_ps(masked, all, _mm256_castsi256_ps(seen));
-        most = _mm256_max_ps(most, score[i]);
-    }
-    float lanes[8], largest = w->largest[head];
-    _mm256_storeu_ps(lanes, most);
-    for (int i = 0; i < 8; i++) largest = lanes[i] > largest ? lanes[i] : largest;
-    most = _mm256_set1_ps(largest);
-    for (int i = 0; i < KEYS / 8; i++) {
-        const __m256 hidden = _mm256_cmp_ps(score[i], masked, _CMP_EQ_OQ);
-        const __m256 weight = _mm256_andnot_ps(hidden, rounded_to_bf16(exponential(_mm256_sub_ps(score[i], most))));
-        _mm_storeu_si128((__m128i *)(w->weights + head * KEYS + 8 * i), eight_to_bf16(weight));
-        sum = _mm256_add_ps(sum, weight);
-    }
-    float factor[8];
-    _mm256_storeu_ps(factor, exponential(_mm256_sub_ps(before, most)));
-    w->largest[head] = largest;
-    w->total[head] = __builtin_fmaf(w->total[head], factor[0], horizontal_sum(sum));
-    return factor[0];
-}
-
 /* Query heads of one token that share keys and values. A head's result does not depend on the other heads. */
 typedef struct {
     const attention_shape *shape;
@@ -139,8 +107,7 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
     const int64_t calls = some / ROWS * (KEYS + width) / LANES + h->count;
     next_block next = {{next_keys, next_values}, {next_keys + KEYS * key_bytes, next_values + KEYS * value_bytes},
                        ceil_div(KEYS * (key_bytes + value_bytes), 64 * calls) + 1};
-    const uint16_t *keys = path->bf16(kv->key_format, stored_keys, count, dim, w->rounded);
-    const operand of_keys = path->rows(keys, count, dim, w->rows);
+    const operand of_keys = path->rows(kv->key_format, stored_keys, count, dim, w->rounded, w->rows);
     for (int64_t k = 0; k < count; k += LANES) {
         transpose((const float *)of_keys.at + k * of_keys.row, LANES, of_keys.row, w->lanes);
         for (int64_t r = 0; r < some; r += ROWS) {
@@ -151,12 +118,13 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
     const int64_t low = kv->first > t ? kv->first - t : 0;
     for (int64_t i = 0; i < h->count; i++) {
         prefetch_some(&next);
-        const float factor = softmax_head(w, i, h->shape->scaling, low, count);
+        const float *const scores[] = {w->scores[0][i], w->scores[1][i]};
+        const float factor = path->softmax_head(scores, h->shape->scaling, low, count, w->largest + i, w->total + i, w->weights + i * KEYS);
         for (int64_t l = 0; factor != 1 && l < width * MOST_HEADS; l += MOST_HEADS * LANES)
             for (int64_t j = l + i * LANES; j < l + (i + 1) * LANES; j++) w->sums[j] *= factor;
     }
-    const uint16_t *values = path->bf16(kv->value_format, stored_values, count, dim, w->rounded);
-    const operand of_weights = path->rows(w->weights, some, KEYS, w->weight_rows), of_values = path->columns(values, count, dim, w->values);
+    const operand of_weights = path->rows(KV_BF16, (const uint8_t *)w->weights, some, KEYS, NULL, w->weight_rows);
+    const operand of_values = path->columns(kv->value_format, stored_values, count, dim, w->rounded, w->values);
     for (int64_t l = 0; l < dim; l += LANES) {
         const float *b = (const float *)of_values.at + l;
         for (int64_t r = 0; r < some; r += ROWS) {
@@ -172,7 +140,7 @@ AVX2 static void attend(const block_path *path, const heads *h, workspace *w) {
     uint16_t queries[MOST_HEADS * KV_MOST_DIM];
     memset(queries + h->count * dim, 0, sizeof *queries * (size_t)((MOST_HEADS - h->count) * dim));
     for (int64_t i = 0; i < h->count; i++) attention_query(h->queries + i * dim, dim, kv->rotation, queries + i * dim);
-    const operand of_queries = path->rows(queries, MOST_HEADS, dim, w->queries);
+    const operand of_queries = path->rows(KV_BF16, (const uint8_t *)queries, MOST_HEADS, dim, NULL, w->queries);
     for (int64_t i = 0; i < MOST_HEADS; i++) w->largest[i] = MASKED, w->total[i] = 0;
     memset(w->sums, 0, sizeof *w->sums * (size_t)(MOST_HEADS * padded(dim)));
     memset(w->weights, 0, sizeof w->weights); /* of heads that are not there */

@@ -88,8 +88,8 @@ AVX2 static void add_weights(const float *scores, int64_t t, int64_t keys, const
 static operand block_of(const block_path *path, const attention_kv *kv, int keys, int64_t kv_head, int64_t t, int64_t count,
                         int64_t dim, workspace *w) {
     const int64_t format = keys ? kv->key_format : kv->value_format, at = (kv_head * kv->context + t) * kv_row_bytes(format, dim);
-    const uint16_t *rows = path->bf16(format, (keys ? kv->keys : kv->values) + at, count, dim, w->rounded);
-    return keys ? path->rows(rows, count, dim, w->keys) : path->columns(rows, count, dim, w->values);
+    return keys ? path->rows(format, kv->keys + at, count, dim, w->rounded, w->keys)
+                : path->columns(format, kv->values + at, count, dim, w->rounded, w->values);
 }
 
 static panel_state panel_of(const rows_job *job, workspace *w, int64_t panel) {

@@ -53,5 +53,5 @@ INLINE_TILES void configure_amx(tiles_state *tiles, int tokens) {
 #include "products.h"
 #include "attention.h"
 
-const block_path block_amx = {kv_bf16, rows_amx, columns_amx, lanes_amx, multiply_amx, softmax_512};
+const block_path block_amx = {rows_amx, columns_amx, lanes_amx, multiply_amx, softmax_512, softmax_head_512};
 #endif

@@ -4,7 +4,8 @@
 #if COMPILED
 static const pair_order NAME(pairs) = {{1, 3}, {0, 2}};
 
-TARGET static operand NAME(rows)(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+TARGET static operand NAME(rows)(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    const uint16_t *from = kv_bf16(format, x, count, dim, scratch);
     const int64_t width = padded(dim);
     for (int64_t r = 0; r < count; r++) {
         uint16_t *row = (uint16_t *)to + r * width;
@@ -15,7 +16,8 @@ TARGET static operand NAME(rows)(const uint16_t *from, int64_t count, int64_t di
 }
 
 /* Pairs of rows are the 32-bit numbers that transpose moves. */
-TARGET static operand NAME(columns)(const uint16_t *from, int64_t count, int64_t dim, uint32_t *to) {
+TARGET static operand NAME(columns)(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to) {
+    const uint16_t *from = kv_bf16(format, x, count, dim, scratch);
     const int64_t width = padded(dim), pairs = padded(count) / 2;
     uint32_t *rows = to + width * (KEYS / 2);
     pair_rows(from, count, dim, NAME(pairs), rows);

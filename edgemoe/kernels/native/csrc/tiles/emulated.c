@@ -76,5 +76,5 @@ INLINE lanes lanes_pairs(const uint8_t *from, int second) {
 #include "products.h"
 #include "attention.h"
 
-const block_path block_emulated = {kv_bf16, rows_emulated, columns_emulated, lanes_emulated, multiply_emulated, softmax_256};
+const block_path block_emulated = {rows_emulated, columns_emulated, lanes_emulated, multiply_emulated, softmax_256, softmax_head_256};
 #endif
