@@ -34,6 +34,7 @@ class Arena(FreeList):
         self.block_size, self._locked, self._backed = block_size, locked, capacity * block_size
         # Private: a shared anonymous mapping counts as a file in shared memory and gets no huge pages.
         self._memory = mmap.mmap(-1, capacity * block_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._advise("MADV_HUGEPAGE", 0, len(self._memory))
         self._populate(0, len(self._memory))
         whole = memoryview(self._memory)
         super().__init__([whole[i * block_size : (i + 1) * block_size] for i in range(capacity)])
@@ -47,7 +48,12 @@ class Arena(FreeList):
         """
         before, self._backed = self._backed, nbytes
         if nbytes > before:
-            self._populate(before // mmap.PAGESIZE * mmap.PAGESIZE, nbytes)
+            # As small pages, which the system may join later: it moves others' pages to make huge ones, for half a
+            # second where its memory is in pieces, and a token waits.
+            start = before // mmap.PAGESIZE * mmap.PAGESIZE
+            self._advise("MADV_NOHUGEPAGE", start, nbytes)
+            self._populate(start, nbytes)
+            self._advise("MADV_HUGEPAGE", start, nbytes)
             return
         start, end = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, len(self._memory)
         if nbytes < before and start < end:
@@ -57,8 +63,7 @@ class Arena(FreeList):
             self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _populate(self, start: int, end: int) -> None:
-        """Faults in all pages of some bytes, from the start of a page on, as huge ones where possible."""
-        self._advise("MADV_HUGEPAGE", start, end)
+        """Faults in all pages of some bytes, from the start of a page on."""
         with suppress(OSError):  # Linux before 5.14 and other systems
             self._memory.madvise(_MADV_POPULATE_WRITE, start, end - start)
         if self._locked:
