@@ -126,7 +126,8 @@ class Comparison:
         }
         own = None if limit is None else limit - self.options.beside
         if program.settings is not None:
-            return request | {"settings": program.settings, "fill": program.fill, "vram_limit": own}
+            own_options = {"settings": program.settings, "fill": program.fill, "kernel": self.options.kernel}
+            return request | own_options | {"vram_limit": own}
         return request | {"memory": own}
 
     def run(self, program: Program, case: Case, number: int) -> None:
@@ -258,6 +259,7 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
         "prompts": f"{source}, by the demo model's tokenizer",
         "context": options.context,
         "kv_cache": options.kv_cache,
+        "kernel": options.kernel,
         "peer_states": options.peer_states is not None,
         "new_tokens": options.new_tokens,
         "rounds": options.rounds,

@@ -2,9 +2,9 @@
 
 The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
 edgemoe.commands.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
-resident model; `fill` says whether loading ends with Engine.fill; `context` and `kv_cache`, where given, are as of
-tools.peers.compare. The answer's `row` has hit rates, bytes and the bound of the timed decode steps, as `edgemoe bench`
-computes them, with bandwidths probed after the engine is closed.
+resident model; `fill` says whether loading ends with Engine.fill; `context`, `kv_cache` and `kernel`, where given, are
+as of tools.peers.compare. The answer's `row` has hit rates, bytes and the bound of the timed decode steps, as `edgemoe
+bench` computes them, with bandwidths probed after the engine is closed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace, Request, Scheduler
+from edgemoe.kernels.registry import select
 from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.cache import kernels_directory
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
 
@@ -50,6 +52,8 @@ def counting(layers: int, experts: int) -> tuple[list[list[int]], Callable[[int,
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serves one request."""
     torch.set_num_threads(request["threads"])
+    if "kernel" in request:
+        select(request["kernel"], kernels_directory())
     store = StoreModel.open(Path(request["model"]))
     if request.get("kv_cache"):
         store = store.with_kv(KVFormat(request["kv_cache"], request["kv_cache"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgemoe.console.sizes import parse_size
+from edgemoe.kernels.registry import AUTO, NAMES
 from edgemoe.kv.formats import KINDS
 from edgemoe.memory.plan import PROCESS_BYTES
 from tools.command_line import make_parser, positive, two_or_more
@@ -44,6 +45,7 @@ def _add_programs(parser: argparse.ArgumentParser) -> None:
         help="edgemoe's rows: one level is exact, several use retention 0.75; the suffix -empty leaves free blocks "
         "unfilled before the prompt; default: 4,4/2,4/0",
     )
+    add("--kernel", choices=NAMES, default=AUTO, help="instructions of edgemoe, as `edgemoe chat --kernel`")
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:

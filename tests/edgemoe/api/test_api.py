@@ -303,7 +303,9 @@ def test_min_p_keeps_the_likely_tokens_only():
 def test_one_of_equal_logits_is_kept(one):
     """The one that a temperature of 0 takes, whatever the seed."""
     logits = [1.0, 2.0, 2.0]
-    assert {sampled(logits, [], temperature=1, seed=seed, **one) for seed in range(40)} == {sampled(logits, [])}
+    assert {sampled(logits, [], temperature=1, seed=seed, **one) for seed in range(40)} == {
+        sampled(logits, [])
+    }
 
 
 def test_logprobs_by_hand():

@@ -83,6 +83,27 @@ def test_formats_of_the_kv_differ(logits):
     assert not torch.equal(eight, four)
 
 
+@pytest.mark.skipif(
+    compute().name != "native", reason="another kernel's attention sums by the rows of a call"
+)
+@pytest.mark.parametrize(("level", "kv"), [(8, "bf16"), (4, "bf16"), (4, "q8_0"), (4, "q4_0")])
+def test_a_token_has_the_bits_that_it_has_in_a_prompt(open_engine, tiny_store, level: int, kv: str):
+    """In a prompt, in two calls, or all behind the third one by one, each attending to up to 180 others."""
+    engine = open_engine(tiny_store, level=level, kv=kv, context=192)
+    tokens = torch.randint(3, 300, (180,), generator=torch.Generator().manual_seed(3)).tolist()
+
+    def run(*ends: int) -> torch.Tensor:
+        sequence, found = engine.new_sequence(), []
+        for start, end in zip((0, *ends), ends, strict=False):
+            found.append(engine.all_logits(sequence, tokens[start:end], decode=True))
+        engine.end_sequence(sequence)
+        return torch.cat(found)
+
+    whole = run(180)
+    assert torch.equal(run(70, 180), whole)
+    assert torch.equal(run(*range(3, 181)), whole)
+
+
 @pytest.mark.parametrize("level", [8, 4, 2])
 @pytest.mark.parametrize("other", ["cpu-avx2", "cpu-avx512"])
 def test_a_store_of_another_layout_answers_the_same_and_warns(

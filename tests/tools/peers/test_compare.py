@@ -18,6 +18,8 @@ import torch
 from cgroups import CGROUPS, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from storage.errors import UserError
 from tools.checkout import ROOT, child_environment
@@ -194,6 +196,26 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
     assert says in capsys.readouterr().out
 
 
+@pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--kernel` of the comparison is the child's."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    before, narrowest = paths.chosen(), paths.available()[0]
+    request = {"model": str(store), "settings": {"exact": 4}, "fill": True, "vram_limit": None, "threads": 1}
+    request |= {
+        "prompts": [[5, 6, 7]],
+        "warm_up": [],
+        "new_tokens": 2,
+        "popularity": False,
+        "kernel": narrowest,
+    }
+    try:
+        edgemoe_child.answer(request)
+        assert set(paths.chosen().values()) == {narrowest}
+    finally:
+        paths.choose(before)
+
+
 @needs_cgroup
 @pytest.mark.e2e
 def test_repacking_is_off_on_request(
@@ -355,7 +377,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
     options.context = options.kv_cache = options.peer_states = None
-    options.repacking = True
+    options.repacking, options.kernel = True, "auto"
     none: Any = None
     comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
     comparison.count()
