@@ -48,8 +48,8 @@ class Arena(FreeList):
         """
         before, self._backed = self._backed, nbytes
         if nbytes > before:
-            # As small pages, which the system may join later: it moves others' pages to make huge ones, for half a
-            # second where its memory is in pieces, and a token waits.
+            # As small pages (from Linux 5.14 on), which the system may join later: it moves others' pages to make huge
+            # ones, for half a second where its memory is in pieces, and a token waits.
             start = before // mmap.PAGESIZE * mmap.PAGESIZE
             self._advise("MADV_NOHUGEPAGE", start, nbytes)
             self._populate(start, nbytes)

@@ -49,7 +49,7 @@ class Sampling:
     """Settings of an answer: how its tokens are chosen and when it ends.
 
     Args:
-        temperature: below COLD for greedy decoding.
+        temperature: below COLD for greedy decoding, as with a top_k or min_p of 1.
         top_p: smallest probability mass that is kept; 1 keeps all.
         top_k: largest number of tokens that are kept; 0 keeps all.
         repetition_penalty: 1 for none.

@@ -259,7 +259,7 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
         "prompts": f"{source}, by the demo model's tokenizer",
         "context": options.context,
         "kv_cache": options.kv_cache,
-        "kernel": options.kernel,
+        "forced_kernel": options.kernel,
         "peer_states": options.peer_states is not None,
         "new_tokens": options.new_tokens,
         "rounds": options.rounds,

@@ -99,7 +99,7 @@ class NativeAttention:
             bf16 [R, heads * dim].
 
         Raises:
-            MemoryError: no memory for scores.
+            MemoryError: no memory for a block of keys and values.
             ValueError: a rotation of another shape, as from a config that rotates only a part of each head; rows
                 beyond the context; other heads than this attention's; `received` of other tokens.
         """
@@ -125,7 +125,7 @@ class NativeAttention:
         else:
             result = library.edgemoe_attention(*common, 1, *addresses)
         if result:
-            raise native.failure(result, "attention's scores")
+            raise native.failure(result, "attention's blocks")
         return out
 
     def structure(

@@ -23,7 +23,7 @@ AVX2 void transpose(const float *from, int64_t rows, int64_t cols, float *to) {
         }
 }
 
-/* The order is horizontal_sum's, so that eight keys may also lie in lanes (decode.c). */
+/* The order is horizontal_sum's, so that eight keys may also lie in lanes (softmax_head_256). */
 INLINE __m256 sum_of_eight(const __m256 v[8]) {
     const __m256 even = _mm256_add_ps(_mm256_add_ps(v[0], v[4]), _mm256_add_ps(v[2], v[6]));
     return _mm256_add_ps(even, _mm256_add_ps(_mm256_add_ps(v[1], v[5]), _mm256_add_ps(v[3], v[7])));

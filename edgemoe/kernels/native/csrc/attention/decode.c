@@ -47,7 +47,10 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     }
 }
 
-enum { MOST_HEADS = 8, ROWS = 4 }; /* of a task, which reads each key and value once; rows of A are a multiple of ROWS */
+enum {
+    MOST_HEADS = 8, /* of a task, which reads each key and value once */
+    ROWS = 4,       /* of A, at a time: fewer heads take as long */
+};
 
 /* A thread's scratch: a block of keys and of values, and the running softmax and sums of a task's heads. */
 typedef struct {
@@ -103,9 +106,9 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
     const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t, some = ceil_div(h->count, ROWS) * ROWS;
     const int64_t key_bytes = kv_row_bytes(kv->key_format, dim), value_bytes = kv_row_bytes(kv->value_format, dim);
     const uint8_t *stored_keys = kv->keys + row * key_bytes, *stored_values = kv->values + row * value_bytes;
-    const uint8_t *next_keys = stored_keys + KEYS * key_bytes, *next_values = stored_values + KEYS * value_bytes;
-    const int64_t calls = some / ROWS * (KEYS + width) / LANES + h->count;
-    next_block next = {{next_keys, next_values}, {next_keys + KEYS * key_bytes, next_values + KEYS * value_bytes},
+    const uint8_t *next_keys = stored_keys + count * key_bytes, *next_values = stored_values + count * value_bytes;
+    const int64_t left = min_of(kv->past + 1 - t - count, KEYS), calls = some / ROWS * (KEYS + width) / LANES + h->count;
+    next_block next = {{next_keys, next_values}, {next_keys + left * key_bytes, next_values + left * value_bytes},
                        ceil_div(KEYS * (key_bytes + value_bytes), 64 * calls) + 1};
     const operand of_keys = path->rows(kv->key_format, stored_keys, count, dim, w->rounded, w->rows);
     for (int64_t k = 0; k < count; k += LANES) {
@@ -205,7 +208,7 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
                          .qkv = qkv, .cosine = cosine, .sine = sine, .out = out};
     job.task_heads = min_of(shape->heads / shape->kv_heads, MOST_HEADS);
     const int64_t threads = pool_threads(p);
-    while (job.task_heads > 1 && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
+    while (job.task_heads > ROWS && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
     job.scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
     if (!job.scratch) return OUT_OF_MEMORY;
     pool_run(p, prepare_task, &job, count);

@@ -1,5 +1,5 @@
 /* Rows of keys and values as they are stored (edgemoe/kv/formats.py): bf16, or the bf16 scales of blocks of 32 numbers and
- * then their codes, a byte each or 16 in 8 bytes. Codes are widened in registers; a code times its scale is exact. */
+ * then their codes, a byte each or 16 in 8 bytes. A code times its scale is exact in float32. */
 #pragma once
 #include "../bf16.h"
 
