@@ -128,11 +128,11 @@ operand wide_columns(int64_t format, const uint8_t *x, int64_t count, int64_t di
 enum { ROWS = 4, WIDE = 16 }; /* of a tile, whose sums lie in eight registers */
 
 /* Sums of every second of DEPTH products, from the first one on. */
-INLINE void add_every_second(const float *a, operand of, const float *b, int64_t step, __m256 sum[ROWS][2]) {
-    for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+INLINE void add_every_second(int rows, const float *a, operand of, const float *b, int64_t step, __m256 sum[ROWS][2]) {
+    for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
     for (int j = 0; j < DEPTH; j += 2, a += 2 * of.step, b += 2 * step) {
         const __m256 low = _mm256_loadu_ps(b), high = _mm256_loadu_ps(b + 8);
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < rows; i++) {
             const __m256 x = _mm256_set1_ps(a[i * of.row]);
             sum[i][0] = _mm256_fmadd_ps(x, low, sum[i][0]);
             sum[i][1] = _mm256_fmadd_ps(x, high, sum[i][1]);
@@ -140,12 +140,12 @@ INLINE void add_every_second(const float *a, operand of, const float *b, int64_t
     }
 }
 
-INLINE void tile_256(const float *a, operand of, const float *b, int64_t step, int64_t depth, const float *factor, float *c) {
+INLINE void tile_256(int rows, const float *a, operand of, const float *b, int64_t step, int64_t depth, const float *factor, float *c) {
     for (int64_t k = 0; k < depth; k += DEPTH, a += DEPTH * of.step, b += DEPTH * step) {
         __m256 even[ROWS][2], odd[ROWS][2];
-        add_every_second(a, of, b, step, even);
-        add_every_second(a + of.step, of, b + step, step, odd);
-        for (int i = 0; i < ROWS; i++)
+        add_every_second(rows, a, of, b, step, even);
+        add_every_second(rows, a + of.step, of, b + step, step, odd);
+        for (int i = 0; i < rows; i++)
             for (int h = 0; h < 2; h++) {
                 float *to = c + i * LANES + 8 * h;
                 __m256 before = k || factor ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
@@ -156,9 +156,12 @@ INLINE void tile_256(const float *a, operand of, const float *b, int64_t step, i
 }
 
 AVX2 static void multiply(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
-    for (int64_t r = 0; r < rows; r += ROWS)
-        for (int64_t l = 0; l < LANES; l += WIDE)
-            tile_256((const float *)a.at + r * a.row, a, b + l, step, depth, factor ? factor + l : NULL, c + r * LANES + l);
+    for (int64_t l = 0; l < LANES; l += WIDE) {
+        const float *by = factor ? factor + l : NULL;
+        if (rows == 1) tile_256(1, (const float *)a.at, a, b + l, step, depth, by, c + l);
+        for (int64_t r = 0; rows > 1 && r < rows; r += ROWS)
+            tile_256(ROWS, (const float *)a.at + r * a.row, a, b + l, step, depth, by, c + r * LANES + l);
+    }
 }
 
 static const block_path block_256 = {wide_rows, wide_columns, NULL, multiply, softmax_256, softmax_head_256};

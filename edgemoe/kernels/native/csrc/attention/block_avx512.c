@@ -100,39 +100,41 @@ static inline __attribute__((always_inline)) AVX512 __m512 add_product(int pairs
     return sum;
 }
 
-static inline __attribute__((always_inline)) AVX512 void tile_512(int pairs, const float *a, operand of, const float *b, int64_t step,
+static inline __attribute__((always_inline)) AVX512 void tile_512(int pairs, int rows, const float *a, operand of, const float *b, int64_t step,
                                                                   int64_t depth, const float *factor, float *c) {
     const int numbers = pairs ? DEPTH / 2 : DEPTH;
     __m512 sum[ROWS][2];
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < rows; i++)
         for (int h = 0; h < 2; h++)
             sum[i][h] = factor ? _mm512_mul_ps(_mm512_loadu_ps(c + i * LANES + 16 * h), _mm512_loadu_ps(factor + 16 * h)) : _mm512_setzero_ps();
     for (int64_t k = 0; k < depth; k += DEPTH, a += numbers * of.step, b += numbers * step) {
         __m512 part[2][ROWS][2];
         for (int odd = 0; odd < 2; odd++)
-            for (int i = 0; i < ROWS; i++) part[odd][i][0] = part[odd][i][1] = _mm512_setzero_ps();
+            for (int i = 0; i < rows; i++) part[odd][i][0] = part[odd][i][1] = _mm512_setzero_ps();
         for (int j = 0; j < numbers; j += 2)
             for (int odd = 0; odd < 2; odd++) {
                 const __m512 low = _mm512_loadu_ps(b + (j + odd) * step), high = _mm512_loadu_ps(b + (j + odd) * step + 16);
-                for (int i = 0; i < ROWS; i++) {
+                for (int i = 0; i < rows; i++) {
                     const __m512 x = _mm512_set1_ps(a[i * of.row + (j + odd) * of.step]);
                     part[odd][i][0] = add_product(pairs, part[odd][i][0], x, low);
                     part[odd][i][1] = add_product(pairs, part[odd][i][1], x, high);
                 }
             }
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < rows; i++)
             for (int h = 0; h < 2; h++) sum[i][h] = _mm512_add_ps(sum[i][h], _mm512_add_ps(part[0][i][h], part[1][i][h]));
     }
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < rows; i++)
         for (int h = 0; h < 2; h++) _mm512_storeu_ps(c + i * LANES + 16 * h, sum[i][h]);
 }
 
 AVX512 static void multiply(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
-    for (int64_t r = 0; r < rows; r += ROWS) tile_512(0, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
+    if (rows == 1) tile_512(0, 1, (const float *)a.at, a, b, step, depth, factor, c);
+    for (int64_t r = 0; rows > 1 && r < rows; r += ROWS) tile_512(0, ROWS, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
 }
 
 BF16 static void multiply_pairs(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c) {
-    for (int64_t r = 0; r < rows; r += ROWS) tile_512(1, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
+    if (rows == 1) tile_512(1, 1, (const float *)a.at, a, b, step, depth, factor, c);
+    for (int64_t r = 0; rows > 1 && r < rows; r += ROWS) tile_512(1, ROWS, (const float *)a.at + r * a.row, a, b, step, depth, factor, c + r * LANES);
 }
 
 static const pair_order UPPER_FIRST = {{0, 1}, {2, 3}};

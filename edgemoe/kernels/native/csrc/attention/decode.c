@@ -49,7 +49,7 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
 
 enum {
     MOST_HEADS = 8, /* of a task, which reads each key and value once */
-    ROWS = 4,       /* of A, at a time: fewer heads take as long */
+    ROWS = 4,       /* of A, at a time; two or three take as long */
 };
 
 /* A thread's scratch: a block of keys and of values, and the running softmax and sums of a task's heads. */
@@ -103,11 +103,11 @@ INLINE void prefetch_some(next_block *next) {
 AVX2 static void add_block(const block_path *path, const heads *h, operand queries, int64_t t, int64_t count, workspace *w) {
     static const float ONES[LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const attention_kv *kv = h->kv;
-    const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t, some = ceil_div(h->count, ROWS) * ROWS;
+    const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t, some = h->count == 1 ? 1 : ceil_div(h->count, ROWS) * ROWS;
     const int64_t key_bytes = kv_row_bytes(kv->key_format, dim), value_bytes = kv_row_bytes(kv->value_format, dim);
     const uint8_t *stored_keys = kv->keys + row * key_bytes, *stored_values = kv->values + row * value_bytes;
     const uint8_t *next_keys = stored_keys + count * key_bytes, *next_values = stored_values + count * value_bytes;
-    const int64_t left = min_of(kv->past + 1 - t - count, KEYS), calls = some / ROWS * (KEYS + width) / LANES + h->count;
+    const int64_t left = min_of(kv->past + 1 - t - count, KEYS), calls = ceil_div(some, ROWS) * (KEYS + width) / LANES + h->count;
     next_block next = {{next_keys, next_values}, {next_keys + left * key_bytes, next_values + left * value_bytes},
                        ceil_div(KEYS * (key_bytes + value_bytes), 64 * calls) + 1};
     const operand of_keys = path->rows(kv->key_format, stored_keys, count, dim, w->rounded, w->rows);
@@ -115,7 +115,7 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
         transpose((const float *)of_keys.at + k * of_keys.row, LANES, of_keys.row, w->lanes);
         for (int64_t r = 0; r < some; r += ROWS) {
             prefetch_some(&next);
-            path->multiply(rows_from(queries, r), w->lanes, LANES, ROWS, width, NULL, w->scores[k / LANES][r]);
+            path->multiply(rows_from(queries, r), w->lanes, LANES, min_of(some, ROWS), width, NULL, w->scores[k / LANES][r]);
         }
     }
     const int64_t low = kv->first > t ? kv->first - t : 0;
@@ -132,7 +132,7 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
         const float *b = (const float *)of_values.at + l;
         for (int64_t r = 0; r < some; r += ROWS) {
             prefetch_some(&next);
-            path->multiply(rows_from(of_weights, r), b, of_values.step, ROWS, padded(count), ONES, w->sums + l * MOST_HEADS + r * LANES);
+            path->multiply(rows_from(of_weights, r), b, of_values.step, min_of(some, ROWS), padded(count), ONES, w->sums + l * MOST_HEADS + r * LANES);
         }
     }
 }
