@@ -57,39 +57,29 @@ INLINE __m128i eight_to_bf16(__m256 x) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8));
 }
 
-/* to_bf16 of 8 numbers as float32; NaN stays NaN as long as its lower half is zero. */
-INLINE __m256 rounded_to_bf16(__m256 x) {
-    const __m256i bits = _mm256_castps_si256(x), even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
-    return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int32_t)0xffff0000)));
-}
-
 INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-/* Two factors of e^x, the second one a power of two. */
-typedef struct { __m256 y, power; } exponential_factors;
-
-/* e^x with a relative error of about 2^-22. x is clamped to [-87, 88]; NaN stays NaN. */
-INLINE exponential_factors factors_of_exponential(__m256 x) {
-    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), _mm256_min_ps(_mm256_set1_ps(88.0f), x));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    /* ln 2 in two parts; the product of n and the first part is exact. */
-    const __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x));
-    __m256 y = _mm256_set1_ps(1.0f / 5040);
-    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    for (int i = 0; i < 7; i++) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(factors[i]));
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return (exponential_factors){y, _mm256_castsi256_ps(power)};
-}
-
-INLINE __m256 exponential(__m256 x) {
-    const exponential_factors e = factors_of_exponential(x);
-    return _mm256_mul_ps(e.y, e.power);
-}
+#define BITS 256
+#define VECTOR __m256
+#define INTEGERS __m256i
+#define NAME(name) name
+#define INLINE_VECTOR INLINE
+#define NEAREST(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define AS_FLOATS(x) _mm256_castsi256_ps(x)
+#define AS_INTEGERS(x) _mm256_castps_si256(x)
+#include "vectors.h"
+#undef BITS
+#undef VECTOR
+#undef INTEGERS
+#undef NAME
+#undef INLINE_VECTOR
+#undef NEAREST
+#undef AS_FLOATS
+#undef AS_INTEGERS
 
 /* Bytes between a load of weights and its prefetch: hardware prefetching stops at every page boundary. */
 enum { PREFETCH_DISTANCE = 1024 };

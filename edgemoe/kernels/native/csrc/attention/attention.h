@@ -43,6 +43,9 @@ int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attentio
                            uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
                            float *received);
 
+/* Numbers of a token's row of qkv. */
+static inline int64_t attention_row_size(const attention_shape *s) { return (s->heads + 2 * s->kv_heads) * s->dim; }
+
 /* A query [dim] of qkv, rotated as keys are stored and rounded. */
 INLINE void attention_query(const uint16_t *query, int64_t dim, int64_t rotation, uint16_t *to) {
     float wide[KV_MOST_DIM];

@@ -23,51 +23,27 @@ AVX2 void transpose(const float *from, int64_t rows, int64_t cols, float *to) {
         }
 }
 
-/* The order is horizontal_sum's, so that eight keys may also lie in lanes (softmax_head_256). */
-INLINE __m256 sum_of_eight(const __m256 v[8]) {
-    const __m256 even = _mm256_add_ps(_mm256_add_ps(v[0], v[4]), _mm256_add_ps(v[2], v[6]));
-    return _mm256_add_ps(even, _mm256_add_ps(_mm256_add_ps(v[1], v[5]), _mm256_add_ps(v[3], v[7])));
+#define BITS 256
+#define VECTOR __m256
+#define INTEGERS __m256i
+#define NAME(name) name
+#define INLINE_VECTOR INLINE
+#define TARGET AVX2
+#define SOFTMAX softmax_256
+#define LOAD_INTEGERS(from) _mm256_loadu_si256((const __m256i *)(from))
+
+INLINE __m256 hide(__m256 score, __m256i key, __m256i at, __m256i first) {
+    const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
+    return _mm256_blendv_ps(score, _mm256_set1_ps(MASKED), _mm256_castsi256_ps(hidden));
 }
 
-/* keys % 8 == 0. */
-INLINE void softmax(float *scores, int64_t t, int64_t keys, const panel_state *s, int hides, float *factor) {
-    for (int l = 0; l < LANES; l += 8) {
-        const __m256i at = _mm256_loadu_si256((const __m256i *)(s->position + l));
-        const __m256i first = s->window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)s->window - 1)) : _mm256_setzero_si256();
-        const __m256 before = _mm256_loadu_ps(s->largest + l), scaling = _mm256_set1_ps(s->scaling);
-        __m256 most = before, sum[8];
-        for (int i = 0; i < 8; i++) sum[i] = _mm256_setzero_ps();
-        for (int64_t k = 0; k < keys; k++) {
-            __m256 score = _mm256_mul_ps(_mm256_loadu_ps(scores + k * LANES + l), scaling);
-            if (hides) {
-                const __m256i key = _mm256_set1_epi32((int32_t)(t + k));
-                const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
-                score = _mm256_blendv_ps(score, _mm256_set1_ps(MASKED), _mm256_castsi256_ps(hidden));
-            }
-            _mm256_storeu_ps(scores + k * LANES + l, score);
-            most = _mm256_max_ps(most, score);
-        }
-        for (int64_t k = 0; k < keys; k += 8)
-            for (int i = 0; i < 8; i++) {
-                const __m256 score = _mm256_loadu_ps(scores + (k + i) * LANES + l);
-                __m256 weight = rounded_to_bf16(exponential(_mm256_sub_ps(score, most)));
-                weight = _mm256_andnot_ps(_mm256_cmp_ps(score, _mm256_set1_ps(MASKED), _CMP_EQ_OQ), weight);
-                _mm256_storeu_ps(scores + (k + i) * LANES + l, weight);
-                sum[i] = _mm256_add_ps(sum[i], weight);
-            }
-        const __m256 rescale = exponential(_mm256_sub_ps(before, most));
-        _mm256_storeu_ps(factor + l, rescale);
-        _mm256_storeu_ps(s->largest + l, most);
-        _mm256_storeu_ps(s->total + l, _mm256_fmadd_ps(_mm256_loadu_ps(s->total + l), rescale, sum_of_eight(sum)));
-    }
-    memset(scores + keys * LANES, 0, sizeof *scores * (size_t)((padded(keys) - keys) * LANES));
+INLINE __m256 unless_masked(__m256 score, __m256 weight) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(score, _mm256_set1_ps(MASKED), _CMP_EQ_OQ), weight);
 }
 
-AVX2 void softmax_256(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor) {
-    keys = ceil_div(keys, 8) * 8; /* no query sees those behind */
-    if (hides_keys(s, t, keys)) softmax(scores, t, keys, s, 1, factor);
-    else softmax(scores, t, keys, s, 0, factor);
-}
+#define HIDE hide
+#define UNLESS_MASKED unless_masked
+#include "softmax.h"
 
 /* Eight keys lie in lanes; they are summed up in the order of sum_of_eight. */
 AVX2 float softmax_head_256(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
@@ -88,8 +64,7 @@ AVX2 float softmax_head_256(const float *const scores[2], float scaling, int64_t
     for (int i = 0; i < 8; i++) *largest = lanes[i] > *largest ? lanes[i] : *largest;
     most = _mm256_set1_ps(*largest);
     for (int i = 0; i < KEYS / 8; i++) {
-        const __m256 hidden = _mm256_cmp_ps(score[i], masked, _CMP_EQ_OQ);
-        const __m256 weight = _mm256_andnot_ps(hidden, rounded_to_bf16(exponential(_mm256_sub_ps(score[i], most))));
+        const __m256 weight = unless_masked(score[i], rounded_to_bf16(exponential(_mm256_sub_ps(score[i], most))));
         _mm_storeu_si128((__m128i *)(weights + 8 * i), eight_to_bf16(weight));
         sum = _mm256_add_ps(sum, weight);
     }

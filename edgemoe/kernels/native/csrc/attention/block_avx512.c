@@ -5,65 +5,30 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
 
-/* exponential of 16 numbers, with the same bits. */
-static inline __attribute__((always_inline)) AVX512 __m512 exponential_512(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), _mm512_min_ps(_mm512_set1_ps(88.0f), x));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x));
-    __m512 y = _mm512_set1_ps(1.0f / 5040);
-    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    for (int i = 0; i < 7; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(factors[i]));
-    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
-    return _mm512_mul_ps(y, _mm512_castsi512_ps(power));
+#define BITS 512
+#define VECTOR __m512
+#define INTEGERS __m512i
+#define NAME(name) name##_512
+#define TARGET AVX512
+#define INLINE_VECTOR static inline __attribute__((always_inline)) AVX512
+#define NEAREST(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define AS_FLOATS(x) _mm512_castsi512_ps(x)
+#define AS_INTEGERS(x) _mm512_castps_si512(x)
+#include "../vectors.h"
+
+INLINE_VECTOR __m512 hide(__m512 score, __m512i key, __m512i at, __m512i first) {
+    return _mm512_mask_mov_ps(score, _mm512_cmpgt_epi32_mask(key, at) | _mm512_cmpgt_epi32_mask(first, key), _mm512_set1_ps(MASKED));
 }
 
-/* rounded_to_bf16 of 16 numbers. */
-static inline __attribute__((always_inline)) AVX512 __m512 rounded_512(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
-    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32((int32_t)0xffff0000)));
+INLINE_VECTOR __m512 unless_masked(__m512 score, __m512 weight) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score, _mm512_set1_ps(MASKED), _CMP_NEQ_UQ), weight);
 }
 
-static inline __attribute__((always_inline)) AVX512 void softmax(float *scores, int64_t t, int64_t keys, const panel_state *s,
-                                                                 int hides, float *factor) {
-    for (int l = 0; l < LANES; l += 16) {
-        const __m512i at = _mm512_loadu_si512(s->position + l);
-        const __m512i first = s->window ? _mm512_sub_epi32(at, _mm512_set1_epi32((int32_t)s->window - 1)) : _mm512_setzero_si512();
-        const __m512 before = _mm512_loadu_ps(s->largest + l), scaling = _mm512_set1_ps(s->scaling), masked = _mm512_set1_ps(MASKED);
-        __m512 most = before, sum[8];
-        for (int i = 0; i < 8; i++) sum[i] = _mm512_setzero_ps();
-        for (int64_t k = 0; k < keys; k++) {
-            __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + k * LANES + l), scaling);
-            if (hides) {
-                const __m512i key = _mm512_set1_epi32((int32_t)(t + k));
-                score = _mm512_mask_mov_ps(score, _mm512_cmpgt_epi32_mask(key, at) | _mm512_cmpgt_epi32_mask(first, key), masked);
-            }
-            _mm512_storeu_ps(scores + k * LANES + l, score);
-            most = _mm512_max_ps(most, score);
-        }
-        for (int64_t k = 0; k < keys; k += 8)
-            for (int i = 0; i < 8; i++) {
-                const __m512 score = _mm512_loadu_ps(scores + (k + i) * LANES + l);
-                __m512 weight = rounded_512(exponential_512(_mm512_sub_ps(score, most)));
-                weight = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score, masked, _CMP_NEQ_UQ), weight);
-                _mm512_storeu_ps(scores + (k + i) * LANES + l, weight);
-                sum[i] = _mm512_add_ps(sum[i], weight);
-            }
-        const __m512 even = _mm512_add_ps(_mm512_add_ps(sum[0], sum[4]), _mm512_add_ps(sum[2], sum[6]));
-        const __m512 all = _mm512_add_ps(even, _mm512_add_ps(_mm512_add_ps(sum[1], sum[5]), _mm512_add_ps(sum[3], sum[7])));
-        const __m512 rescale = exponential_512(_mm512_sub_ps(before, most));
-        _mm512_storeu_ps(factor + l, rescale);
-        _mm512_storeu_ps(s->largest + l, most);
-        _mm512_storeu_ps(s->total + l, _mm512_fmadd_ps(_mm512_loadu_ps(s->total + l), rescale, all));
-    }
-    memset(scores + keys * LANES, 0, sizeof *scores * (size_t)((padded(keys) - keys) * LANES));
-}
-
-AVX512 void softmax_512(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor) {
-    keys = ceil_div(keys, 8) * 8; /* no query sees those behind */
-    if (hides_keys(s, t, keys)) softmax(scores, t, keys, s, 1, factor);
-    else softmax(scores, t, keys, s, 0, factor);
-}
+#define SOFTMAX softmax_512
+#define LOAD_INTEGERS(from) _mm512_loadu_si512(from)
+#define HIDE hide
+#define UNLESS_MASKED unless_masked
+#include "softmax.h"
 
 /* softmax_head_256 with the same bits. */
 AVX512 float softmax_head_512(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
@@ -81,8 +46,7 @@ AVX512 float softmax_head_512(const float *const scores[2], float scaling, int64
     most = _mm512_set1_ps(*largest);
     __m256 sum = _mm256_setzero_ps();
     for (int i = 0; i < KEYS / 16; i++) {
-        const __m512 rounded = rounded_512(exponential_512(_mm512_sub_ps(score[i], most)));
-        const __m512 weight = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score[i], masked, _CMP_NEQ_UQ), rounded);
+        const __m512 weight = unless_masked(score[i], rounded_to_bf16_512(exponential_512(_mm512_sub_ps(score[i], most))));
         _mm256_storeu_si256((__m256i *)(weights + 16 * i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(weight), 16)));
         sum = _mm256_add_ps(_mm256_add_ps(sum, _mm512_castps512_ps256(weight)), _mm512_extractf32x8_ps(weight, 1));
     }
@@ -94,13 +58,13 @@ AVX512 float softmax_head_512(const float *const scores[2], float scaling, int64
 enum { ROWS = 4 }; /* of a tile of LANES columns: sums, and sums of even and odd index, in 24 registers */
 
 /* Adds a number of A, or a pair, times 16 lanes. Assembly: with the intrinsic GCC copies sums between registers. */
-static inline __attribute__((always_inline)) AVX512 __m512 add_product(int pairs, __m512 sum, __m512 x, __m512 lanes) {
+INLINE_VECTOR __m512 add_product(int pairs, __m512 sum, __m512 x, __m512 lanes) {
     if (!pairs) return _mm512_fmadd_ps(x, lanes, sum);
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(lanes));
     return sum;
 }
 
-static inline __attribute__((always_inline)) AVX512 void tile_512(int pairs, int rows, const float *a, operand of, const float *b, int64_t step,
+INLINE_VECTOR void tile_512(int pairs, int rows, const float *a, operand of, const float *b, int64_t step,
                                                                   int64_t depth, const float *factor, float *c) {
     const int numbers = pairs ? DEPTH / 2 : DEPTH;
     __m512 sum[ROWS][2];
@@ -187,7 +151,7 @@ AVX512 static operand rows_of(int64_t format, const uint8_t *x, int64_t count, i
 }
 
 /* Pairs of rows 0 and 2 of each four, and of 1 and 3: 32 columns of two rows, of which zeros follow the last. */
-static inline __attribute__((always_inline)) AVX512 void interleave(__m512i upper, __m512i lower, uint32_t *to) {
+INLINE_VECTOR void interleave(__m512i upper, __m512i lower, uint32_t *to) {
     const __m512i half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     _mm512_storeu_si512(to, _mm512_permutex2var_epi16(lower, half, upper));
     _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(lower, _mm512_add_epi16(half, _mm512_set1_epi16(16)), upper));

@@ -167,16 +167,13 @@ typedef struct {
     _Atomic int64_t next; /* task */
 } attention_job;
 
-/* Numbers of a token's row of qkv. */
-INLINE int64_t row_size(const attention_shape *shape) { return (shape->heads + 2 * shape->kv_heads) * shape->dim; }
-
 /* Tasks per key head. */
 INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->shape->heads / job->shape->kv_heads, job->task_heads); }
 
 AVX2 static void prepare_task(void *argument, int64_t token) {
     const attention_job *job = argument;
     const int64_t dim = job->shape->dim;
-    uint16_t *qkv = job->qkv + token * row_size(job->shape);
+    uint16_t *qkv = job->qkv + token * attention_row_size(job->shape);
     attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * dim, job->sine + token * dim);
 }
 
@@ -185,7 +182,7 @@ AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w
     const int64_t per_token = shape->kv_heads * tasks_of(job), token = task / per_token, sharing = shape->heads / shape->kv_heads;
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
     const int64_t head = kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
-    const heads h = {shape, job->kv + token, kv_head, count, job->qkv + token * row_size(shape) + head * shape->dim,
+    const heads h = {shape, job->kv + token, kv_head, count, job->qkv + token * attention_row_size(shape) + head * shape->dim,
                      job->out + (token * shape->heads + head) * shape->dim};
     attend(job->path, &h, w);
 }

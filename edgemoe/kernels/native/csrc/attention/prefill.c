@@ -48,16 +48,13 @@ typedef struct {
 
 static int64_t workspace_floats(int64_t dim) { return padded(dim) * (2 * PANELS * LANES + 2 * KEYS + LANES + KEYS / 2); }
 
-/* Numbers of a token's row of qkv. */
-static int64_t row_size(const attention_shape *shape) { return (shape->heads + 2 * shape->kv_heads) * shape->dim; }
-
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const rows_job *job = argument;
     const int64_t dim = job->shape->dim, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
     for (int64_t row = task * PREPARE_ROWS; row < end; row++) {
         attention_kv kv = *job->kv;
         kv.past += row;
-        attention_prepare(job->shape, &kv, job->qkv + row * row_size(job->shape), job->cosine + row * dim, job->sine + row * dim);
+        attention_prepare(job->shape, &kv, job->qkv + row * attention_row_size(job->shape), job->cosine + row * dim, job->sine + row * dim);
     }
 }
 
@@ -134,7 +131,7 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
         w->largest[i] = MASKED;
         w->total[i] = 0;
         uint16_t rotated[KV_MOST_DIM];
-        attention_query(job->qkv + token * row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, kv->rotation, rotated);
+        attention_query(job->qkv + token * attention_row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, kv->rotation, rotated);
         for (int64_t d = 0; d < dim; d += 8) _mm256_storeu_ps(w->panel + i % LANES * dim + d, eight_from_bf16(rotated + d));
         if (i % LANES == LANES - 1) lay_out_queries(path, w->panel, dim, w->queries + i / LANES * LANES * width);
     }
