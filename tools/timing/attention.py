@@ -1,13 +1,16 @@
-"""Times a prompt's attention in one layer of Qwen3-30B-A3B's shape: edgemoe's kernel and torch's operator.
+"""Times attention in one layer of Qwen3-30B-A3B's shape: edgemoe's kernel by each path, and torch's operator.
 
     python -m tools.timing.attention [--tokens 64 512 2048] [--rounds 9]
+    python -m tools.timing.attention --tokens 1 --behind 16384 [--heads 16 --kv-heads 16] [--kv-cache q8_0]
 
 Prints the median and best time of a layer in milliseconds. edgemoe's time includes norms, rotation and the KV writes;
-torch's is scaled_dot_product_attention alone, in the dtype that edgemoe.layers.attention uses on this machine.
+torch's is scaled_dot_product_attention of a prompt alone, in the dtype that edgemoe.layers.attention uses on this
+machine. With --behind the tokens come behind others, whose keys and values are random.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,47 +19,57 @@ import torch
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kv.formats import KINDS, KVFormat
+from edgemoe.kv.rows import encode
 from edgemoe.layers.attention import attend
 from tools.command_line import make_parser, positive
 
-HEADS, KV_HEADS, DIM = 32, 4, 128
+DIM = 128
 
 
-def with_torch(tokens: int) -> Callable[[], object]:
+def with_torch(given: argparse.Namespace, tokens: int) -> Callable[[], object]:
     """A call of torch's operator for a prompt of random vectors."""
-    query, keys, values = (torch.randn(n, tokens, DIM).bfloat16() for n in (HEADS, KV_HEADS, KV_HEADS))
+    heads = given.heads, given.kv_heads, given.kv_heads
+    query, keys, values = (torch.randn(n, tokens, DIM).bfloat16() for n in heads)
     return lambda: attend(query, keys, values, DIM**-0.5, None)
 
 
-def native_kernel(tokens: int) -> Callable[[], object]:
-    """A call of edgemoe's kernel for a prompt of random projections."""
-    norm = torch.ones(DIM).bfloat16(), 1e-6
-    attention = NativeAttention(HEADS, KV_HEADS, DIM, (norm, norm), DIM**-0.5)
-    qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * DIM).bfloat16()
+def native_kernel(given: argparse.Namespace, tokens: int) -> Callable[[], object]:
+    """A call of edgemoe's kernel for random projections."""
+    norm, form = (torch.ones(DIM).bfloat16(), 1e-6), KVFormat(given.kv_cache, given.kv_cache)
+    attention = NativeAttention(given.heads, given.kv_heads, DIM, (norm, norm), DIM**-0.5)
+    qkv = torch.randn(tokens, (given.heads + 2 * given.kv_heads) * DIM).bfloat16()
     rotation = torch.ones(tokens, DIM).bfloat16(), torch.zeros(tokens, DIM).bfloat16()
-    keys, values = (torch.zeros(KV_HEADS, tokens, DIM).bfloat16() for _ in range(2))
-    return lambda: attention(qkv, rotation, keys, values, 0, None)
+    stored = (torch.randn(given.kv_heads, given.behind + tokens, DIM).bfloat16() for _ in range(2))
+    keys, values = (encode(given.kv_cache, each) for each in stored)
+    return lambda: attention(qkv, rotation, keys, values, given.behind, None, form)
 
 
-def kernels() -> Iterator[tuple[str, Callable[[int], Callable[[], object]]]]:
+def kernels(given: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Callable[[], object]]]]:
     """Yields each kernel's name and its maker of calls; selects the instruction set before it yields."""
     if native.available():
-        for path in reversed(paths.candidates("attention", paths.ROWS[-1])):
+        rows = paths.ROWS[0] if given.tokens == [1] else paths.ROWS[-1]
+        for path in reversed(paths.candidates("attention", rows)):
             paths.choose(paths.forced(path))
             yield f"native, {path}", native_kernel
-    yield "torch", with_torch
+    if not given.behind and given.kv_cache == KINDS[0]:
+        yield "torch", with_torch
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = make_parser("tools.timing.attention", __doc__)
-    parser.add_argument("--tokens", type=positive, nargs="+", default=[64, 512, 2048], help="of the prompt")
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[64, 512, 2048], help="of a call")
+    parser.add_argument("--behind", type=int, default=0, help="tokens before them; default: 0")
+    parser.add_argument("--heads", type=positive, default=32, help="default: 32")
+    parser.add_argument("--kv-heads", type=positive, default=4, help="default: 4")
+    parser.add_argument("--kv-cache", choices=KINDS, default=KINDS[0], help="default: bf16")
     parser.add_argument("--rounds", type=positive, default=9)
     given = parser.parse_args(argv)
     print(f"{torch.get_num_threads()} threads\n| kernel | tokens | median | best |\n|---|---|---|---|")
-    for name, make in kernels():
+    for name, make in kernels(given):
         for tokens in given.tokens:
-            run, found = make(tokens), []
+            run, found = make(given, tokens), []
             for _ in range(given.rounds + 1):
                 start = time.perf_counter()
                 run()

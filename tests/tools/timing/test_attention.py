@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from tools.timing import attention
 
 
@@ -12,3 +16,14 @@ def test_every_kernel_has_its_rows(capsys):
     assert [row[1] for row in rows] == ["2", "70"] * (len(rows) // 2)
     assert rows[-1][0] == "torch"
     assert all(0 < float(best) <= float(median) for *_, median, best in rows)
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+@pytest.mark.parametrize("form", ["bf16", "q8_0"])
+def test_a_token_behind_others_has_a_row_for_each_path(capsys, form):
+    """Of the compiled kernel alone, in the wanted format."""
+    options = ["--tokens", "1", "--behind", "70", "--heads", "4", "--kv-heads", "4", "--rounds", "1"]
+    attention.main([*options, "--kv-cache", form])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    wanted = [f"native, {path}" for path in reversed(paths.candidates("attention", "1"))]
+    assert [row[0] for row in rows] == wanted
