@@ -1,6 +1,6 @@
 /* The path, a set of instructions, of each kind of work and number of rows. All give the same bits. */
 #pragma once
-#include "bf16.h"
+#include "vectors/bf16.h"
 
 #if COMPILED
 #if defined(__x86_64__)

@@ -2,7 +2,7 @@
 #pragma once
 #include <sched.h>
 
-#include "bf16.h"
+#include "vectors/bf16.h"
 
 #if COMPILED
 /* Results of a call that did nothing: no memory; sizes that contradict those of the caller's buffers. */

@@ -1,4 +1,4 @@
-/* The functions of block.h in 256 bits: AVX2, and NEON by neon.h. */
+/* The functions of block.h in 256 bits: AVX2, and NEON by vectors/neon.h. */
 #include "block.h"
 
 #if COMPILED

@@ -14,7 +14,7 @@
 #define NEAREST(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define AS_FLOATS(x) _mm512_castsi512_ps(x)
 #define AS_INTEGERS(x) _mm512_castps_si512(x)
-#include "../vectors.h"
+#include "../vectors/exponential.h"
 
 INLINE_VECTOR __m512 hide(__m512 score, __m512i key, __m512i at, __m512i first) {
     return _mm512_mask_mov_ps(score, _mm512_cmpgt_epi32_mask(key, at) | _mm512_cmpgt_epi32_mask(first, key), _mm512_set1_ps(MASKED));

@@ -1,7 +1,7 @@
 /* Rows of keys and values as they are stored (edgemoe/kv/formats.py): bf16, or the bf16 scales of blocks of 32 numbers and
  * then their codes, a byte each or 16 in 8 bytes. A code times its scale is exact in float32. */
 #pragma once
-#include "../bf16.h"
+#include "../vectors/bf16.h"
 
 #if COMPILED
 enum { KV_BF16, KV_Q8_0, KV_Q4_0, KV_FORMATS };

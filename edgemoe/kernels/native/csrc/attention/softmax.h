@@ -1,5 +1,5 @@
-/* block_path.softmax in vectors of BITS bits (../vectors.h), with HIDE(score, t, at, first), which is MASKED where a query at
- * position `at` does not see key t, and UNLESS_MASKED(score, weight), which is 0 where score is MASKED. */
+/* block_path.softmax in vectors of BITS bits (vectors/exponential.h), with HIDE(score, t, at, first), which is MASKED where a
+ * query at position `at` does not see key t, and UNLESS_MASKED(score, weight), which is 0 where score is MASKED. */
 
 /* The order is horizontal_sum's, so that eight keys may also lie in lanes (softmax_head). */
 INLINE_VECTOR VECTOR NAME(sum_of_eight)(const VECTOR v[8]) {

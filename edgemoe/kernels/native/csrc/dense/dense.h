@@ -28,7 +28,7 @@ typedef struct {
 } dense_rows;
 
 /* Some chunks of 32 rows of a weight, and of x: codes [chunks, DENSE_CHUNK / 4, 32, 4] have 128 added on AVX-512's
- * path and where takes_unsigned(dot) (dot.h) is true; otherwise they are signed. */
+ * path and where takes_unsigned(dot) (vectors/dot.h) is true; otherwise they are signed. */
 typedef struct {
     const uint8_t *codes;
     int64_t chunks;

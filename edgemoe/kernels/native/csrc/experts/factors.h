@@ -6,7 +6,7 @@
  * float32 and have one order, so a row's bits are its own.
  */
 #pragma once
-#include "../bf16.h"
+#include "../vectors/bf16.h"
 
 #if COMPILED
 /* Rows of 3-bit numbers: codes [rows, groups, 24], of which 4 bytes behind the last are read too; bf16 scales [rows, groups]. */

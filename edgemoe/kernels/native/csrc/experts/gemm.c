@@ -1,5 +1,5 @@
 /* Several tokens through a block of quantized rows: a chunk's codes are joined once for all tokens. */
-#include "../dot.h"
+#include "../vectors/dot.h"
 #include "vnni.h"
 
 #if COMPILED

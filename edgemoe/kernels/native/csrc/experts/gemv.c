@@ -1,5 +1,5 @@
 /* One token through a block of quantized rows, straight from the planes. */
-#include "../dot.h"
+#include "../vectors/dot.h"
 #include "vnni.h"
 
 #if COMPILED

@@ -1,7 +1,7 @@
 /* Quantization of activations, and products of one matrix of several experts with them. */
 #include "products.h"
 
-#include "../dot.h"
+#include "../vectors/dot.h"
 #include "../tiles/tiles.h"
 #include "vnni.h"
 

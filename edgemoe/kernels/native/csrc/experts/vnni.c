@@ -1,7 +1,7 @@
 /* The inner loops with vpdpbusd and vpdpwssd: four products of 8-bit numbers, or two of 16-bit ones, added up in 32 bits
  * by one instruction, where AVX2 takes two or three. Integer sums are exact, and the floating-point operations and their
  * order are those of the AVX2 functions. */
-#include "../dot.h"
+#include "../vectors/dot.h"
 #include "vnni.h"
 
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
 /* The tile instructions of AMX that the kernels use, in plain C: eight tiles of 16 rows of 64 bytes. */
 #pragma once
-#include "../bf16.h"
+#include "../vectors/bf16.h"
 
 enum { TILES = 8, TILE_ROWS_MOST = 16, TILE_ROW_BYTES = 64 };
 

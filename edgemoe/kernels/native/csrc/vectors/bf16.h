@@ -71,7 +71,7 @@ INLINE float horizontal_sum(__m256 v) {
 #define NEAREST(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define AS_FLOATS(x) _mm256_castsi256_ps(x)
 #define AS_INTEGERS(x) _mm256_castps_si256(x)
-#include "vectors.h"
+#include "exponential.h"
 #undef BITS
 #undef VECTOR
 #undef INTEGERS

@@ -2,7 +2,7 @@
  * so that one function, with a constant `dot`, becomes the function of each path. */
 #pragma once
 #include "bf16.h"
-#include "paths.h"
+#include "../paths.h"
 
 #if COMPILED
 /* Whether a dot multiplies numbers from 0 to 255 with signed ones, so that signed weights have 128 added to them. */
