@@ -23,6 +23,12 @@ def controller() -> Controller:
     return find_controller(Path("/proc/mounts").read_text())
 
 
+def write_files(folder: Path, **files: str) -> None:
+    """Writes files as the kernel has them in a cgroup's folder; a name has __ in the place of its dot."""
+    for name, value in files.items():
+        (folder / name.replace("__", ".")).write_text(value)
+
+
 def has_cgroup(process: int) -> bool:
     """Whether a process made a cgroup that is still there; other tests make theirs at the same time."""
     return (CGROUPS / f"limited-{process}").exists()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cgroups import CGROUPS, needs_cgroup
+from cgroups import CGROUPS, needs_cgroup, write_files
 
 from tools.checkout import child_environment
 from tools.peers import limited
@@ -131,12 +131,8 @@ def test_controller_is_found_in_the_mounts(tmp_path: Path) -> None:
 
 def test_version_2_counters_are_read(tmp_path: Path) -> None:
     """The files of version 2 give the counters (values written by hand)."""
-    for name, value in {
-        "memory.max": "3221225472\n",
-        "memory.peak": "1000000\n",
-        "memory.events": "low 0\nhigh 0\nmax 17\noom 2\noom_kill 1\noom_group_kill 0\n",
-    }.items():
-        (tmp_path / name).write_text(value)
+    events = "low 0\nhigh 0\nmax 17\noom 2\noom_kill 1\noom_group_kill 0\n"
+    write_files(tmp_path, memory__max="3221225472\n", memory__peak="1000000\n", memory__events=events)
     assert limited.usage(limited.Controller(2, tmp_path), tmp_path) == limited.Usage(3 << 30, 1000000, 17, 1)
     (tmp_path / "memory.peak").unlink()
     assert limited.usage(limited.Controller(2, tmp_path), tmp_path).peak_bytes is None

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cgroups import controller, has_cgroup, needs_cgroup
+from cgroups import controller, has_cgroup, needs_cgroup, write_files
 
 from tools.checkout import ROOT, child_environment
 from tools.peers import run
@@ -93,12 +93,12 @@ def test_limit_is_verified_by_the_kernels_files(
     tmp_path: Path, pid: int, limit: int, message: str | None
 ) -> None:
     """A process outside the cgroup and a limit of another size are refused (files written by hand)."""
-    for name, value in {
-        "cgroup.procs": "7\n12\n",
-        "memory.max": "3221225472\n",
-        "memory.events": "max 0\noom_kill 0\n",
-    }.items():
-        (tmp_path / name).write_text(value)
+    files = {
+        "cgroup__procs": "7\n12\n",
+        "memory__max": "3221225472\n",
+        "memory__events": "max 0\noom_kill 0\n",
+    }
+    write_files(tmp_path, **files)
     if message is None:
         require_in_force(Controller(2, tmp_path), tmp_path, pid, limit)
     else:

@@ -6,6 +6,7 @@ import pytest
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
+from edgemoe.kv.rows import encode
 from tools.timing import attention
 
 
@@ -20,10 +21,18 @@ def test_every_kernel_has_its_rows(capsys):
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
 @pytest.mark.parametrize("form", ["bf16", "q8_0"])
-def test_a_token_behind_others_has_a_row_for_each_path(capsys, form):
-    """Of the compiled kernel alone, in the wanted format."""
+def test_a_token_behind_others_has_a_row_for_each_path(capsys, monkeypatch, form):
+    """Of the compiled kernel alone, over 71 keys and values of each of 4 heads in the wanted format."""
+    stored = []
+
+    def encoded(kind, rows):
+        stored.append((kind, tuple(rows.shape)))
+        return encode(kind, rows)
+
+    monkeypatch.setattr(attention, "encode", encoded)
     options = ["--tokens", "1", "--behind", "70", "--heads", "4", "--kv-heads", "4", "--rounds", "1"]
     attention.main([*options, "--kv-cache", form])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     wanted = [f"native, {path}" for path in reversed(paths.candidates("attention", "1"))]
     assert [row[0] for row in rows] == wanted
+    assert set(stored) == {(form, (4, 71, 128))}

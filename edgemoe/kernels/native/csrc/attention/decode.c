@@ -103,7 +103,8 @@ INLINE void prefetch_some(next_block *next) {
 AVX2 static void add_block(const block_path *path, const heads *h, operand queries, int64_t t, int64_t count, workspace *w) {
     static const float ONES[LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const attention_kv *kv = h->kv;
-    const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t, some = h->count == 1 ? 1 : ceil_div(h->count, ROWS) * ROWS;
+    const int64_t dim = h->shape->dim, width = padded(dim), row = h->kv_head * kv->context + t;
+    const int64_t some = h->count == 1 ? 1 : ceil_div(h->count, ROWS) * ROWS;
     const int64_t key_bytes = kv_row_bytes(kv->key_format, dim), value_bytes = kv_row_bytes(kv->value_format, dim);
     const uint8_t *stored_keys = kv->keys + row * key_bytes, *stored_values = kv->values + row * value_bytes;
     const uint8_t *next_keys = stored_keys + count * key_bytes, *next_values = stored_values + count * value_bytes;
