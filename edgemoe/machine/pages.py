@@ -6,7 +6,6 @@ Decode reads all dense weights per token, faster than from 4 KiB pages.
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,21 +17,16 @@ _HUGE = 1 << 21
 
 _MADV_COLLAPSE = 25
 
-_ATTEMPTS = 4
-"""Collapses tried of a tensor: a page that the system holds for a moment, as while it sorts cold ones, is left out."""
-
 
 def in_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Collapses the whole huge pages of the tensors' storages in place, as far as the system supports it."""
-    advise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None:
         return
     for start, size in {(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors}:
         first, end = -(-start // _HUGE) * _HUGE, (start + size) // _HUGE * _HUGE
-        for _ in range(_ATTEMPTS if first < end else 0):
-            done = advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE) == 0
-            if done or ctypes.get_errno() != errno.EAGAIN:
-                break
+        if first < end:
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
 
 
 def return_pages(tensor: torch.Tensor, first: int) -> None:
