@@ -1,6 +1,7 @@
 """Measures edgemoe on a GPU with a synthetic model larger than the GPU's memory.
 
     python -m tools.gpu.bench --json gpu.json
+    python -m tools.gpu.bench --only "16 GB" --only "24 GB" --only "12 GB, DRAM large: 4/2 + prefetch" --only "from SSD"
     python -m tools.gpu.bench --device cpu --like tiny --limits 3MB,4MB --dram-small 200KB --offload-layers 2
 
 Synthesizes a store of Qwen3-30B-A3B's shape (48 layers, experts up to level 4, 17 GB) in a folder of --work that is
@@ -13,9 +14,11 @@ removed at the end, and measures as `edgemoe bench` does, cold, and warm once fr
     the smallest limit (tools/gpu/offload.py; left out where accelerate is not installed).
 Beside it `python -m tools.gpu.llama` times llama.cpp on a GGUF of the same shape.
 Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then each aim of the
-project with its figure. Cases that start after --minutes are listed, not run. Needs 50 GB of disk and 100 GB of RAM.
+project with its figure. Cases that start after --minutes are listed, not run. With --only, rows whose name has none of
+its texts are listed, not run; a text begins a word, so "4 GB" is not in "24 GB". --trace is not a row. Needs 50 GB of
+disk and 100 GB of RAM.
 
-The second command is a rehearsal: on --device cpu "VRAM" is RAM, no figure says anything about a GPU, and the output
+The last command is a rehearsal: on --device cpu "VRAM" is RAM, no figure says anything about a GPU, and the output
 says so.
 """
 
@@ -28,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,8 @@ Json = dict[str, Any]
 
 FOUR = RunSettings.uniform(4, speculate="auto")
 MIXED = RunSettings(levels=(4, 2), retention=PAPER_RETENTION, speculate="auto")
+OFFLOAD = "accelerate's offload"
+
 TRACED = 2
 """New tokens in a trace."""
 
@@ -108,6 +113,21 @@ def _named(limit: int, dram: str) -> str:
     return f"{format_size(limit)}, {dram}"
 
 
+def chosen_by(only: Sequence[str], name: str) -> bool:
+    """Whether a row's name has one of the texts, from the beginning of a word on; without texts every name has."""
+    return not only or any(f" {text}" in f" {name}" for text in only)
+
+
+def chosen_cases(made: Iterable[Case], only: Sequence[str]) -> tuple[list[Case], list[str]]:
+    """Returns the cases with the rows that --only names, and the names of the other rows."""
+    cases, others = [], []
+    for case in made:
+        rows = tuple(row for row in case.rows if chosen_by(only, f"{case.name}: {row.name}"))
+        cases += [replace(case, rows=rows)] if rows else []
+        others += [f"{case.name}: {row.name}" for row in case.rows if row not in rows]
+    return cases, others
+
+
 class Clock:
     """Prints progress with the time since the start, and knows when the minutes are over."""
 
@@ -148,8 +168,9 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
     limits = [parse_size(limit) for limit in given.limits.split(",")]
     environment: Json = {}
     rows: list[Json] = []
-    left_out: list[str] = []
-    for case in cases(limits, large, parse_size(given.dram_small)):
+    wanted, others = chosen_cases(cases(limits, large, parse_size(given.dram_small)), given.only)
+    left_out = [f"{name}: not in --only" for name in others]
+    for case in wanted:
         names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
         if clock.is_over:
             left_out.append(f"{names}: {given.minutes:g} minutes were over")
@@ -283,17 +304,25 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
     require_folders(given.json, given.trace)
     if given.work and not given.work.is_dir():
         raise UserError(f"a folder {given.work}", "none", "make it, or name another")
+    limits = [parse_size(limit) for limit in given.limits.split(",")]
+    least, (some, others) = min(limits), chosen_cases(cases(limits, 0, 0), given.only)
+    if not some and not chosen_by(given.only, OFFLOAD):
+        names = "; ".join([*others, OFFLOAD])
+        raise UserError(f"texts of rows' names for --only ({names})", f"{given.only}", "name one of these")
     device = open_device(given.device)
-    least = min(parse_size(limit) for limit in given.limits.split(","))
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
         clock.say("synthesizing")
         synthesize(given, compute(device.place if device else "cpu").layout.name, Path(folder, "store"))
         store = StoreModel.open(Path(folder, "store"), device)
         layers = len(store.manifest.layers)
-        clock.say("accelerate's offload")
         memory = int(least * given.offload_layers / layers)
-        late = f"{given.minutes:g} minutes were over"
-        offloaded = late if clock.is_over else offload(given, chosen(given.device), memory)
+        if not chosen_by(given.only, OFFLOAD):
+            offloaded: Json | str = "not in --only"
+        elif clock.is_over:
+            offloaded = f"{given.minutes:g} minutes were over"
+        else:
+            clock.say(OFFLOAD)
+            offloaded = offload(given, chosen(given.device), memory)
         measured, left_out = measure(store, given, clock)
         if given.trace:
             clock.say("tracing")

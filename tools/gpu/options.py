@@ -29,6 +29,13 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
         "--offload-layers", type=positive, default=16, help="of the model that is offloaded, in bf16"
     )
     parser.add_argument("--offload-tokens", type=two_or_more, default=8, help="decoded by that model")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help='measures rows whose name has it, such as "16 GB", "from SSD" or "accelerate"; several add up',
+    )
     parser.add_argument("--minutes", type=float, default=7.0, help="time after which no case starts")
     parser.add_argument(
         "--work", type=Path, help="folder for the store; default: the system's for temporary files"

@@ -62,18 +62,58 @@ def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
     assert "GPU's.\n\n| row |" in printed
 
 
-def test_cases_without_time_are_listed(monkeypatch, capsys, tmp_path):
-    """After the minutes no case starts, each is listed, and every aim is not measured."""
+@pytest.fixture
+def synthesized(monkeypatch):
+    """Writes stores in this process."""
 
     def in_this_process(given, layout, store):
         options = ["--like", given.like, "--layout", layout, "--max-level", "4"]
         assert synthetic_store.main([*options, str(store)]) == 0
 
     monkeypatch.setattr(bench, "synthesize", in_this_process)
+
+
+@pytest.mark.usefixtures("synthesized")
+def test_cases_without_time_are_listed(capsys, tmp_path):
+    """After the minutes no case starts, each is listed, and every aim is not measured."""
     assert bench.main([*TINY, "--minutes", "0", "--work", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("0 minutes were over") == 6  # five cases, and accelerate's
     assert printed.count("not measured") == 6
+
+
+@pytest.mark.usefixtures("synthesized")
+@pytest.mark.parametrize(
+    ("only", "rows", "left_out"),
+    [
+        (["from SSD"], ["on demand from SSD"], 12),
+        (["14 MB", "everything resident"], ["exact 4", "exact 4", "4/2 + prefetch"], 10),
+        (["3 MB, DRAM small: exact 4", "accelerate"], ["offload", "exact 4"], 11),
+        (["accelerate"], ["offload"], 12),
+    ],
+)
+def test_only_some_rows_are_measured(monkeypatch, capsys, tmp_path, only, rows, left_out):
+    """A row runs if one of the texts begins a word of its name; the others are listed with the reason."""
+    ran = []
+
+    def run_bench(store, request, notify):
+        ran.extend(row.name for row in request.rows)
+        return {"environment": {}, "rows": []}
+
+    monkeypatch.setattr(bench, "run_bench", run_bench)
+    monkeypatch.setattr(bench, "offload", lambda *_: ran.append("offload") or "it ran")
+    options = [option for text in only for option in ("--only", text)]
+    assert bench.main([*TINY, "--limits", "3MB,14MB", *options, "--work", str(tmp_path)]) == 0
+    assert ran == rows
+    assert capsys.readouterr().out.count("not in --only") == left_out
+
+
+@pytest.mark.parametrize("text", ["16GB", "4 MB"])
+def test_a_text_of_no_row_is_refused_before_measuring(monkeypatch, capsys, text):
+    """The tool exits 2 with every row's name, and synthesizes no store."""
+    monkeypatch.setattr(bench, "synthesize", lambda *_: pytest.fail("began"))
+    assert bench.main([*TINY, "--limits", "3MB,14MB", "--only", text]) == 2
+    assert "3 MB, DRAM small: exact 4" in capsys.readouterr().err
 
 
 def row(name: str, tpot: float, *, peak: int = 9) -> dict:
