@@ -475,6 +475,7 @@ class Scheduler:
         request.done += len(part)
         self._count_prefill(request)
         if request.done == request.prompt and not request.ended:
+            request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
             self._sampled.append((request, logits[-1]))
             self._running.append(request)
             self._prompt = None

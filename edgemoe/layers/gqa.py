@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import MOST_DIM, MOST_SHARING, NativeAttention, Received
+from edgemoe.kernels.native.attention import NativeAttention, Received, kernel_fits
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
 from edgemoe.policy.importance import first_counted
@@ -40,15 +39,10 @@ class GroupedQueryAttention(nn.Module):
         norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
         known = all(type(linear) is DenseLinear for linear in linears)
         known = known and all(type(norm) is DenseNorm for norm in norms)
-        if not native.available() or not known or linears[0].weight.device.type != "cpu":
+        if not known or linears[0].weight.device.type != "cpu":
             return None
-        if (
-            module.head_dim % 16
-            or module.head_dim > MOST_DIM
-            or getattr(module.config, "clip_qkv", None) is not None
-        ):
-            return None
-        if linears[0].out_features > MOST_SHARING * linears[1].out_features:
+        heads, kv_heads = (linear.out_features // module.head_dim for linear in linears[:2])
+        if not kernel_fits(heads, kv_heads, module.head_dim, getattr(module.config, "clip_qkv", None)):
             return None
         return cls(module)
 

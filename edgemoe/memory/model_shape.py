@@ -25,3 +25,5 @@ class ModelShape:
     """Largest side of a dense matrix, except matrices with a row per word of the vocabulary."""
     vocab: int
     dense_bytes: int
+    compiled_attention: bool = False
+    """Whether the compiled kernel computes attention: it reads keys and values where they lie."""

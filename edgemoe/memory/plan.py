@@ -270,14 +270,13 @@ def make_plan(
         compensators_total_bytes=compensators.total,
         first_kv_bytes=first_kv,
         first_blocks=first_blocks,
-        scored_rows=scored_rows(
-            shape,
-            fixed["workspace_bytes"] + fixed["long_step_bytes"] - _overhead_bytes(shape, device),
-            context,
-            parallel,
-        ),
+        scored_rows=scored_rows(shape, geometry, context, _place(device), parallel, fixed["long_step_bytes"]),
         prefill_rows=rows,
     )
+
+
+def _place(device: Device | None) -> torch.device:
+    return device.place if device else torch.device("cpu")
 
 
 def _prefill_rows(
@@ -289,8 +288,7 @@ def _prefill_rows(
         UserError: as make_plan.
     """
     if given is None:
-        place = device.place if device else torch.device("cpu")
-        return default_prefill_rows(shape, experts_bytes, context, place)
+        return default_prefill_rows(shape, experts_bytes, context, _place(device))
     if device:
         found = f"--device {device.name}, where a step has {BLOCK_ROWS}"
         raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")
@@ -316,8 +314,7 @@ def _fixed_bytes(
     prefill_rows: int,
 ) -> dict[str, int]:
     """Field of MemoryPlan -> bytes, for each purpose but experts on the fastest memory."""
-    place = device.place if device else torch.device("cpu")
-    workspace = workspace_bytes(shape, geometry, context, place, parallel)
+    workspace = workspace_bytes(shape, geometry, context, _place(device), parallel)
     return {
         "driver_bytes": device.driver_bytes() if device else 0,
         "dense_bytes": shape.dense_bytes,

@@ -6,6 +6,7 @@ import torch
 
 from edgemoe.experts.assignments import MOST_ROWS
 from edgemoe.kernels.base import BATCH_ROWS
+from edgemoe.kernels.native.attention import scratch_bytes as attention_scratch_bytes
 from edgemoe.kernels.native.experts import quantized_row_bytes
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.blocks import BLOCK_ROWS
@@ -24,6 +25,9 @@ LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 
 SUMS = 8
 """Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
+
+TEXT_BYTES = 256
+"""What a token of the context takes in Python: ids in lists, its text, offsets. In `chat` it was some 200."""
 
 CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
@@ -53,17 +57,20 @@ def workspace_bytes(
 ) -> int:
     """Upper estimate of the bytes that a step of one block of rows allocates, without weights and KV.
 
-    What lives through a whole layer, and the largest of its three parts: attention, a dense product, experts.
+    What lives through a whole layer, and the largest of its parts: attention, a dense product, experts, the head.
     Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of them takes some more.
     The rows of a longer step take long_step_bytes as well.
     """
     rows = max(min(context, BLOCK_ROWS), parallel)
-    attention, product = _attention_bytes(shape, rows, context), _product_bytes(shape, rows)
-    largest = max(attention, product, _experts_bytes(shape, geometry, rows, place))
+    scratch, largest = (
+        _scratch_bytes(shape, geometry, context, place),
+        _largest_part(shape, geometry, rows, context, place),
+    )
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    return _hidden_bytes(shape, rows) + largest + logits + kept
+    of_context = context * (TEXT_BYTES + _sums_bytes(shape))
+    return _hidden_bytes(shape, rows) + scratch + largest + logits + kept + of_context
 
 
 def long_step_bytes(shape: ModelShape, rows: int) -> int:
@@ -71,12 +78,51 @@ def long_step_bytes(shape: ModelShape, rows: int) -> int:
     return max(rows - BLOCK_ROWS, 0) * _bytes_a_row(shape)
 
 
-def scored_rows(shape: ModelShape, workspace: int, context: int, parallel: int) -> int:
-    """Rows whose logits fit the bytes of a workspace once the layers are done, beside hidden states and the head."""
+def scored_rows(
+    shape: ModelShape,
+    geometry: RecordGeometry,
+    context: int,
+    place: torch.device,
+    parallel: int,
+    long_step: int,
+) -> int:
+    """Rows whose logits fit the workspace once the layers are done: into the bytes of a layer's largest part.
+
+    Args:
+        shape, geometry, context, place, parallel: as for workspace_bytes.
+        long_step: bytes of the rows beyond one block.
+    """
     rows = max(min(context, BLOCK_ROWS), parallel)
-    left = workspace - _hidden_bytes(shape, rows) - SLICE_BYTES - shape.vocab * SAMPLING_BYTES
+    left = (
+        _largest_part(shape, geometry, rows, context, place)
+        + shape.vocab * LOGIT_BYTES * parallel
+        + long_step
+    )
     of_slice = SLICE_BYTES // (4 * shape.hidden)
-    return max(min(left // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
+    return max(min((left - SLICE_BYTES) // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
+
+
+def _largest_part(
+    shape: ModelShape, geometry: RecordGeometry, rows: int, context: int, place: torch.device
+) -> int:
+    """What a step's largest part takes: attention, a product of a layer beside what is projected, experts, the head."""
+    kv = shape.kv
+    widest = max((shape.heads + 2 * kv.heads) * kv.key_dim, shape.hidden, shape.widest)
+    product = _product_bytes(shape, rows, widest, widest) + _projected_bytes(shape, rows)
+    head = _product_bytes(shape, rows, shape.vocab, max(shape.heads * kv.key_dim, shape.hidden, shape.widest))
+    attention, experts = _attention_bytes(shape, rows, context), _experts_bytes(shape, geometry, rows, place)
+    return max(attention, product, head, experts)
+
+
+def _sums_bytes(shape: ModelShape) -> int:
+    """Of a token: each layer's sums of attention, before and after a step; and what ranks those of one."""
+    return 4 * (2 * len(shape.kv.layers) + SUMS)
+
+
+def _scratch_bytes(shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device) -> int:
+    """What the kernel of experts and compiled attention take beside tensors: one memory, which stays."""
+    attention = attention_scratch_bytes(shape.kv.key_dim, context) if shape.compiled_attention else 0
+    return max(attention, compute(place).kernel.scratch_bytes(geometry))
 
 
 def _bytes_a_row(shape: ModelShape) -> int:
@@ -93,16 +139,21 @@ def _hidden_bytes(shape: ModelShape, rows: int) -> int:
     return rows * shape.hidden * (2 + 2 + 4 + 4)
 
 
+def _projected_bytes(shape: ModelShape, rows: int) -> int:
+    """Queries, keys, values and the result of attention, bf16."""
+    return rows * 2 * (shape.heads + shape.kv.heads) * shape.kv.key_dim * 2
+
+
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     kv = shape.kv
-    width = kv.heads * kv.key_dim
+    if shape.compiled_attention:
+        return 2 * _projected_bytes(shape, rows)  # results of several sequences are joined
     attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
     # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
     tile = _tile_bytes(shape, rows, context)
-    plain = 0 if kv.format.quantized else 2 * width * context * (2 + 4) + rows * context * (1 + 4)
-    # Each layer's sums of attention, before and after a step; and what ranks those of one.
-    scored = tile + context * 4 * (2 * len(kv.layers) + SUMS)
-    attention += max(plain, scored) + (SLICE_BYTES if kv.latent else 0)
+    widened = 2 * kv.heads * kv.key_dim * context * (2 + 4)
+    plain = 0 if kv.format.quantized else widened + rows * context * (1 + 4)
+    attention += max(plain, tile) + (SLICE_BYTES if kv.latent else 0)
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
         state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
@@ -120,10 +171,16 @@ def _tile_bytes(shape: ModelShape, rows: int, context: int) -> int:
     return 4 * (tile + shape.heads * (scores + sums))
 
 
-def _product_bytes(shape: ModelShape, rows: int) -> int:
-    """A dense product, its weight converted a slice of SLICE_BYTES at a time."""
-    widest = max(shape.heads * shape.kv.key_dim, shape.hidden, shape.widest)
-    converted = min(SLICE_BYTES, 4 * shape.hidden * max(widest, shape.vocab))
+def _product_bytes(shape: ModelShape, rows: int, columns: int, widest: int) -> int:
+    """A dense product with a matrix of `columns` rows, which is converted to float32 a slice at a time.
+
+    Args:
+        shape: of the model.
+        rows: of the input.
+        columns: numbers of a row of the result.
+        widest: numbers of the longest row that is there at a time.
+    """
+    converted = min(SLICE_BYTES, 4 * shape.hidden * columns)
     return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
 
 
@@ -134,5 +191,4 @@ def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place
         called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
     quantized = rows * quantized_row_bytes(shape.hidden) if place.type == "cpu" else 0
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
-    scratch = compute(place).kernel.scratch_bytes(geometry)
-    return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + quantized + one_call + scratch
+    return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + quantized + one_call

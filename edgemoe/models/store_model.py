@@ -11,6 +11,7 @@ from typing import Any
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
+from edgemoe.kernels.native.attention import kernel_fits
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
@@ -77,7 +78,7 @@ class StoreModel:
         tensors = read_header(directory / DENSE_NAME).tensors
         check_vocabulary(directory, config, family, tensors)
         experts = sum(len(layer.records) for layer in manifest.layers.values())
-        shape = _shape(config, family, experts, [tensor.spec for tensor in tensors.values()])
+        shape = _shape(config, family, experts, [tensor.spec for tensor in tensors.values()], device)
         kernel = compute(device.place if device else "cpu")
         if manifest.layout != kernel.layout.name:
             logging.getLogger("edgemoe").warning(
@@ -105,7 +106,7 @@ class StoreModel:
         manifest = Manifest(
             checkpoint.fingerprint(), kernel.layout.name, "", geometry, DENSE_BITS, layers={}, files={}
         )
-        shape = _shape(config, family, len(experts.layers) * experts.count, list(specs.values()))
+        shape = _shape(config, family, len(experts.layers) * experts.count, list(specs.values()), device)
         form = kernel.form(geometry, kernel.layout, kernel.layout)
         return cls(checkpoint.directory, manifest, config, shape, form, kernel, device)
 
@@ -242,9 +243,13 @@ class StoreModel:
             )
 
 
-def _shape(config: Config, family: Family, experts: int, dense: Sequence[Spec]) -> ModelShape:
+def _shape(
+    config: Config, family: Family, experts: int, dense: Sequence[Spec], device: Device | None
+) -> ModelShape:
     """The sizes of a model with so many experts in all and these dense tensors."""
     vocab, matrices = config["vocab_size"], [shape for _, shape in dense if len(shape) == 2]
+    heads, kv = config["num_attention_heads"], family.kv(config)
+    plain = device is None and family.fused_gqa is not None
     return ModelShape(
         layers=config["num_hidden_layers"],
         experts=experts,
@@ -252,11 +257,12 @@ def _shape(config: Config, family: Family, experts: int, dense: Sequence[Spec]) 
         top_k=config[family.top_k_key],
         hidden=config["hidden_size"],
         intermediate=config[family.intermediate_key],
-        heads=config["num_attention_heads"],
-        kv=family.kv(config),
+        heads=heads,
+        kv=kv,
         widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
         vocab=vocab,
         dense_bytes=sum(tensor_bytes(*spec) for spec in dense),
+        compiled_attention=plain and kernel_fits(heads, kv.heads, kv.key_dim, config.get("clip_qkv")),
     )
 
 

@@ -21,6 +21,29 @@ MOST_DIM = 1024
 _BF16 = KVFormat()
 
 
+def kernel_fits(heads: int, kv_heads: int, dim: int, clip: float | None) -> bool:
+    """Whether there is a compiled kernel, and it computes attention of these sizes.
+
+    Args:
+        heads, kv_heads: numbers of heads of queries, and of keys and values.
+        dim: size of a head.
+        clip: largest magnitude of projected numbers; None: they are not clipped.
+    """
+    sizes = dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
+    return native.available() and sizes and clip is None
+
+
+def scratch_bytes(dim: int, tokens: int) -> int:
+    """Most bytes that a call over so many tokens takes beside its tensors; the threads' pool keeps them.
+
+    Args:
+        dim: size of a head.
+        tokens: whose attention is counted.
+    """
+    scratch: int = native.library().edgemoe_attention_scratch(torch.get_num_threads(), dim, tokens)
+    return scratch
+
+
 class Received(NamedTuple):
     """Attention that the tokens of a sequence receive from rows of a call: the sum of the mean over heads.
 

@@ -20,7 +20,7 @@ import torch
 from edgemoe.kernels.native.structures import check_sizes
 from storage.layout import LAYOUTS
 
-INTERFACE = 28
+INTERFACE = 29
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
+    "edgemoe_attention_scratch": (_N, [_N] * 3),
     "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
     "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import SMALL, blocks_of, random_model, router_of
+from family_models import SMALL, blocks_of, random_model, router_of, save
 
 from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
 from edgemoe.kernels.native import library as native
 from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
+from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
 FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]
@@ -222,3 +224,32 @@ def test_another_activation_follows_the_config(model_type):
     (block, *_) = blocks_of(random_model(model_type, **{key: "gelu"}))
     with torch.no_grad():
         assert torch.equal(block.experts._apply_gate(both), Activation.gated("gelu").apply(both))
+
+
+ODD = [
+    ("olmoe", {"clip_qkv": None}),
+    ("qwen3_moe", {"head_dim": 24}),
+    ("qwen3_moe", {"head_dim": 1040}),
+    ("qwen3_moe", {"num_attention_heads": 258, "num_key_value_heads": 2}),
+]
+"""Beside those of SMALL: no clipping, a head of no multiple of 16, too large a one, too many that share a key."""
+
+
+@needs_native
+@pytest.mark.parametrize(("model_type", "changes"), [(name, {}) for name in SMALL] + ODD)
+def test_a_plan_knows_whose_attention_is_compiled(open_engine, tmp_path, model_type, changes):
+    """A store's shape says so exactly where the compiled kernel replaces every attention module of the open model."""
+    source = save(random_model(model_type, **changes), tmp_path / "source", fused=False)
+    convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    engine = open_engine(tmp_path / "store")
+    assert set(attentions(engine)) == {engine.shape.compiled_attention}
+    assert engine.shape.compiled_attention == (
+        model_type in FUSED and changes in ({"clip_qkv": None}, {}) and (model_type, changes) != ("olmoe", {})
+    )
+
+
+def attentions(engine) -> list[bool]:
+    """Of every attention module, whether the compiled kernel computes it."""
+    modules = [m for name, m in engine._model.named_modules() if name.endswith(".self_attn.module")]
+    assert modules
+    return [isinstance(module, GroupedQueryAttention) for module in modules]

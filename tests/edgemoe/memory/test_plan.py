@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.kernels.native import library as native
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
@@ -119,13 +121,26 @@ def test_rows_that_are_scored_at_once_fit_the_workspace():
 
 
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
-def test_the_workspace_grows_with_the_context_by_sums_of_attention_alone(kv):
-    """No copy of all keys and no scores of all tokens: two float32 a layer and token, and eight more for ranks."""
+def test_the_workspace_grows_with_the_context_by_text_and_sums_of_attention_alone(kv):
+    """No copy of keys, no scores of all tokens: two float32 a layer and token, eight for ranks, 256 bytes of text."""
     shape = dataclasses.replace(SHAPE, kv=dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv)))
     many = dataclasses.replace(shape, hidden=64, intermediate=64, widest=64, heads=256)  # attention dominates
     short, long = (workspace_bytes(many, GEOMETRY, n, torch.device("cpu")) for n in (1 << 17, 1 << 18))
-    assert long - short == (1 << 17) * 4 * (2 * 16 + 8)
+    assert long - short == (1 << 17) * (256 + 4 * (2 * 16 + 8))
     assert short > 3 * 256 * 64 * 256 * 4  # three copies of a tile of scores
+
+
+@pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+@pytest.mark.parametrize("kv", ["bf16", "q8_0"])
+def test_compiled_attention_takes_sums_and_integers_of_its_threads(kv):
+    """No copy of keys and no scores in any format: text and sums as above, and 8 bytes a token for each thread."""
+    form = dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv))
+    shape = dataclasses.replace(SHAPE, kv=form, compiled_attention=True)
+    bytes_of = partial(workspace_bytes, place=torch.device("cpu"))
+    short, long = (bytes_of(shape, GEOMETRY, context) for context in (1 << 22, 1 << 23))
+    assert long - short == (1 << 22) * (256 + 4 * (2 * 16 + 8) + 8 * torch.get_num_threads())
+    copied = bytes_of(dataclasses.replace(shape, compiled_attention=False), GEOMETRY, 1 << 13)
+    assert bytes_of(shape, GEOMETRY, 1 << 13) < copied
 
 
 def test_experts_resident_by_hand():

@@ -48,6 +48,13 @@ typedef struct {
 
 static int64_t workspace_floats(int64_t dim) { return padded(dim) * (2 * PANELS * LANES + 2 * KEYS + LANES + KEYS / 2); }
 
+/* A multiple of 64. */
+static int64_t workspaces_bytes(int64_t threads, int64_t dim) { return threads * workspace_floats(dim) * (int64_t)sizeof(float); }
+
+int64_t edgemoe_attention_scratch(int64_t threads, int64_t dim, int64_t tokens) {
+    return workspaces_bytes(threads, dim) + threads * tokens * (int64_t)sizeof(int64_t);
+}
+
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const rows_job *job = argument;
     const int64_t dim = job->shape->dim, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
@@ -187,12 +194,10 @@ AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const att
                                 float *received) {
     if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0) return WRONG_SHAPE;
     const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p), tokens = kv->past + rows;
-    const size_t floats = (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float); /* a multiple of 64 bytes */
-    const size_t counts = received ? (size_t)(threads * tokens) * sizeof(int64_t) : 0;
-    float *scratch = pool_acquire(p, floats + counts);
+    float *scratch = pool_acquire(p, (size_t)edgemoe_attention_scratch(threads, shape->dim, received ? tokens : 0));
     if (!scratch) return OUT_OF_MEMORY;
-    int64_t *sums = received ? (int64_t *)((char *)scratch + floats) : NULL;
-    if (sums) memset(sums, 0, counts);
+    int64_t *sums = received ? (int64_t *)((char *)scratch + workspaces_bytes(threads, shape->dim)) : NULL;
+    if (sums) memset(sums, 0, (size_t)(threads * tokens) * sizeof *sums);
     const block_path *path = block_path_of(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1));
     rows_job job = {.shape = shape, .kv = kv, .path = path, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch, .counted = counted, .received = sums};

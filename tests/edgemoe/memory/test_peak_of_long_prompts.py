@@ -1,0 +1,78 @@
+"""A prompt in a long context under the smallest limit: what attention takes beside keys and values is in the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from family_models import random_model, save
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kv.formats import KVFormat
+from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.store_model import StoreModel
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 16, "num_hidden_layers": 1}
+"""Keys and values in float32 would take more than all else."""
+
+DEEP = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 24}
+"""Sums of attention, two numbers a layer and token, take more than all else but keys and values."""
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from edgemoe.engine.engine import Engine
+from edgemoe.kv.formats import KVFormat
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.settings import RunSettings
+directory, kv, context, prefill_rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+settings = RunSettings(levels=(8, 4), importance="heavy-hitters")
+store = StoreModel.open(Path(directory)).with_kv(KVFormat(kv, kv))
+given = dict(settings=settings, context=context, prefill_rows=prefill_rows)
+limit = store.plan(vram_limit=None, **given).minimum_vram_bytes
+with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
+    engine.prefill(engine.new_sequence(), [(7 * i) % 290 + 5 for i in range(context - 2)])
+    print(json.dumps((engine.peak_bytes(), limit)))
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+@pytest.mark.parametrize(
+    ("sizes", "kv", "context", "prefill_rows", "copies"),
+    [
+        (WIDE, "bf16", 8192, 512, 80_000_000),
+        (WIDE, "q8_0", 8192, 4096, 40_000_000),
+        (DEEP, "bf16", 16_384, 512, 0),
+    ],
+    ids=["wide", "wide, q8_0, long steps", "deep"],
+)
+def test_a_long_prompt_stays_within_the_smallest_limit(tmp_path, sizes, kv, context, prefill_rows, copies):
+    """A prompt that fills its context, with the attention that tokens receive, peaks below the smallest limit.
+
+    That limit has no bytes for torch's copies of keys, where a model has as many heads as to notice.
+    """
+    model = random_model("qwen3_moe", max_position_embeddings=context, **sizes)
+    source = save(model, tmp_path / "source", fused=False)
+    convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, tmp_path / "store", kv, str(context), str(prefill_rows)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    peak, limit = json.loads(done.stdout)
+    assert 0 < peak <= limit
+    store = StoreModel.open(tmp_path / "store").with_kv(KVFormat(kv, kv))
+    copied = replace(store, shape=replace(store.shape, compiled_attention=False))
+    with_copies = copied.plan(vram_limit=None, context=context, prefill_rows=prefill_rows).minimum_vram_bytes
+    assert with_copies - limit > copies
