@@ -124,19 +124,25 @@ class Findings:
         ]
 
     def _kernel_times(self) -> list[str]:
-        """A line for each kind of work and number of rows: paths by rate, the fastest, which is taken, first."""
+        """A line for each kind of work and number of rows: the path that is taken, the others by rate, then torch."""
+        if not self.kernel_times:
+            return []
+        from edgemoe.kernels.probe import fastest
+
         by_sample: dict[tuple[str, str], list[Timing]] = {}
+        taken = fastest([one for one in self.kernel_times if one.path != "torch"])
         for one in self.kernel_times:
             by_sample.setdefault((one.work, one.rows), []).append(one)
         lines = []
         for (work, rows), timings in by_sample.items():
-            ranked = sorted(timings, key=lambda one: (one.path == "torch", one.seconds))
+            first = taken[work, rows]
+            ranked = sorted(timings, key=lambda one: (one.path != first, one.path == "torch", one.seconds))
             rates = ", ".join(f"{one.path} {one.rate / 1e9:.0f}" for one in ranked)
             lines.append(f"    {work}, {rows} rows: {rates}")
         heading = (
             "  paths         billion products a second, the path that is taken first; torch's for comparison"
         )
-        return [heading, *lines] if lines else []
+        return [heading, *lines]
 
     def _link(self) -> list[str]:
         link = self.gpu_link

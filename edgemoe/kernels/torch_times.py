@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -20,22 +21,22 @@ _ROUNDS = 3
 
 
 def torch_timings() -> list[Timing]:
-    """The best time of torch's fastest kernel for each kind of work and number of rows, as path `torch`."""
+    """The median time of torch's fastest kernel for each kind of work and number of rows, as path `torch`."""
     found = []
     for work, rows, multiplications, calls in _samples():
-        best = min(_best(call) for call in calls)
+        best = min(_typical(call) for call in calls)
         found.append(Timing(work, rows, "torch", best, multiplications / best))
     return found
 
 
-def _best(call: Callable[[], object]) -> float:
+def _typical(call: Callable[[], object]) -> float:
     call()  # oneDNN compiles a kernel for an unseen shape
     times = []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return median(times)
 
 
 def _samples() -> Iterator[tuple[str, str, int, list[Callable[[], object]]]]:

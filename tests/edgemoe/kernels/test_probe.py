@@ -44,12 +44,57 @@ def timings(monkeypatch) -> list[Timing]:
 
 
 def test_the_fastest_path_of_each_kind_of_work_is_taken():
-    """By least time, whatever the order of measurement."""
-    of = [("experts", "1", "avx2", 3.0), ("experts", "1", "avx512-vnni", 2.0), ("dense", "1", "avx2", 1.0)]
+    """By least time, whatever the order of measurement; a narrower path by a tenth, or the widest is taken."""
+    of = [
+        *(("experts", "1", "avx2", 3.0), ("experts", "1", "avx512-vnni", 2.0)),
+        ("dense", "1", "avx2", 1.0),
+        *(("dense", "2 to 12", "avx512-vnni", 2.0), ("dense", "2 to 12", "avx2", 1.85)),
+        *(("experts", "2 to 12", "avx512-vnni", 2.0), ("experts", "2 to 12", "avx2", 1.75)),
+    ]
     assert fastest([Timing(*one, 1.0) for one in of]) == {
         ("experts", "1"): "avx512-vnni",
         ("dense", "1"): "avx2",
+        ("dense", "2 to 12"): "avx512-vnni",
+        ("experts", "2 to 12"): "avx2",
     }
+
+
+@pytest.fixture
+def sample(monkeypatch):
+    """Yields a kind of work with several paths, and a function that gives it so many seconds by (path, turn)."""
+    key = next(key for key in paths.chosen() if len(paths.candidates(*key)) > 1)
+    now, turns = [0.0], []
+
+    def of(seconds) -> None:
+        def run() -> None:
+            path = paths.chosen()[key]
+            turns.append(path)
+            now[0] += seconds(path, turns.count(path))
+
+        monkeypatch.setattr(probe, "_samples", lambda: iter([(*key, 6, run)]))
+
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+    return key, of
+
+
+def test_a_turn_at_a_higher_clock_decides_nothing(sample):
+    """A narrow path with two turns that are three times as fast as its others is no faster than the widest."""
+    key, give = sample
+    narrow, *_, widest = paths.candidates(*key)
+    give(lambda path, turn: {narrow: 0.001 if turn in (3, 7) else 0.003}.get(path, 0.002))
+    found = {one.path: one for one in measure()}
+    assert found[narrow].seconds == pytest.approx(0.003)
+    assert found[widest].rate == pytest.approx(3000)
+    assert fastest(list(found.values()))[key] == widest
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_narrower_path_wins_if_it_wins_twice(sample, always):
+    """A clock that is higher for a whole measurement of one path decides nothing either."""
+    key, give = sample
+    narrow, *_, widest = paths.candidates(*key)
+    give(lambda path, turn: 0.001 if path == narrow and (always or turn <= 10) else 0.002)
+    assert fastest(measure())[key] == (narrow if always else widest)
 
 
 def test_a_measurement_has_every_candidate_and_changes_no_choice():
