@@ -1,6 +1,6 @@
 """Times every path of the compiled kernel for each kind of work, and keeps the fastest of this machine in a file.
 
-The measurement takes a third of a second and is repeated when the processor, the compiled library or the number of
+The measurement takes a fifth of a second and is repeated when the processor, the compiled library or the number of
 threads changes. Paths give the same bits, so another choice changes no answer.
 """
 
@@ -53,7 +53,7 @@ SAMPLE = dict(zip(paths.ROWS, (1, 8, 24, 64), strict=True))
 ATTENTION_ROWS = 128
 """Of a prompt; a single token comes behind four times as many."""
 
-_ROUNDS, _FEWEST, _SHARE = 9, 3, 0.02
+_ROUNDS, _FEWEST, _SHARE = 5, 3, 0.02
 """Rounds over a kind of work's paths; after the fewest, and so many seconds a path, no further round begins."""
 
 MARGIN = 0.9

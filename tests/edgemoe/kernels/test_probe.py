@@ -81,7 +81,7 @@ def test_a_turn_at_a_higher_clock_decides_nothing(sample):
     """A narrow path with two turns that are three times as fast as its others is no faster than the widest."""
     key, give = sample
     narrow, *_, widest = paths.candidates(*key)
-    give(lambda path, turn: {narrow: 0.001 if turn in (3, 7) else 0.003}.get(path, 0.002))
+    give(lambda path, turn: {narrow: 0.001 if turn in (3, 5) else 0.003}.get(path, 0.002))
     found = {one.path: one for one in measure()}
     assert found[narrow].seconds == pytest.approx(0.003)
     assert found[widest].rate == pytest.approx(3000)
@@ -93,7 +93,7 @@ def test_a_narrower_path_wins_if_it_wins_twice(sample, always):
     """A clock that is higher for a whole measurement of one path decides nothing either."""
     key, give = sample
     narrow, *_, widest = paths.candidates(*key)
-    give(lambda path, turn: 0.001 if path == narrow and (always or turn <= 10) else 0.002)
+    give(lambda path, turn: 0.001 if path == narrow and (always or turn <= 6) else 0.002)
     assert fastest(measure())[key] == (narrow if always else widest)
 
 

@@ -48,9 +48,9 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
 @pytest.mark.parametrize(
     ("sizes", "kv", "context", "prefill_rows", "copies"),
     [
-        (WIDE, "bf16", 8192, 512, 80_000_000),
-        (WIDE, "q8_0", 8192, 4096, 40_000_000),
-        (DEEP, "bf16", 16_384, 512, 0),
+        (WIDE, "bf16", 4096, 512, 30_000_000),
+        (WIDE, "q8_0", 4096, 2048, 30_000_000),
+        (DEEP, "bf16", 8192, 512, 0),
     ],
     ids=["wide", "wide, q8_0, long steps", "deep"],
 )

@@ -399,7 +399,7 @@ def test_popularity_of_two_programs() -> None:
     [
         (["--gguf", "nowhere.gguf"], "--gguf", 2),
         (["--peer", "accelerate"], "--checkpoint", 2),
-        (["--limits", "610MB", "--batch", "1,32"], "32 sequences", 3),
+        (["--limits", "613MB", "--batch", "1,32"], "32 sequences", 3),
         (["--limits", "much"], "'much'", 2),
         (["--limits", "601MB"], "--vram-limit", 3),
         (["--json", "no/where.json"], "no/where.json", 2),

@@ -78,12 +78,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_limits_are_proportional(stores: list[Path]) -> None:
-    """A second layer adds its experts, attention and KV to the limit, times the ratio."""
+    """A second layer adds its experts, attention, sums of attention and KV to the limit, times the ratio."""
     one, two = (StoreModel.open(store) for store in stores)
     dense = two.shape.dense_bytes - one.shape.dense_bytes
     # Keys and values of two heads of 64 a token, in bf16.
     kv = 24 * 2 * 2 * 64 * 2
-    more = 8 * (one.form.bytes_at(4) + EXPERT_BYTES) + dense + kv
+    sums = 24 * 2 * 4  # of attention, before and after a step
+    more = 8 * (one.form.bytes_at(4) + EXPERT_BYTES) + dense + kv + sums
     assert vram_limit(two, 1, 24) - vram_limit(one, 1, 24) == pytest.approx(more, abs=1)
     assert vram_limit(two, 0.95, 24) == pytest.approx(0.95 * vram_limit(two, 1, 24), abs=1)
 
